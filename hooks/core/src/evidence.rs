@@ -1,0 +1,102 @@
+//! What was seen of a bind source, before anyone judges it.
+//!
+//! Plain data: `bindguard-sys` fills it in from the kernel, tests write it down. Each thing that could be looked at is
+//! [`Observed`], so "could not read" can never look like "is not there".
+
+use std::path::PathBuf;
+
+use crate::kubelet::{Plugin, TimestampDirectory};
+use crate::mount_table::{Device, FsType, MountRoot};
+
+/// The result of a look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Observed<T> {
+    /// It is there.
+    Seen(T),
+    /// It is known not to be there.
+    Absent,
+    /// The look failed, and this is why.
+    Unreadable(String),
+}
+
+/// What kind of file something is, as far as bind mounts care.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    /// A directory: it can be bound over a directory only.
+    Directory,
+    /// Anything else: it can be bound over anything but a directory.
+    File,
+}
+
+/// Which file something is, whatever its paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// `st_dev`; compared only with another `st_dev`.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Directory or not.
+    pub kind: FileKind,
+}
+
+/// What is known of one volume-subpath.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubpathEvidence {
+    /// The mount that a bind of the subpath would be made from. [`Observed::Absent`]: the path is not a mount point.
+    pub mount: Observed<SubpathMount>,
+    /// The volume. [`Observed::Absent`]: none of the plugins that the guard understands has a volume of that name.
+    pub volume: Observed<Volume>,
+    /// What the kubelet would bind today for the same sub path. Looked for only when the two above were seen and the
+    /// sub path could be told from them; [`Observed::Absent`] otherwise, and when the volume holds no payload.
+    pub target: Observed<Target>,
+}
+
+/// The topmost mount at a volume-subpath.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubpathMount {
+    /// What of its filesystem it shows.
+    pub root: MountRoot,
+    /// Its device.
+    pub device: Device,
+    /// Its filesystem's type.
+    pub fs_type: FsType,
+    /// The file that it shows. Looked at on local filesystems only.
+    pub identity: Observed<FileIdentity>,
+    /// Another mount lies directly below it at the same path: an earlier swap was cut off before its last step.
+    pub covers_its_equal: bool,
+}
+
+/// A kubelet volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// Its plugin.
+    pub plugin: Plugin,
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Device of the filesystem it is on.
+    pub device: Device,
+    /// Type of that filesystem.
+    pub fs_type: FsType,
+    /// Its place within that filesystem.
+    pub place: PathBuf,
+    /// Whether it is a mount of its own.
+    pub is_mount_point: bool,
+}
+
+/// What a sub path leads to today.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The payload directory that `..data` names; `None` in volumes that have no payload.
+    pub timestamp: Option<TimestampDirectory>,
+    /// The file or directory itself.
+    pub file: Observed<FileIdentity>,
+}
+
+/// What is known of the mount that a host-root bind would be made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostMount {
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// It is shared or a slave: an rslave copy of it receives umounts.
+    pub passes_umounts_on: bool,
+}

@@ -1,0 +1,32 @@
+//! When a host-root bind pins the host's mounts.
+//!
+//! With rprivate (the default of the kubelet and of runc) the container holds a copy of every mount below the source
+//! that no umount on the host reaches: `device or resource busy`, loop and dm devices that stay, network namespaces
+//! that never go. rslave lets umounts in and nothing out. crun follows `linux.rootfsPropagation` for all mounts, so it
+//! has to agree; runc's default happens to.
+
+use crate::evidence::{HostMount, Observed};
+use crate::spec::{AskedPropagation, RootfsPropagation};
+
+use super::verdict::{Pinning, Verdict};
+
+/// Judges one host-root bind. `any_shared`: some bind of the same spec asks to be shared.
+pub fn judge_host_root(
+    asked: AskedPropagation,
+    rootfs: &RootfsPropagation,
+    any_shared: bool,
+    host: &Observed<HostMount>,
+) -> Verdict {
+    if matches!(asked, AskedPropagation::Shared | AskedPropagation::Unbindable) {
+        return Verdict::Current;
+    }
+    // A root made `shared` for a bind that is shared stays: rslave there would lower that bind, too.
+    let rootfs_may_stay = rootfs.lets_umounts_in() || (rootfs.is_shared() && any_shared);
+    let effective = match host {
+        Observed::Seen(mount) => mount.passes_umounts_on,
+        Observed::Absent => return Verdict::Unknown("its source does not exist".to_owned()),
+        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+    };
+    let pinning = Pinning { bind: asked.keeps_host_mounts_alive(), rootfs: !rootfs_may_stay, effective };
+    if pinning.bind || pinning.rootfs || !effective { Verdict::Pinning(pinning) } else { Verdict::Current }
+}

@@ -1,0 +1,179 @@
+//! The words in which the guard speaks of a bind source.
+
+use std::path::PathBuf;
+
+use crate::kubelet::{SubPath, TimestampDirectory, Writer};
+use crate::source::SourceKind;
+
+/// One bind, and what was found of its source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The bind's position in the spec's `mounts`; `None` when no spec was looked at.
+    pub bind: Option<usize>,
+    /// The bind's source.
+    pub source: PathBuf,
+    /// The bind's destination in the container; `None` when no spec was looked at.
+    pub destination: Option<PathBuf>,
+    /// What the source is.
+    pub kind: SourceKind,
+    /// What was found.
+    pub verdict: Verdict,
+}
+
+/// What was found of a bind source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is what the kubelet would bind today, and lets the host's umounts in where that matters.
+    Current,
+    /// It is not what the kubelet would bind today, and what would be is there.
+    Stale {
+        /// How that was told.
+        cause: StaleCause,
+        /// What can be done, or why nothing can.
+        remedy: Result<Remedy, String>,
+    },
+    /// It is stale, and what the kubelet would bind today is gone, too.
+    Orphaned {
+        /// How that was told.
+        cause: StaleCause,
+        /// What is missing.
+        lacks: Lack,
+    },
+    /// Nothing is mounted where a mount has to be.
+    Unmounted,
+    /// A bind that keeps the host's mounts alive, or will not hear of their umounts.
+    Pinning(Pinning),
+    /// Not bindguard's to judge.
+    Foreign,
+    /// It could not be told, and this is why.
+    Unknown(String),
+}
+
+/// How a stale source was told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StaleCause {
+    /// The kernel says that the mount's root was deleted: binding it gives ENOENT.
+    #[error("the file it was bound from is deleted")]
+    DeletedRoot,
+    /// The mount shows a payload directory that `..data` no longer names.
+    #[error("it shows the payload of {shown}, and ..data is {current}")]
+    OlderPayload {
+        /// The payload directory that it shows.
+        shown: TimestampDirectory,
+        /// The one that `..data` names.
+        current: TimestampDirectory,
+    },
+    /// Another file has its name now.
+    #[error("another file has its name now")]
+    Replaced,
+    /// The volume was mounted anew since.
+    #[error("its volume was mounted anew since")]
+    OtherDevice,
+    /// The kubelet bound a directory of its own making because the key was missing then.
+    #[error("a directory stands in for its key")]
+    Placeholder,
+}
+
+/// What a sub path lacks today.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Lack {
+    /// The volume has no payload.
+    #[error("its volume has no ..data")]
+    Payload,
+    /// Nothing has the sub path's name.
+    #[error("{} is no longer in its volume", .0.display())]
+    Key(PathBuf),
+    /// What has the sub path's name is a directory where it was a file, or the other way round.
+    #[error("{} became a {is}", path.display(), is = if *.directory { "directory" } else { "file" })]
+    OtherKind {
+        /// The sub path.
+        path: PathBuf,
+        /// Whether it is a directory today.
+        directory: bool,
+    },
+}
+
+/// How a stale subpath can be mended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remedy {
+    /// The volume's directory.
+    pub volume: PathBuf,
+    /// The path within it.
+    pub sub_path: SubPath,
+    /// Who writes into the volume.
+    pub writer: Writer,
+    /// What may be done.
+    pub way: Way,
+}
+
+/// The ways to mend a stale subpath.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Bind the current target in the stale one's place.
+    Rebind,
+    /// A directory is in the way of a file: only the spec's source can be pointed elsewhere.
+    PointSpecAtVolume,
+}
+
+/// In what way a host-root bind pins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pinning {
+    /// The bind itself has to become rslave.
+    pub bind: bool,
+    /// `linux.rootfsPropagation` has to become rslave.
+    pub rootfs: bool,
+    /// Whether rslave will have an effect: the source's mount on the host is shared or a slave.
+    pub effective: bool,
+}
+
+impl Verdict {
+    /// The verdict's name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Current => "current",
+            Self::Stale { .. } => "stale",
+            Self::Orphaned { .. } => "orphaned",
+            Self::Unmounted => "unmounted",
+            Self::Pinning(_) => "pinning",
+            Self::Foreign => "foreign",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+
+    /// Whether an operator wants to hear of it.
+    pub fn is_finding(&self) -> bool {
+        !matches!(self, Self::Current | Self::Foreign)
+    }
+
+    /// Why the verdict is what it is, in one line.
+    pub fn reason(&self) -> Option<String> {
+        match self {
+            Self::Current | Self::Foreign => None,
+            Self::Stale { cause, remedy: Ok(_) } => Some(cause.to_string()),
+            Self::Stale { cause, remedy: Err(why) } => Some(format!("{cause}; {why}")),
+            Self::Orphaned { cause, lacks } => Some(format!("{cause}, and {lacks}")),
+            Self::Unmounted => {
+                Some("nothing is mounted there: a container would see the empty file underneath".to_owned())
+            }
+            Self::Pinning(pinning) => Some(pinning.reason()),
+            Self::Unknown(why) => Some(why.clone()),
+        }
+    }
+}
+
+impl Pinning {
+    fn reason(self) -> String {
+        let asked = match (self.bind, self.rootfs) {
+            (true, true) => "neither the bind nor linux.rootfsPropagation is rslave",
+            (true, false) => "the bind is not rslave",
+            (false, true) => "linux.rootfsPropagation is not rslave",
+            (false, false) => "the bind is rslave",
+        };
+        let effect = if self.effective {
+            ""
+        } else {
+            ", and the source's mount on the host is private: rslave has no effect there"
+        };
+        format!("the container would keep the host's mounts alive: {asked}{effect}")
+    }
+}

@@ -1,0 +1,21 @@
+//! The kubelet's folders, as paths tell them.
+//!
+//! ```text
+//! <root>/pods/<uid>/volumes/<plugin>/<volume>                          the volume
+//!                                    /FILE -> ..data/FILE              what a container sees of a payload
+//!                                    /..data -> ..2026_11_21_05_10_00.123456789
+//! <root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>       the bind that pins a subPath
+//! ```
+//!
+//! Mirrors `pkg/volume/util/subpath/subpath_linux.go`, `pkg/volume/util/atomic_writer.go` and
+//! `pkg/kubelet/kubelet_getters.go` of Kubernetes.
+
+mod payload;
+mod plugin;
+mod sub_path;
+mod subpath;
+
+pub use payload::{DATA_LINK, TimestampDirectory};
+pub use plugin::{Plugin, Writer};
+pub use sub_path::{NoSubPath, SubPath};
+pub use subpath::VolumeSubpath;

@@ -1,0 +1,60 @@
+//! AtomicWriter's names.
+
+use std::ffi::OsStr;
+use std::fmt;
+
+/// The link whose rename swaps the whole payload at once.
+pub const DATA_LINK: &str = "..data";
+
+/// A directory that holds one payload: `..2026_11_21_05_10_00.123456789`.
+///
+/// Go's layout `..2006_01_02_15_04_05.` and then the digits that `os.MkdirTemp` appends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TimestampDirectory(String);
+
+impl TimestampDirectory {
+    const LAYOUT: &'static str = "..dddd_dd_dd_dd_dd_dd.";
+
+    /// Takes `name` for a timestamp directory's, or not.
+    pub fn from_name(name: &OsStr) -> Option<Self> {
+        let name = name.to_str()?;
+        let (date, suffix) = name.split_at_checked(Self::LAYOUT.len())?;
+        let fits =
+            |(actual, wanted): (char, char)| if wanted == 'd' { actual.is_ascii_digit() } else { actual == wanted };
+        let digits = !suffix.is_empty() && suffix.bytes().all(|b| b.is_ascii_digit());
+        (digits && date.chars().zip(Self::LAYOUT.chars()).all(fits)).then(|| Self(name.to_owned()))
+    }
+
+    /// The directory's name.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TimestampDirectory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_atomic_writers_names_are_taken() {
+        let taken = |name: &str| TimestampDirectory::from_name(OsStr::new(name)).is_some();
+        assert!(taken("..2026_11_21_05_10_00.123456789"));
+        assert!(taken("..2026_11_21_06_46_27.7661507"));
+        for other in [
+            "..data",
+            "..2026_11_21_05_10_00.",
+            "..2026_11_21_05_10_00.12a",
+            "2026_11_21_05_10_00.1",
+            "..2026-11-21_05_10_00.1",
+            "",
+        ] {
+            assert!(!taken(other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! From the root of a subpath's mount back to the sub path within its volume.
+//!
+//! The name is nowhere else: neither the OCI spec nor the kubelet's folders hold it. Because it comes from the
+//! mount itself, a `subPathExpr` keeps the value that it had when the kubelet first bound it.
+
+use std::path::{Path, PathBuf};
+
+use super::payload::TimestampDirectory;
+use super::plugin::Writer;
+use crate::evidence::{SubpathMount, Volume};
+
+/// A path within a volume, as a pod's `subPath` names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubPath {
+    /// The payload directory that the mount shows it in; `None` in volumes that have no payload, and for a mount of
+    /// something beside the payload.
+    pub timestamp: Option<TimestampDirectory>,
+    /// The path below the payload, or below the volume where it has none.
+    pub path: PathBuf,
+}
+
+/// Why a mount could not be mapped to a path of its volume.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoSubPath {
+    /// The mount is from another filesystem than the volume is on today.
+    #[error("its mount is of device {mount}, its volume of {volume}")]
+    OtherDevice {
+        /// Device of the subpath's mount.
+        mount: String,
+        /// Device of the volume.
+        volume: String,
+    },
+    /// The mount's root does not lie in the volume.
+    #[error("its mount shows {}, which is not in the volume at {}", root.display(), volume.display())]
+    Outside {
+        /// The mount's root.
+        root: PathBuf,
+        /// The volume's place in the filesystem.
+        volume: PathBuf,
+    },
+}
+
+impl SubPath {
+    /// Maps a mount's root to its volume.
+    ///
+    /// # Errors
+    /// When the root does not lie in the volume, or is of another filesystem that cannot be told to be an earlier
+    /// mount of the same volume.
+    pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NoSubPath> {
+        let path = if mount.device == volume.device {
+            let outside = || NoSubPath::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
+            mount.root.path.strip_prefix(&volume.place).map_err(|_| outside())?
+        } else if was_mounted_anew(mount, volume) {
+            mount.root.path.strip_prefix("/").unwrap_or(&mount.root.path)
+        } else {
+            return Err(NoSubPath::OtherDevice { mount: mount.device.to_string(), volume: volume.device.to_string() });
+        };
+        Ok(match volume.plugin.writer() {
+            Writer::Kubelet => Self::in_payload(path),
+            Writer::Containers => Self { timestamp: None, path: path.to_owned() },
+        })
+    }
+
+    fn in_payload(path: &Path) -> Self {
+        let mut names = path.components();
+        match names.next().and_then(|first| TimestampDirectory::from_name(first.as_os_str())) {
+            Some(timestamp) => Self { timestamp: Some(timestamp), path: names.as_path().to_owned() },
+            None => Self { timestamp: None, path: path.to_owned() },
+        }
+    }
+}
+
+/// A volume that is a tmpfs of its own and was mounted again has another device, and the same paths below its root.
+fn was_mounted_anew(mount: &SubpathMount, volume: &Volume) -> bool {
+    volume.is_mount_point
+        && volume.place == Path::new("/")
+        && volume.fs_type == mount.fs_type
+        && volume.fs_type.0 == "tmpfs"
+}

@@ -1,0 +1,114 @@
+//! The path of a volume-subpath bind.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::plugin::Plugin;
+
+/// `<root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeSubpath {
+    kubelet_root: PathBuf,
+    pod_uid: String,
+    volume: String,
+    container: String,
+    index: u32,
+}
+
+impl VolumeSubpath {
+    const FOLDER: &'static str = "volume-subpaths";
+
+    /// Takes a path apart that lies below one of the kubelet's roots; `None` when it is no such bind's path.
+    ///
+    /// A path with `..` in it is not one: the kubelet writes none.
+    pub fn from_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> Option<Self> {
+        kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
+    }
+
+    fn below(root: &Path, path: &Path) -> Option<Self> {
+        let names: Vec<&str> = path.strip_prefix(root).ok()?.components().map(name).collect::<Option<_>>()?;
+        let [pods, pod_uid, folder, volume, container, index] = names[..] else { return None };
+        if pods != "pods" || folder != Self::FOLDER {
+            return None;
+        }
+        Some(Self {
+            kubelet_root: root.to_owned(),
+            pod_uid: pod_uid.to_owned(),
+            volume: volume.to_owned(),
+            container: container.to_owned(),
+            index: index.parse().ok()?,
+        })
+    }
+
+    /// The path that was taken apart, without `.` and doubled slashes.
+    pub fn path(&self) -> PathBuf {
+        let mut path = self.pod_directory().join(Self::FOLDER);
+        path.extend([&self.volume, &self.container, &self.index.to_string()]);
+        path
+    }
+
+    /// `<root>/pods/<uid>`
+    pub fn pod_directory(&self) -> PathBuf {
+        self.kubelet_root.join("pods").join(&self.pod_uid)
+    }
+
+    /// Where the volume is when it belongs to `plugin`.
+    pub fn volume_directory(&self, plugin: Plugin) -> PathBuf {
+        self.pod_directory().join("volumes").join(plugin.folder()).join(&self.volume)
+    }
+
+    /// The pod's uid.
+    pub fn pod_uid(&self) -> &str {
+        &self.pod_uid
+    }
+
+    /// The volume's name in the pod, or the volume's own name for a claim.
+    pub fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    /// The container's name in the pod.
+    pub fn container(&self) -> &str {
+        &self.container
+    }
+}
+
+fn name(component: Component<'_>) -> Option<&str> {
+    match component {
+        Component::Normal(name) => name.to_str(),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(path: &str) -> Option<VolumeSubpath> {
+        VolumeSubpath::from_path(Path::new(path), [Path::new("/data/kubelet"), Path::new("/var/lib/kubelet")])
+    }
+
+    #[test]
+    fn a_subpath_is_taken_apart_and_put_together() {
+        let subpath = taken("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12").unwrap();
+        assert_eq!((subpath.pod_uid(), subpath.volume(), subpath.container()), ("u-1", "conf", "app"));
+        assert_eq!(subpath.path(), Path::new("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12"));
+        assert_eq!(
+            subpath.volume_directory(Plugin::Secret),
+            Path::new("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~secret/conf")
+        );
+    }
+
+    #[test]
+    fn what_is_not_exactly_one_is_none() {
+        for path in [
+            "/var/lib/kubelet/pods/u/volume-subpaths/conf/app",
+            "/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0/more",
+            "/var/lib/kubelet/pods/u/volume-subpaths/conf/app/zero",
+            "/var/lib/kubelet/pods/u/volume-subpaths/conf/../0",
+            "/elsewhere/pods/u/volume-subpaths/conf/app/0",
+            "/var/lib/kubelet/pods/u/volumes/conf/app/0",
+        ] {
+            assert_eq!(taken(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! One line of the mount table.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// A mount's id. The kernel gives the id of a mount that is gone to the next one: it names a mount only while an open
+/// file descriptor holds that mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MountId(pub u32);
+
+/// major:minor as mountinfo prints it. Never compare it with a `st_dev`: btrfs gives each subvolume its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Device {
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
+}
+
+/// The directory or file of the filesystem that a mount shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountRoot {
+    /// Its path within the filesystem; the last one it had when it is deleted.
+    pub path: PathBuf,
+    /// The kernel marked it `//deleted`: nothing can be bound from this mount any more.
+    pub deleted: bool,
+}
+
+impl MountRoot {
+    const DELETED: &'static [u8] = b"//deleted";
+
+    /// Takes the kernel's mark apart from the path. No file can have a name with two slashes, so the mark is never
+    /// part of one.
+    pub fn from_kernel(root: &[u8]) -> Self {
+        let (path, deleted) = match root.strip_suffix(Self::DELETED) {
+            Some(path) => (path, true),
+            None => (root, false),
+        };
+        Self { path: Path::new(OsStr::from_bytes(path)).to_path_buf(), deleted }
+    }
+
+    pub(super) fn to_kernel(&self) -> Vec<u8> {
+        let mut root = self.path.as_os_str().as_bytes().to_vec();
+        if self.deleted {
+            root.extend_from_slice(Self::DELETED);
+        }
+        root
+    }
+}
+
+/// The optional fields: see mount_namespaces(7).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Propagation {
+    /// `shared:N`, the peer group that this mount is in.
+    pub peer_group: Option<u32>,
+    /// `master:N`, the peer group that this mount receives from.
+    pub master: Option<u32>,
+    /// `propagate_from:N`, the nearest dominating peer group below this process's root.
+    pub propagate_from: Option<u32>,
+    /// `unbindable`.
+    pub unbindable: bool,
+    /// Fields that this version does not know, as they were written.
+    pub unknown: Vec<String>,
+}
+
+impl Propagation {
+    /// Whether umounts elsewhere can reach a slave or peer of this mount.
+    pub fn passes_umounts_on(&self) -> bool {
+        self.peer_group.is_some() || self.master.is_some()
+    }
+}
+
+/// A filesystem type such as `ext4` or `fuse.sshfs`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FsType(pub String);
+
+impl FsType {
+    /// Filesystems whose every operation ends without a server or a daemon having to answer.
+    const LOCAL: [&'static str; 16] = [
+        "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs",
+        "squashfs", "tmpfs", "vfat", "xfs", "zfs",
+    ];
+
+    /// Whether a call on this filesystem cannot wait for somebody else. What is not known to be local is not.
+    pub fn is_local(&self) -> bool {
+        Self::LOCAL.contains(&self.0.as_str())
+    }
+}
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Its id.
+    pub id: MountId,
+    /// The mount that it is mounted on; one that is not in the table for the root of the namespace.
+    pub parent: MountId,
+    /// Device of its filesystem.
+    pub device: Device,
+    /// What of the filesystem it shows.
+    pub root: MountRoot,
+    /// Where, seen from the reader's root directory.
+    pub mount_point: PathBuf,
+    /// Per-mount options, as written.
+    pub options: OsString,
+    /// Peer group and master.
+    pub propagation: Propagation,
+    /// Filesystem type.
+    pub fs_type: FsType,
+    /// Device, server or whatever the filesystem calls its source.
+    pub source: OsString,
+    /// Options of the filesystem, as written.
+    pub super_options: OsString,
+}

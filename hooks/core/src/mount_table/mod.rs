@@ -1,0 +1,14 @@
+//! The kernel's mount table, as `/proc/PID/mountinfo` tells it.
+//!
+//! Mirrors proc_pid_mountinfo(5) and `show_mountinfo` in the kernel's `fs/proc_namespace.c`. A line that cannot be
+//! read makes the whole table an error: a table with a mount missing would let "could not read" pass for "not mounted".
+
+mod entry;
+mod escape;
+mod parse;
+mod render;
+mod table;
+
+pub use entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
+pub use parse::{ParseError, WrongField};
+pub use table::MountTable;

@@ -1,0 +1,139 @@
+//! mountinfo, read strictly: a line is understood or the table is refused.
+//!
+//! ```text
+//! 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
+//! id parent dev root mount_point options [optional fields] - type source super_options
+//! ```
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
+use super::escape::unescape;
+use super::table::MountTable;
+
+/// Why a mount table was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("read line {line} of mountinfo: {wrong}")]
+pub struct ParseError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub wrong: WrongField,
+}
+
+/// What is wrong with a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WrongField {
+    /// The line ends before this field.
+    #[error("no {0}")]
+    Missing(&'static str),
+    /// This field is no number where it has to be one.
+    #[error("{0} is not a number")]
+    NotANumber(&'static str),
+    /// This field is not UTF-8 where the kernel writes ASCII.
+    #[error("{0} is not text")]
+    NotText(&'static str),
+    /// More stands behind the last field.
+    #[error("something stands behind the last field")]
+    TooLong,
+}
+
+impl MountTable {
+    /// Reads the text of a `mountinfo` file.
+    ///
+    /// # Errors
+    /// At the first line that is not one mount.
+    pub fn from_mountinfo(text: &[u8]) -> Result<Self, ParseError> {
+        let lines = text.strip_suffix(b"\n").unwrap_or(text);
+        if lines.is_empty() {
+            return Ok(Self::from_entries(Vec::new()));
+        }
+        let read = |(index, line)| MountEntry::from_line(line).map_err(|wrong| ParseError { line: index + 1, wrong });
+        let entries = lines.split(|b| *b == b'\n').enumerate().map(read).collect::<Result<_, _>>()?;
+        Ok(Self::from_entries(entries))
+    }
+}
+
+impl MountEntry {
+    /// Reads one line, without its newline.
+    ///
+    /// # Errors
+    /// When a field is missing or is not what proc_pid_mountinfo(5) says.
+    pub fn from_line(line: &[u8]) -> Result<Self, WrongField> {
+        let mut fields = Fields(line.split(|b| *b == b' '));
+        let id = MountId(fields.number("mount id")?);
+        let parent = MountId(fields.number("parent id")?);
+        let device = device(fields.next("major:minor")?)?;
+        let root = MountRoot::from_kernel(&unescape(fields.next("root")?));
+        let mount_point = PathBuf::from(fields.escaped("mount point")?);
+        let options = fields.raw("mount options")?;
+        let propagation = propagation(&mut fields)?;
+        let fs_type = FsType(text("filesystem type", &unescape(fields.next("filesystem type")?))?);
+        let source = fields.escaped("source")?;
+        let super_options = fields.raw("super options")?;
+        match fields.0.next() {
+            None => {
+                Ok(Self { id, parent, device, root, mount_point, options, propagation, fs_type, source, super_options })
+            }
+            Some(_) => Err(WrongField::TooLong),
+        }
+    }
+}
+
+struct Fields<I>(I);
+
+impl<'a, I: Iterator<Item = &'a [u8]>> Fields<I> {
+    fn next(&mut self, name: &'static str) -> Result<&'a [u8], WrongField> {
+        self.0.next().ok_or(WrongField::Missing(name))
+    }
+
+    fn number(&mut self, name: &'static str) -> Result<u32, WrongField> {
+        number(name, self.next(name)?)
+    }
+
+    fn escaped(&mut self, name: &'static str) -> Result<OsString, WrongField> {
+        Ok(OsStr::from_bytes(&unescape(self.next(name)?)).to_owned())
+    }
+
+    /// Options are left as written: their escapes belong to the filesystem that wrote them.
+    fn raw(&mut self, name: &'static str) -> Result<OsString, WrongField> {
+        Ok(OsStr::from_bytes(self.next(name)?).to_owned())
+    }
+}
+
+fn propagation<'a>(fields: &mut Fields<impl Iterator<Item = &'a [u8]>>) -> Result<Propagation, WrongField> {
+    let mut propagation = Propagation::default();
+    loop {
+        let field = fields.next("separator")?;
+        let (tag, value) = match field.iter().position(|b| *b == b':') {
+            Some(colon) => (&field[..colon], Some(&field[colon + 1..])),
+            None => (field, None),
+        };
+        match (tag, value) {
+            (b"-", None) => return Ok(propagation),
+            (b"shared", Some(n)) => propagation.peer_group = Some(number("shared", n)?),
+            (b"master", Some(n)) => propagation.master = Some(number("master", n)?),
+            (b"propagate_from", Some(n)) => propagation.propagate_from = Some(number("propagate_from", n)?),
+            (b"unbindable", None) => propagation.unbindable = true,
+            // The man page asks for it: "parsers should ignore all unrecognized optional fields".
+            _ => propagation.unknown.push(text("optional field", field)?),
+        }
+    }
+}
+
+fn device(field: &[u8]) -> Result<Device, WrongField> {
+    let colon = field.iter().position(|b| *b == b':').ok_or(WrongField::NotANumber("major:minor"))?;
+    Ok(Device { major: number("major", &field[..colon])?, minor: number("minor", &field[colon + 1..])? })
+}
+
+fn number(name: &'static str, field: &[u8]) -> Result<u32, WrongField> {
+    // u32's own parser takes a leading plus; the kernel writes none.
+    let digits = field.iter().all(u8::is_ascii_digit).then_some(field);
+    digits.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| d.parse().ok()).ok_or(WrongField::NotANumber(name))
+}
+
+fn text(name: &'static str, field: &[u8]) -> Result<String, WrongField> {
+    String::from_utf8(field.to_vec()).map_err(|_| WrongField::NotText(name))
+}

@@ -1,0 +1,56 @@
+//! From findings to what is to be done.
+
+mod rebind;
+
+pub use rebind::Rebind;
+
+use crate::judge::{Finding, Pinning, Verdict, Way};
+use crate::policy::{Mode, Policy};
+use crate::spec::SpecEdit;
+
+/// What is to be done about a bundle's findings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Subpaths to bind anew.
+    pub rebinds: Vec<Rebind>,
+    /// Changes to the spec.
+    pub edits: Vec<SpecEdit>,
+}
+
+impl Plan {
+    /// Plans for these findings. Only what policy wants repaired gets into a plan, and nothing foreign or unknown can.
+    pub fn from_findings(findings: &[Finding], policy: &Policy) -> Self {
+        let mut plan = Self::default();
+        for finding in findings {
+            match &finding.verdict {
+                Verdict::Stale { .. } if policy.stale_subpaths == Mode::Repair => plan.mend_subpath(finding),
+                Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, *pinning),
+                Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } | Verdict::Unmounted => {}
+                Verdict::Pinning(_) | Verdict::Foreign | Verdict::Unknown(_) => {}
+            }
+        }
+        plan
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.rebinds.is_empty() && self.edits.is_empty()
+    }
+
+    fn mend_subpath(&mut self, finding: &Finding) {
+        let Some(rebind) = Rebind::from_finding(finding) else { return };
+        match rebind.way() {
+            Way::Rebind => self.rebinds.push(rebind),
+            Way::PointSpecAtVolume => self.edits.extend(rebind.spec_edit()),
+        }
+    }
+
+    fn make_rslave(&mut self, finding: &Finding, pinning: Pinning) {
+        if let (true, Some(bind)) = (pinning.bind, finding.bind) {
+            self.edits.push(SpecEdit::BindRslave { bind });
+        }
+        if pinning.rootfs && !self.edits.contains(&SpecEdit::RootfsRslave) {
+            self.edits.push(SpecEdit::RootfsRslave);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! One stale subpath that can be mended.
+
+use std::path::PathBuf;
+
+use crate::judge::{Finding, Remedy, Verdict, Way};
+use crate::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
+use crate::source::SourceKind;
+use crate::spec::SpecEdit;
+
+/// The order to bind a subpath's current target in place of a stale one.
+///
+/// It can be made from a stale finding with a remedy and from nothing else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rebind {
+    bind: Option<usize>,
+    subpath: VolumeSubpath,
+    remedy: Remedy,
+}
+
+impl Rebind {
+    /// The re-bind for a finding; `None` when it is not stale or nothing can be done.
+    pub fn from_finding(finding: &Finding) -> Option<Self> {
+        match (&finding.kind, &finding.verdict) {
+            (SourceKind::Subpath(subpath), Verdict::Stale { remedy: Ok(remedy), .. }) => {
+                Some(Self { bind: finding.bind, subpath: subpath.clone(), remedy: remedy.clone() })
+            }
+            _ => None,
+        }
+    }
+
+    /// The bind's position in the spec's `mounts`.
+    pub fn bind(&self) -> Option<usize> {
+        self.bind
+    }
+
+    /// The subpath to bind anew.
+    pub fn subpath(&self) -> &VolumeSubpath {
+        &self.subpath
+    }
+
+    /// The volume's directory.
+    pub fn volume(&self) -> &PathBuf {
+        &self.remedy.volume
+    }
+
+    /// The path within the volume.
+    pub fn sub_path(&self) -> &SubPath {
+        &self.remedy.sub_path
+    }
+
+    /// Who writes into the volume.
+    pub fn writer(&self) -> Writer {
+        self.remedy.writer
+    }
+
+    /// What may be done.
+    pub fn way(&self) -> Way {
+        self.remedy.way
+    }
+
+    /// The edit that points the spec's source at the volume's own path, for when binding is impossible.
+    ///
+    /// `None` for volumes that containers write: a path in those may lead anywhere by the time that the runtime walks
+    /// it. A kubelet-written volume's own names are links through `..data`: the runtime walks to whatever payload is
+    /// there at that moment.
+    pub fn spec_edit(&self) -> Option<SpecEdit> {
+        let sub_path = &self.remedy.sub_path.path;
+        let to = match self.remedy.writer {
+            // A pod may mount the payload directory itself.
+            Writer::Kubelet if sub_path.as_os_str().is_empty() => self.remedy.volume.join(DATA_LINK),
+            Writer::Kubelet => self.remedy.volume.join(sub_path),
+            Writer::Containers => return None,
+        };
+        self.bind.map(|bind| SpecEdit::Source { bind, to })
+    }
+}

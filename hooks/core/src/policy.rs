@@ -1,0 +1,71 @@
+//! What the node's operator wants done.
+
+use std::path::{Path, PathBuf};
+
+/// What to do about one kind of finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Look, mend, report.
+    Repair,
+    /// Look and report; change nothing.
+    Report,
+    /// Do not look.
+    Off,
+}
+
+/// The operator's choices, as far as decisions depend on them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// Stale volume-subpaths.
+    pub stale_subpaths: Mode,
+    /// Binds that keep the host's mounts alive.
+    pub host_root: Mode,
+    /// The kubelet's root directories (`--root-dir`).
+    pub kubelet_roots: Vec<PathBuf>,
+    /// Directories in which container runtimes mount things, beside the kubelet's own.
+    pub runtime_directories: Vec<PathBuf>,
+}
+
+impl Policy {
+    /// The kubelet's default root, and those of distributions that move it.
+    pub const KUBELET_ROOTS: [&'static str; 3] =
+        ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
+
+    /// Where containerd, CRI-O, Docker and Podman mount snapshots, sandboxes and network namespaces by default.
+    pub const RUNTIME_DIRECTORIES: [&'static str; 9] = [
+        "/run/containerd",
+        "/run/containers",
+        "/run/docker",
+        "/run/k3s/containerd",
+        "/run/netns",
+        "/var/lib/containerd",
+        "/var/lib/containers",
+        "/var/lib/docker",
+        "/var/lib/rancher/k3s/agent/containerd",
+    ];
+
+    /// The kubelet's roots as paths.
+    pub fn kubelet_roots(&self) -> impl Iterator<Item = &Path> {
+        self.kubelet_roots.iter().map(PathBuf::as_path)
+    }
+
+    /// Whether a bind of `path` takes along mounts that the kubelet or a runtime makes: `path` is `/`, or one of
+    /// their directories, or an ancestor of one.
+    pub fn holds_runtime_mounts(&self, path: &Path) -> bool {
+        // The kubelet mounts below these two; the rest of its root is ordinary files.
+        let kubelet = self.kubelet_roots.iter().flat_map(|root| [root.join("pods"), root.join("plugins")]);
+        path == Path::new("/")
+            || kubelet.chain(self.runtime_directories.iter().cloned()).any(|dir| dir.starts_with(path))
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            stale_subpaths: Mode::Repair,
+            host_root: Mode::Repair,
+            kubelet_roots: Self::KUBELET_ROOTS.iter().map(PathBuf::from).collect(),
+            runtime_directories: Self::RUNTIME_DIRECTORIES.iter().map(PathBuf::from).collect(),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What a bind's source is, told from its path.
+
+use std::path::Path;
+
+use crate::kubelet::VolumeSubpath;
+use crate::policy::Policy;
+
+/// The kinds of source that the guard tells apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SourceKind {
+    /// A bind that the kubelet made for a `subPath`.
+    Subpath(VolumeSubpath),
+    /// The host's `/`, or an ancestor of a directory in which the kubelet or a runtime mounts things.
+    HostRoot,
+    /// Everything else: not bindguard's to touch.
+    Foreign,
+}
+
+impl SourceKind {
+    /// The kind of an absolute path. `resolved` is the same path with its symlinks followed, where that is known: the
+    /// kubelet's paths are recognised as written, the host's root also behind a link such as `/var/run`.
+    pub fn from_path(source: &Path, resolved: Option<&Path>, policy: &Policy) -> Self {
+        if let Some(subpath) = VolumeSubpath::from_path(source, policy.kubelet_roots()) {
+            return Self::Subpath(subpath);
+        }
+        let host_root = [Some(source), resolved].into_iter().flatten().any(|path| policy.holds_runtime_mounts(path));
+        if host_root { Self::HostRoot } else { Self::Foreign }
+    }
+
+    /// The kind's name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Subpath(_) => "subpath",
+            Self::HostRoot => "host-root",
+            Self::Foreign => "foreign",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_root_is_the_root_or_an_ancestor_of_where_runtimes_mount() {
+        let kind = |path: &str| SourceKind::from_path(Path::new(path), None, &Policy::default());
+        for path in [
+            "/",
+            "/run",
+            "/run/",
+            "/var/lib",
+            "/var/lib/kubelet",
+            "/var/lib/kubelet/pods",
+            "/run/containerd",
+            "/run/netns",
+        ] {
+            assert_eq!(kind(path), SourceKind::HostRoot, "{path}");
+        }
+        for path in [
+            "/var/lib/kubelet/pods/u/etc-hosts",
+            "/run/containerd/io.containerd.grpc.v1.cri/sandboxes/s/shm",
+            "/etc",
+            "/running",
+        ] {
+            assert_eq!(kind(path), SourceKind::Foreign, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_link_to_a_runtime_directory_counts() {
+        let kind = SourceKind::from_path(Path::new("/var/run"), Some(Path::new("/run")), &Policy::default());
+        assert_eq!(kind, SourceKind::HostRoot);
+    }
+}

@@ -1,0 +1,110 @@
+//! One bind mount of a spec: what it says, and where in the bytes it says so.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde_json::value::RawValue;
+
+use super::object::{RawObject, place};
+use super::propagation::AskedPropagation;
+
+/// A mount of the spec that runc would bind.
+///
+/// runc and crun treat an entry as a bind when its type is `bind`, or when its options hold `bind` or `rbind`
+/// whatever the type says (`none` is common).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bind {
+    index: usize,
+    source: PathBuf,
+    destination: PathBuf,
+    propagation: AskedPropagation,
+    places: Places,
+}
+
+/// Byte ranges within the spec.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Places {
+    pub(super) source: Range<usize>,
+    pub(super) options: OptionsPlace,
+}
+
+/// Where a bind's options stand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum OptionsPlace {
+    /// The entry has no `options` key.
+    Missing,
+    /// `null` or an empty array.
+    Empty(Range<usize>),
+    /// An array; each propagation option that keeps host mounts alive, and the end of the last element.
+    Array { lowering: Vec<Range<usize>>, last: usize },
+}
+
+impl Bind {
+    /// Reads the entry at `index` of `mounts`; `None` when it is no bind.
+    pub(super) fn from_raw(whole: &[u8], index: usize, raw: &RawValue) -> serde_json::Result<Option<Self>> {
+        let entry: RawObject<'_> = serde_json::from_str(raw.get())?;
+        let kind = text(&entry, "type")?.unwrap_or_default();
+        let written: Vec<&RawValue> = match entry.value("options") {
+            Some(raw) => serde_json::from_str(raw.get())?,
+            None => Vec::new(),
+        };
+        let options = written.iter().map(|raw| serde_json::from_str(raw.get())).collect::<Result<Vec<String>, _>>()?;
+        let is_bind = kind == "bind" || options.iter().any(|o| o == "bind" || o == "rbind");
+        let (Some(source), Some(source_raw)) = (text(&entry, "source")?, entry.value("source")) else {
+            return Ok(None);
+        };
+        if !is_bind {
+            return Ok(None);
+        }
+        let options_place = match (entry.written("options"), written.last()) {
+            (None, _) => OptionsPlace::Missing,
+            (Some(array), None) => OptionsPlace::Empty(place(whole, array)),
+            (Some(_), Some(last)) => OptionsPlace::Array {
+                lowering: written
+                    .iter()
+                    .zip(&options)
+                    .filter(|(_, option)| {
+                        AskedPropagation::from_option(option).is_some_and(|p| p.keeps_host_mounts_alive())
+                    })
+                    .map(|(raw, _)| place(whole, raw))
+                    .collect(),
+                last: place(whole, last).end,
+            },
+        };
+        Ok(Some(Self {
+            index,
+            source: source.into(),
+            destination: text(&entry, "destination")?.unwrap_or_default().into(),
+            propagation: AskedPropagation::from_options(options.iter().map(String::as_str)),
+            places: Places { source: place(whole, source_raw), options: options_place },
+        }))
+    }
+
+    /// Its position in the spec's `mounts`.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// What is bound: a path on the host; a relative one is relative to the bundle.
+    pub fn source(&self) -> &Path {
+        &self.source
+    }
+
+    /// Where it appears in the container.
+    pub fn destination(&self) -> &Path {
+        &self.destination
+    }
+
+    /// The propagation that its options ask for.
+    pub fn propagation(&self) -> AskedPropagation {
+        self.propagation
+    }
+
+    pub(super) fn places(&self) -> &Places {
+        &self.places
+    }
+}
+
+fn text(entry: &RawObject<'_>, key: &str) -> serde_json::Result<Option<String>> {
+    entry.value(key).map(|raw| serde_json::from_str(raw.get())).transpose()
+}

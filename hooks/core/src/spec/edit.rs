@@ -1,0 +1,114 @@
+//! Edits of a spec, by splices: the bytes outside the edited values stay the same.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use super::bind::{Bind, OptionsPlace};
+use super::view::{LinuxPlace, SpecView};
+
+const RSLAVE: &str = "\"rslave\"";
+
+/// One change to a spec. A bind is named by its position in `mounts`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SpecEdit {
+    /// Point the bind's source at another path.
+    Source {
+        /// Position in `mounts`.
+        bind: usize,
+        /// The new source.
+        to: PathBuf,
+    },
+    /// Make the bind rslave.
+    BindRslave {
+        /// Position in `mounts`.
+        bind: usize,
+    },
+    /// Set `linux.rootfsPropagation` to rslave.
+    RootfsRslave,
+}
+
+/// Why an edit could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum EditError {
+    /// The edit names an entry of `mounts` that is no bind.
+    #[error("edit mounts[{0}]: it is no bind of this spec")]
+    NoSuchBind(usize),
+    /// JSON strings hold Unicode; this path does not.
+    #[error("write {} as the source of mounts[{bind}]: it is not UTF-8", to.display())]
+    NotUtf8 {
+        /// Position in `mounts`.
+        bind: usize,
+        /// The path.
+        to: PathBuf,
+    },
+}
+
+/// A range of the old bytes and what stands there afterwards.
+type Splice = (Range<usize>, String);
+
+impl SpecView<'_> {
+    /// The spec's bytes with the edits made.
+    ///
+    /// # Errors
+    /// When an edit names no bind, or a source that JSON cannot hold; nothing is edited then.
+    pub fn edited(&self, edits: &[SpecEdit]) -> Result<Vec<u8>, EditError> {
+        let mut splices = Vec::new();
+        for edit in edits {
+            splices.extend(self.splices(edit)?);
+        }
+        splices.sort_by_key(|(range, _)| (range.start, range.end));
+        splices.dedup();
+        let mut out = Vec::with_capacity(self.bytes().len() + 64 * splices.len());
+        let mut done = 0;
+        for (range, text) in splices {
+            out.extend_from_slice(&self.bytes()[done..range.start]);
+            out.extend_from_slice(text.as_bytes());
+            done = range.end;
+        }
+        out.extend_from_slice(&self.bytes()[done..]);
+        Ok(out)
+    }
+
+    fn splices(&self, edit: &SpecEdit) -> Result<Vec<Splice>, EditError> {
+        match edit {
+            SpecEdit::Source { bind, to } => {
+                let not_utf8 = || EditError::NotUtf8 { bind: *bind, to: to.clone() };
+                let path = to.to_str().ok_or_else(not_utf8)?;
+                let quoted = serde_json::Value::from(path).to_string();
+                Ok(vec![(self.bind(*bind)?.places().source.clone(), quoted)])
+            }
+            SpecEdit::BindRslave { bind } => Ok(bind_rslave(self.bind(*bind)?)),
+            SpecEdit::RootfsRslave => Ok(vec![rootfs_rslave(self.linux())]),
+        }
+    }
+
+    fn bind(&self, index: usize) -> Result<&Bind, EditError> {
+        self.binds().iter().find(|b| b.index() == index).ok_or(EditError::NoSuchBind(index))
+    }
+}
+
+fn bind_rslave(bind: &Bind) -> Vec<Splice> {
+    match &bind.places().options {
+        OptionsPlace::Missing => {
+            let behind_source = bind.places().source.end;
+            vec![(behind_source..behind_source, format!(",\"options\":[{RSLAVE}]"))]
+        }
+        OptionsPlace::Empty(place) => vec![(place.clone(), format!("[{RSLAVE}]"))],
+        OptionsPlace::Array { lowering, last } if lowering.is_empty() => vec![(*last..*last, format!(",{RSLAVE}"))],
+        // runc applies propagation options one after the other, so none that lowers may stay.
+        OptionsPlace::Array { lowering, .. } => {
+            lowering.iter().map(|place| (place.clone(), RSLAVE.to_owned())).collect()
+        }
+    }
+}
+
+fn rootfs_rslave(place: &LinuxPlace) -> Splice {
+    let key = format!("\"rootfsPropagation\":{RSLAVE}");
+    let comma = |empty: &bool| if *empty { "" } else { "," };
+    match place {
+        LinuxPlace::Value(value) => (value.clone(), RSLAVE.to_owned()),
+        LinuxPlace::Object { brace, empty } => (*brace..*brace, format!("{key}{}", comma(empty))),
+        LinuxPlace::Null(null) => (null.clone(), format!("{{{key}}}")),
+        LinuxPlace::Spec { brace, empty } => (*brace..*brace, format!("\"linux\":{{{key}}}{}", comma(empty))),
+    }
+}

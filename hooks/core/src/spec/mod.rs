@@ -1,0 +1,21 @@
+//! The OCI spec, seen without taking it apart.
+//!
+//! A spec is kept as the bytes that containerd wrote; [`view`] knows where in them the few values stand that the
+//! guard reads, and [`edit`] replaces those values and nothing else. Unknown fields, big numbers, odd escapes and
+//! duplicate keys therefore reach the runtime exactly as they were sent, which a round trip through typed structs
+//! cannot promise.
+//!
+//! Mirrors the [runtime spec's `mounts` and `linux.rootfsPropagation`][spec] as runc and crun read them.
+//!
+//! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md#mounts
+
+mod bind;
+mod edit;
+mod object;
+mod propagation;
+mod view;
+
+pub use bind::Bind;
+pub use edit::{EditError, SpecEdit};
+pub use propagation::{AskedPropagation, RootfsPropagation};
+pub use view::{SpecError, SpecView};

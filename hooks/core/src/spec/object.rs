@@ -1,0 +1,105 @@
+//! A JSON object as the list of what was written: keys decoded, values untouched.
+//!
+//! Duplicate keys are kept; like Go's `encoding/json`, which runc reads its config with, the last one counts.
+//! Every value is a slice of the buffer that was parsed, so its place in that buffer is known.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// Keys and raw values of one JSON object, in the order they were written.
+pub(super) struct RawObject<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'a> RawObject<'a> {
+    /// The value that counts for `key`: the last one. JSON's `null` is the same as nothing, as it is for Go.
+    pub(super) fn value(&self, key: &str) -> Option<&'a RawValue> {
+        self.written(key).filter(|raw| raw.get() != "null")
+    }
+
+    /// The value that counts for `key`, `null` included.
+    pub(super) fn written(&self, key: &str) -> Option<&'a RawValue> {
+        self.0.iter().rev().find(|(name, _)| name == key).map(|&(_, raw)| raw)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
+        self.0.iter().map(|(name, raw)| (name.as_ref(), *raw))
+    }
+}
+
+impl<'de> Deserialize<'de> for RawObject<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = RawObject<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::new();
+                while let Some((Key(name), raw)) = map.next_entry::<Key<'de>, &'de RawValue>()? {
+                    entries.push((name, raw));
+                }
+                Ok(RawObject(entries))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+/// A key, borrowed unless it was written with escapes.
+struct Key<'a>(Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Key<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+        impl<'de> Visitor<'de> for Name {
+            type Value = Key<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key")
+            }
+
+            fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Self::Value, E> {
+                Ok(Key(Cow::Borrowed(name)))
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
+                Ok(Key(Cow::Owned(name.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Name)
+    }
+}
+
+/// Where `raw` stands in `whole`, the buffer that it was parsed from.
+pub(super) fn place(whole: &[u8], raw: &RawValue) -> Range<usize> {
+    let start = raw.get().as_ptr().addr() - whole.as_ptr().addr();
+    start..start + raw.get().len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_duplicate_keys_counts_and_escaped_keys_are_decoded() {
+        let json = br#"{"a":1,"\u0061":2, "b" : null}"#;
+        let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
+        assert_eq!(object.value("a").unwrap().get(), "2");
+        assert!(object.value("b").is_none());
+        assert_eq!(object.written("b").unwrap().get(), "null");
+        assert_eq!(object.iter().count(), 3);
+    }
+
+    #[test]
+    fn a_value_knows_its_place() {
+        let json = br#"{"a": [1, 2] }"#;
+        let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
+        assert_eq!(&json[place(json, object.value("a").unwrap())], b"[1, 2]");
+    }
+}

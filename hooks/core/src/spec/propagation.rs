@@ -1,0 +1,98 @@
+//! What a spec asks for in the way of mount propagation, in the words of mount(8) and of the runtime spec.
+
+/// The propagation that the options of one bind ask for, taken together.
+///
+/// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is kept apart only where it changes what a host
+/// umount reaches: with plain `slave` the submounts stay as they were cloned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedPropagation {
+    /// No propagation option at all: runc and crun make the bind rprivate.
+    Nothing,
+    /// `private` or `rprivate`.
+    Private,
+    /// `slave` without `rslave`.
+    Slave,
+    /// `rslave`.
+    RecursiveSlave,
+    /// `shared` or `rshared`, alone or beside others: the container wants its mounts to reach the host.
+    Shared,
+    /// `unbindable` or `runbindable`.
+    Unbindable,
+}
+
+impl AskedPropagation {
+    /// What these mount options ask for. Anything shared wins: such a bind is never taken for less. Otherwise the
+    /// option that lowers most wins, because runc applies all of them in turn and a private mount made slave stays
+    /// private.
+    pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
+        options
+            .into_iter()
+            .filter_map(Self::from_option)
+            .fold(Self::Nothing, |a, b| if b.rank() > a.rank() { b } else { a })
+    }
+
+    /// What one mount option asks for, `None` when it says nothing of propagation.
+    pub fn from_option(option: &str) -> Option<Self> {
+        match option {
+            "private" | "rprivate" => Some(Self::Private),
+            "slave" => Some(Self::Slave),
+            "rslave" => Some(Self::RecursiveSlave),
+            "shared" | "rshared" => Some(Self::Shared),
+            "unbindable" | "runbindable" => Some(Self::Unbindable),
+            _ => None,
+        }
+    }
+
+    /// Whether host umounts would stop at this bind, or at its submounts.
+    pub fn keeps_host_mounts_alive(self) -> bool {
+        match self {
+            Self::Nothing | Self::Private | Self::Slave => true,
+            Self::RecursiveSlave | Self::Shared | Self::Unbindable => false,
+        }
+    }
+
+    fn rank(self) -> u8 {
+        match self {
+            Self::Nothing => 0,
+            Self::RecursiveSlave => 1,
+            Self::Slave => 2,
+            Self::Private => 3,
+            Self::Unbindable => 4,
+            Self::Shared => 5,
+        }
+    }
+}
+
+/// `linux.rootfsPropagation` of a spec.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RootfsPropagation {
+    /// Not set: runc's default lets an rslave bind work, crun's does not.
+    Unset,
+    /// Set to this word.
+    Set(String),
+}
+
+impl RootfsPropagation {
+    /// Whether an rslave bind receives the host's umounts under runc and under crun.
+    pub fn lets_umounts_in(&self) -> bool {
+        matches!(self, Self::Set(word) if word == "rslave" || word == "rshared")
+    }
+
+    /// Whether the container's own mounts are meant to leave it.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Set(word) if word == "shared" || word == "rshared")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_is_never_taken_for_less() {
+        assert_eq!(AskedPropagation::from_options(["rprivate", "rshared", "rslave"]), AskedPropagation::Shared);
+        assert_eq!(AskedPropagation::from_options(["rbind", "ro"]), AskedPropagation::Nothing);
+        assert_eq!(AskedPropagation::from_options(["slave", "rbind"]), AskedPropagation::Slave);
+        assert_eq!(AskedPropagation::from_options(["rprivate", "rslave"]), AskedPropagation::Private);
+    }
+}

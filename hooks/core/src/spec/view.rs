@@ -1,0 +1,157 @@
+//! A view of the few values that the guard reads, over bytes that nobody touches.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde_json::value::RawValue;
+
+use super::bind::Bind;
+use super::object::{RawObject, place};
+use super::propagation::RootfsPropagation;
+
+/// The parts of a spec that bear on its binds.
+#[derive(Debug)]
+pub struct SpecView<'a> {
+    bytes: &'a [u8],
+    binds: Vec<Bind>,
+    annotations: BTreeMap<String, String>,
+    rootfs_propagation: RootfsPropagation,
+    linux: LinuxPlace,
+}
+
+/// Where `linux.rootfsPropagation` stands, or where it would have to be written.
+#[derive(Debug, Clone)]
+pub(super) enum LinuxPlace {
+    /// The value itself, `null` included.
+    Value(Range<usize>),
+    /// Just behind the opening brace of `linux`; `empty` when the object has no keys.
+    Object { brace: usize, empty: bool },
+    /// `"linux": null`.
+    Null(Range<usize>),
+    /// Just behind the opening brace of the spec.
+    Spec { brace: usize, empty: bool },
+}
+
+/// Why bytes were not taken for a spec.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// Not one JSON object.
+    #[error("read config.json as a JSON object")]
+    NotAnObject(#[source] serde_json::Error),
+    /// A field that the guard reads has another shape than the runtime spec gives it.
+    #[error("read {field} of config.json")]
+    Field {
+        /// The field, as a dotted path.
+        field: String,
+        /// What serde_json has against it.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+impl<'a> SpecView<'a> {
+    /// Looks at the bytes of a config.json.
+    ///
+    /// # Errors
+    /// When they are not one JSON object, or when `mounts`, `annotations` or `linux.rootfsPropagation` are not of
+    /// the runtime spec's shape. What stands elsewhere in the spec is not looked at, only that it is JSON.
+    pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
+        let spec: RawObject<'_> = serde_json::from_slice(bytes).map_err(SpecError::NotAnObject)?;
+        let (rootfs_propagation, linux) = rootfs_propagation(bytes, &spec).map_err(field("linux.rootfsPropagation"))?;
+        Ok(Self {
+            bytes,
+            binds: binds(bytes, &spec)?,
+            annotations: annotations(&spec).map_err(field("annotations"))?,
+            rootfs_propagation,
+            linux,
+        })
+    }
+
+    /// The binds among the spec's mounts, in their order.
+    pub fn binds(&self) -> &[Bind] {
+        &self.binds
+    }
+
+    /// An annotation's value.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.annotations.get(key).map(String::as_str)
+    }
+
+    /// The spec's `linux.rootfsPropagation`.
+    pub fn rootfs_propagation(&self) -> &RootfsPropagation {
+        &self.rootfs_propagation
+    }
+
+    /// The bytes as they came.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    pub(super) fn linux(&self) -> &LinuxPlace {
+        &self.linux
+    }
+}
+
+fn binds(bytes: &[u8], spec: &RawObject<'_>) -> Result<Vec<Bind>, SpecError> {
+    let Some(mounts) = spec.value("mounts") else { return Ok(Vec::new()) };
+    let mounts: Vec<&RawValue> = serde_json::from_str(mounts.get()).map_err(field("mounts"))?;
+    let read = |(index, raw)| Bind::from_raw(bytes, index, raw).map_err(field(&format!("mounts[{index}]")));
+    mounts.into_iter().enumerate().map(read).filter_map(Result::transpose).collect()
+}
+
+fn annotations(spec: &RawObject<'_>) -> serde_json::Result<BTreeMap<String, String>> {
+    let Some(raw) = spec.value("annotations") else { return Ok(BTreeMap::new()) };
+    let object: RawObject<'_> = serde_json::from_str(raw.get())?;
+    object.iter().map(|(key, raw)| Ok((key.to_owned(), serde_json::from_str(raw.get())?))).collect()
+}
+
+fn rootfs_propagation(bytes: &[u8], spec: &RawObject<'_>) -> serde_json::Result<(RootfsPropagation, LinuxPlace)> {
+    let Some(linux) = spec.written("linux") else {
+        let brace = 1 + bytes.iter().position(|b| *b == b'{').unwrap_or(0);
+        return Ok((RootfsPropagation::Unset, LinuxPlace::Spec { brace, empty: spec.iter().next().is_none() }));
+    };
+    if linux.get() == "null" {
+        return Ok((RootfsPropagation::Unset, LinuxPlace::Null(place(bytes, linux))));
+    }
+    let object: RawObject<'_> = serde_json::from_str(linux.get())?;
+    let Some(value) = object.written("rootfsPropagation") else {
+        let brace = place(bytes, linux).start + 1;
+        return Ok((RootfsPropagation::Unset, LinuxPlace::Object { brace, empty: object.iter().next().is_none() }));
+    };
+    let word: Option<String> = serde_json::from_str(value.get())?;
+    // An empty string is Go's "not set".
+    let asked = word.filter(|w| !w.is_empty()).map_or(RootfsPropagation::Unset, RootfsPropagation::Set);
+    Ok((asked, LinuxPlace::Value(place(bytes, value))))
+}
+
+fn field(name: &str) -> impl FnOnce(serde_json::Error) -> SpecError {
+    let field = name.to_owned();
+    move |source| SpecError::Field { field, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_binds_are_seen() {
+        let json = br#"{"mounts":[{"destination":"/proc","type":"proc","source":"proc"},
+            {"destination":"/a","type":"bind","source":"/x"},{"destination":"/b","type":"none","source":"/y","options":["rbind"]}]}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        let seen: Vec<_> = view.binds().iter().map(|b| (b.index(), b.source().to_str().unwrap())).collect();
+        assert_eq!(seen, [(1, "/x"), (2, "/y")]);
+    }
+
+    #[test]
+    fn what_is_no_spec_is_refused_with_the_field_named() {
+        for (json, name) in [
+            (&b"[]"[..], "JSON object"),
+            (b"{\"mounts\":[7]}", "mounts[0]"),
+            (b"{\"mounts\":{}}", "mounts"),
+            (b"{", "JSON object"),
+        ] {
+            let error = SpecView::from_bytes(json).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}
