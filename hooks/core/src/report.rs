@@ -1,13 +1,15 @@
 //! What is told of one look at a bundle or a node: the same words in the journal, in logs and on the command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::judge::Finding;
+use crate::judge::{Finding, Verdict};
+use crate::spec::SpecView;
 
 /// The report of one admission or inspection. Its JSON form is what `--json` prints and what the journal holds.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
     /// The bundle that was looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -24,6 +26,35 @@ pub struct Report {
     pub problems: Vec<String>,
     /// What it took, in microseconds.
     pub took_us: u64,
+}
+
+/// How loud a remark is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loudness {
+    /// Something was mended.
+    Info,
+    /// Something was not.
+    Warning,
+}
+
+impl Report {
+    /// An empty report on a bundle.
+    pub fn about_bundle(bundle: &Path) -> Self {
+        Self { bundle: Some(bundle.to_owned()), ..Self::default() }
+    }
+
+    /// Takes in findings, and what came of each.
+    pub fn tell(&mut self, findings: &[Finding], outcome: impl Fn(&Finding) -> Option<Outcome>) {
+        let (foreign, ours): (Vec<_>, Vec<_>) =
+            findings.iter().partition(|finding| finding.verdict == Verdict::Foreign);
+        self.foreign = foreign.len();
+        self.binds = ours.into_iter().map(|finding| BindReport::from_finding(finding, outcome(finding))).collect();
+    }
+
+    /// Sets how long it took.
+    pub fn took(&mut self, elapsed: Duration) {
+        self.took_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+    }
 }
 
 /// A container by the names that the CRI annotations give it.
@@ -44,6 +75,17 @@ pub struct Container {
 }
 
 impl Container {
+    /// The names in a spec's annotations, which containerd's and CRI-O's CRI plugins always set.
+    pub fn from_spec(spec: &SpecView<'_>) -> Self {
+        let cri = |key: &str| spec.annotation(&format!("io.kubernetes.cri.{key}")).map(str::to_owned);
+        Self {
+            name: cri("container-name"),
+            pod: cri("sandbox-name"),
+            namespace: cri("sandbox-namespace"),
+            uid: cri("sandbox-uid"),
+        }
+    }
+
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -80,6 +122,21 @@ impl BindReport {
             reason: finding.verdict.reason(),
             outcome,
         }
+    }
+
+    /// What a log should say of it; `None` when all is well.
+    pub fn remark(&self) -> Option<(Loudness, String)> {
+        let reason = self.reason.as_deref()?;
+        let loudness = match &self.outcome {
+            Some(Outcome::Failed { .. } | Outcome::WouldBe { .. }) | None => Loudness::Warning,
+            Some(_) => Loudness::Info,
+        };
+        let outcome = self.outcome.as_ref().map_or_else(|| "left as it is".to_owned(), Outcome::in_words);
+        let destination = self.destination.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default();
+        Some((
+            loudness,
+            format!("bind of {}{destination} is {}: {reason}; {outcome}", self.source.display(), self.verdict),
+        ))
     }
 }
 

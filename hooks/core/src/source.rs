@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::kubelet::VolumeSubpath;
+use crate::kubelet::{Plugin, VolumeSubpath};
 use crate::policy::Policy;
 
 /// The kinds of source that the guard tells apart.
@@ -10,6 +10,9 @@ use crate::policy::Policy;
 pub enum SourceKind {
     /// A bind that the kubelet made for a `subPath`.
     Subpath(VolumeSubpath),
+    /// A name in a kubelet-written volume: the kubelet binds such volumes whole, so an earlier admission of this very
+    /// bundle pointed the spec there.
+    InVolume,
     /// The host's `/`, or an ancestor of a directory in which the kubelet or a runtime mounts things.
     HostRoot,
     /// Everything else: not bindguard's to touch.
@@ -23,6 +26,9 @@ impl SourceKind {
         if let Some(subpath) = VolumeSubpath::from_path(source, policy.kubelet_roots()) {
             return Self::Subpath(subpath);
         }
+        if Plugin::holds_payload_path(source, policy.kubelet_roots()) {
+            return Self::InVolume;
+        }
         let host_root = [Some(source), resolved].into_iter().flatten().any(|path| policy.holds_runtime_mounts(path));
         if host_root { Self::HostRoot } else { Self::Foreign }
     }
@@ -31,6 +37,7 @@ impl SourceKind {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Subpath(_) => "subpath",
+            Self::InVolume => "in-volume",
             Self::HostRoot => "host-root",
             Self::Foreign => "foreign",
         }
@@ -64,6 +71,15 @@ mod tests {
         ] {
             assert_eq!(kind(path), SourceKind::Foreign, "{path}");
         }
+    }
+
+    #[test]
+    fn only_a_name_in_a_kubelet_written_volume_is_in_volume() {
+        let kind = |path: &str| SourceKind::from_path(Path::new(path), None, &Policy::default());
+        let pod = "/var/lib/kubelet/pods/u/volumes";
+        assert_eq!(kind(&format!("{pod}/kubernetes.io~configmap/conf/app.conf")), SourceKind::InVolume);
+        assert_eq!(kind(&format!("{pod}/kubernetes.io~configmap/conf")), SourceKind::Foreign);
+        assert_eq!(kind(&format!("{pod}/kubernetes.io~empty-dir/cache/x")), SourceKind::Foreign);
     }
 
     #[test]

@@ -1,1 +1,20 @@
-//! Under construction.
+//! The story of one admission.
+//!
+//! ```text
+//! bundle ─ read ─► spec ─ inspect ─► findings ─ plan ─► re-bind, verify ─► edit the spec ─► report
+//!                          └── bindguard check and diagnose stop here
+//! ```
+//!
+//! [`admit`] never fails: whatever goes wrong becomes a problem in its report, and the runtime gets the bundle as it was.
+//! A guard that breaks creates is worse than the fault that it guards against.
+#![forbid(unsafe_code)]
+
+mod admit;
+pub mod fault;
+mod inspect;
+mod journal;
+mod rebind;
+
+pub use admit::{Admission, Attempt, admit};
+pub use inspect::{check_bundle, diagnose_node};
+pub use journal::{Entry, record};

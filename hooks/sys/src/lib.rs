@@ -1,1 +1,22 @@
-//! Under construction.
+//! The kernel and the disk, for bindguard: reads, probes, binds, detaches. Nothing here decides anything.
+//!
+//! What is looked at is held by an open `O_PATH` descriptor while it is looked at: a path can lead elsewhere a moment
+//! later, and a mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, fdinfo and
+//! `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon, and nothing else is asked of a
+//! mount before it is known to be local.
+#![forbid(unsafe_code)]
+
+pub mod bundle;
+pub mod journal;
+pub mod observe;
+pub mod pod_lock;
+pub mod stranded;
+pub mod swap;
+
+mod handle;
+mod mountinfo;
+mod target;
+
+pub use handle::{Handle, HandleError};
+pub use mountinfo::{MountinfoError, read_mount_table};
+pub use target::{OpenedTarget, TargetError, open_target};

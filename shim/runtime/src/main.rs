@@ -1,2 +1,53 @@
-//! Under construction.
-fn main() {}
+//! `bindguard-runtime`: an OCI runtime that admits the bundle and then becomes the real one.
+//!
+//! For `create` and `run` it looks at the bundle's binds, mends what it can, and calls execve(2): exit code, stderr and
+//! everything else are the real runtime's. For any other verb it calls execve at once. It never refuses a container that
+//! the real runtime would have created.
+
+mod argv;
+mod become_runtime;
+mod handover;
+mod remarks;
+
+use std::env;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use argv::Invocation;
+use bindguard_config::{Config, load};
+use bindguard_guard::{Attempt, Entry, admit, record};
+use handover::Handover;
+use remarks::Remarks;
+
+fn main() -> ExitCode {
+    let args: Vec<OsString> = env::args_os().skip(1).collect();
+    let handover = Handover::from_environment();
+    let loaded = load();
+    let Some(invocation) = Invocation::creating(&args) else {
+        return become_runtime::exec(&args, loaded.config.runtime(), &Remarks::on_stderr());
+    };
+    let remarks = Remarks::for_invocation(&invocation);
+    if let Some(problem) = &loaded.problem {
+        remarks.problem(&format!("the defaults are in force: {}", problem.in_full()));
+    }
+    let worth_another_try = admit_and_tell(&invocation, &loaded.config, handover.attempt(), &remarks);
+    if handover.attempt() > 0 && !worth_another_try {
+        handover.unchanged();
+        return ExitCode::SUCCESS;
+    }
+    handover.hand_over();
+    become_runtime::exec(&args, loaded.config.runtime(), &remarks)
+}
+
+fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> bool {
+    let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
+    let admission = admit(&invocation.bundle, config.policy(), which);
+    remarks.tell(&admission.report);
+    if let Some(journal) = config.journal() {
+        let entry = Entry { id: invocation.id.as_deref(), attempt, report: &admission.report };
+        if let Err(problem) = record(journal, &entry) {
+            remarks.problem(&problem);
+        }
+    }
+    admission.worth_another_try
+}

@@ -1,6 +1,8 @@
 //! Volume plugins by the names of their folders, and who writes into their volumes.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::path::Path;
 
 /// Who may change what is in a volume. It decides how far a path in it can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,17 @@ impl Plugin {
             Self::DownwardApi => "kubernetes.io~downward-api",
             Self::EmptyDir => "kubernetes.io~empty-dir",
         }
+    }
+
+    /// Whether `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a kubelet-written volume.
+    pub fn holds_payload_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> bool {
+        let below = |root: &Path| {
+            let names: Vec<&OsStr> = path.strip_prefix(root).ok()?.iter().collect();
+            let [pods, _uid, volumes, folder, _volume, _name, ..] = names[..] else { return None };
+            let plugin = Self::ALL.into_iter().find(|plugin| folder == plugin.folder())?;
+            Some(pods == "pods" && volumes == "volumes" && plugin.writer() == Writer::Kubelet)
+        };
+        kubelet_roots.into_iter().any(|root| below(root) == Some(true))
     }
 
     /// Who writes into its volumes.

@@ -37,6 +37,14 @@ impl Plan {
         self.rebinds.is_empty() && self.edits.is_empty()
     }
 
+    /// Whether the bind at this position is edited.
+    pub fn edits_bind(&self, index: usize) -> bool {
+        self.edits.iter().any(|edit| match edit {
+            SpecEdit::Source { bind, .. } | SpecEdit::BindRslave { bind } => *bind == index,
+            SpecEdit::RootfsRslave => false,
+        })
+    }
+
     fn mend_subpath(&mut self, finding: &Finding) {
         let Some(rebind) = Rebind::from_finding(finding) else { return };
         match rebind.way() {

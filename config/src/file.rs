@@ -1,0 +1,105 @@
+//! The file's own shape: tables, keys and their kinds.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bindguard_core::policy::{Mode, Policy};
+use serde::Deserialize;
+
+use crate::Config;
+
+const DEADLINE_MS: u64 = 2_000;
+const JOURNAL: &str = "/run/bindguard/journal.jsonl";
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub(crate) struct File {
+    guard: Guard,
+    runtime: Runtime,
+    kubelet: Kubelet,
+    checks: Checks,
+    host_root: HostRoot,
+    journal: Journal,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+struct Guard {
+    deadline_ms: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Runtime {
+    path: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Kubelet {
+    roots: Option<Vec<PathBuf>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+struct Checks {
+    stale_subpaths: Choice,
+    host_root: Choice,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+struct HostRoot {
+    extra_directories: Vec<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Journal {
+    enabled: bool,
+    path: Option<PathBuf>,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self { enabled: true, path: None }
+    }
+}
+
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Choice {
+    #[default]
+    Repair,
+    Report,
+    Off,
+}
+
+impl Choice {
+    fn into_mode(self) -> Mode {
+        match self {
+            Self::Repair => Mode::Repair,
+            Self::Report => Mode::Report,
+            Self::Off => Mode::Off,
+        }
+    }
+}
+
+impl File {
+    pub(crate) fn into_config(self) -> Config {
+        let defaults = Policy::default();
+        let mut runtime_directories = defaults.runtime_directories;
+        runtime_directories.extend(self.host_root.extra_directories);
+        Config {
+            deadline: Duration::from_millis(self.guard.deadline_ms.unwrap_or(DEADLINE_MS)),
+            runtime: self.runtime.path.unwrap_or_else(|| "runc".into()),
+            journal: self.journal.enabled.then(|| self.journal.path.unwrap_or_else(|| JOURNAL.into())),
+            policy: Policy {
+                stale_subpaths: self.checks.stale_subpaths.into_mode(),
+                host_root: self.checks.host_root.into_mode(),
+                kubelet_roots: self.kubelet.roots.unwrap_or(defaults.kubelet_roots),
+                runtime_directories,
+            },
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What a config file may say, and what it gets told when it says something else.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bindguard_config::{Config, Error};
+use bindguard_core::policy::Mode;
+
+/// The file that a node gets, with every key taken out of its comment.
+fn shipped_with_every_key() -> String {
+    let uncommented = |line: &str| match line.strip_prefix("# ") {
+        Some(key) if key.contains(" = ") => key.to_owned(),
+        _ => line.to_owned(),
+    };
+    include_str!("../config.toml").lines().map(uncommented).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_shipped_file_says_what_is_in_force_without_it() {
+    assert_eq!(Config::from_toml(include_str!("../config.toml")).unwrap(), Config::default());
+    assert_eq!(Config::from_toml(&shipped_with_every_key()).unwrap(), Config::default());
+    assert!(shipped_with_every_key().contains("\ndeadline-ms = 2000"));
+}
+
+#[test]
+fn every_key_counts() {
+    let config = Config::from_toml(
+        "guard.deadline-ms = 500\nruntime.path = '/usr/bin/crun'\nkubelet.roots = ['/data/kubelet']\n\
+         checks = { stale-subpaths = 'report', host-root = 'off' }\nhost-root.extra-directories = ['/mnt/pods']\n\
+         journal.enabled = false\n",
+    )
+    .unwrap();
+    assert_eq!(config.deadline(), Duration::from_millis(500));
+    assert_eq!(config.runtime(), Path::new("/usr/bin/crun"));
+    assert_eq!(config.journal(), None);
+    let policy = config.policy();
+    assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Report, Mode::Off));
+    assert_eq!(policy.kubelet_roots, [PathBuf::from("/data/kubelet")]);
+    assert!(policy.holds_runtime_mounts(Path::new("/mnt")) && policy.holds_runtime_mounts(Path::new("/run")));
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line() {
+    for (text, line, named) in [
+        ("\n[gaurd]\n", "line 2", "gaurd"),
+        ("[guard]\ndeadline-ms = 'soon'\n", "line 2", "u64"),
+        ("[checks]\nhost-root = 'fix'\n", "line 2", "repair"),
+        ("[checks\n", "line 1", "]"),
+    ] {
+        let error = Config::from_toml(text).unwrap_err().to_string();
+        assert!(error.contains(line) && error.contains(named), "{text:?} gives {error}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    let error = Config::from_file(Path::new("/nowhere/config.toml")).unwrap_err();
+    assert!(matches!(error, Error::Read { .. }));
+    assert_eq!(error.in_full(), "read /nowhere/config.toml: No such file or directory (os error 2)");
+}

@@ -1,0 +1,142 @@
+//! Admitting a bundle: inspect, act, verify, tell.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use bindguard_core::judge::{Finding, Verdict};
+use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::policy::Policy;
+use bindguard_core::report::{Container, Outcome, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_core::spec::{SpecEdit, SpecView};
+use bindguard_sys::bundle;
+
+use crate::fault::{self, FaultPoint};
+use crate::inspect::{in_full, inspect};
+use crate::rebind::{NotRebound, Rebound, rebind};
+
+/// Which create of a container this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    /// The first.
+    First,
+    /// Another one, because the runtime failed. A volume that changed between admission and the runtime's mount may do
+    /// so again; then re-binding alone is a race that can be lost for ever, and the spec is pointed at the volume, too.
+    Again,
+}
+
+/// What came of an admission.
+#[derive(Debug)]
+pub struct Admission {
+    /// What was found and done.
+    pub report: Report,
+    /// Something was mended that the runtime can have failed on: creating again makes sense.
+    pub worth_another_try: bool,
+}
+
+/// Outcomes by position in the spec's `mounts`.
+type Outcomes = BTreeMap<usize, Outcome>;
+
+/// Admits a bundle: mends what policy wants mended, and reports. Never fails; see the crate's opening.
+pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
+    fault::reach(FaultPoint::Start);
+    let start = Instant::now();
+    let mut report = Report::about_bundle(bundle);
+    let worth_another_try = match try_admit(bundle, policy, attempt, &mut report) {
+        Ok(worth) => worth,
+        Err(problem) => {
+            report.problems.push(problem);
+            false
+        }
+    };
+    report.took(start.elapsed());
+    Admission { report, worth_another_try }
+}
+
+fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Report) -> Result<bool, String> {
+    let bytes = bundle::read_spec(bundle).map_err(in_full)?;
+    let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
+    report.container = Container::from_spec(&spec);
+    let findings = inspect(&spec, bundle, policy).map_err(in_full)?;
+    let plan = Plan::from_findings(&findings, policy);
+    let mut outcomes = Outcomes::new();
+    let mut edits = plan.edits.clone();
+    for order in &plan.rebinds {
+        edits.extend(mend(order, attempt, &mut outcomes));
+    }
+    match write_edits(bundle, &spec, &edits) {
+        Ok(()) => note_edits(&edits, &findings, &mut outcomes),
+        Err(why) => edits.iter().filter_map(edited_bind).for_each(|bind| {
+            outcomes.insert(bind, Outcome::Failed { why: why.clone() });
+        }),
+    }
+    report.tell(&findings, |finding| outcome_of(finding, &outcomes));
+    Ok(is_worth_another_try(&findings, &outcomes))
+}
+
+/// Re-binds one subpath. Where that is impossible, or was in vain before, the edit that does without it.
+fn mend(order: &Rebind, attempt: Attempt, outcomes: &mut Outcomes) -> Option<SpecEdit> {
+    let bind = order.bind()?;
+    let (outcome, edit) = match rebind(order) {
+        Ok(Rebound::Swapped(tries)) => {
+            (Outcome::Rebound { tries }, (attempt == Attempt::Again).then(|| order.spec_edit()))
+        }
+        Ok(Rebound::AlreadyCurrent) => (Outcome::AlreadyCurrent, None),
+        Err(error @ NotRebound::Impossible(_)) => (Outcome::Failed { why: error.to_string() }, Some(order.spec_edit())),
+        Err(error @ NotRebound::NoLongerStale(_)) => (Outcome::Failed { why: error.to_string() }, None),
+    };
+    outcomes.insert(bind, outcome);
+    edit.flatten()
+}
+
+fn write_edits(bundle: &Path, spec: &SpecView<'_>, edits: &[SpecEdit]) -> Result<(), String> {
+    if edits.is_empty() {
+        return Ok(());
+    }
+    let edited = spec.edited(edits).map_err(in_full)?;
+    bundle::replace_spec(bundle, &edited).map_err(in_full)?;
+    fault::reach(FaultPoint::AfterEdit);
+    Ok(())
+}
+
+fn note_edits(edits: &[SpecEdit], findings: &[Finding], outcomes: &mut Outcomes) {
+    for edit in edits {
+        match edit {
+            SpecEdit::Source { bind, to } => {
+                outcomes.insert(*bind, Outcome::PointedAtVolume { source: to.clone() });
+            }
+            SpecEdit::BindRslave { bind } => {
+                outcomes.insert(*bind, Outcome::MadeRslave);
+            }
+            SpecEdit::RootfsRslave => {
+                let pinning =
+                    findings.iter().filter(|finding| matches!(finding.verdict, Verdict::Pinning(p) if p.rootfs));
+                outcomes.extend(pinning.filter_map(|finding| Some((finding.bind?, Outcome::MadeRslave))));
+            }
+        }
+    }
+}
+
+fn edited_bind(edit: &SpecEdit) -> Option<usize> {
+    match edit {
+        SpecEdit::Source { bind, .. } | SpecEdit::BindRslave { bind } => Some(*bind),
+        SpecEdit::RootfsRslave => None,
+    }
+}
+
+fn outcome_of(finding: &Finding, outcomes: &Outcomes) -> Option<Outcome> {
+    finding.bind.and_then(|bind| outcomes.get(&bind)).cloned()
+}
+
+/// A stale source was mended since the last create, or the spec points into a volume that may have changed meanwhile.
+fn is_worth_another_try(findings: &[Finding], outcomes: &Outcomes) -> bool {
+    findings.iter().any(|finding| match (&finding.kind, outcome_of(finding, outcomes)) {
+        (SourceKind::InVolume, _) => true,
+        (
+            SourceKind::Subpath(_),
+            Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::PointedAtVolume { .. }),
+        ) => true,
+        (SourceKind::Subpath(_) | SourceKind::HostRoot | SourceKind::Foreign, _) => false,
+    })
+}

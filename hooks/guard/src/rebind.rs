@@ -1,0 +1,183 @@
+//! Mending one stale subpath: bind, look again, until what is there is what should be there.
+//!
+//! ```text
+//! lock the pod
+//! ┌► hold, read the mount table, judge ─ current? ─► done
+//! │    a cut-off swap lies there? detach its stale top ─┐
+//! │    open the current target                          │
+//! │    attach it below the stale mount, detach that ────┤
+//! └─────────────────────────────────────────────────────┘   at most 32 times
+//! ```
+//!
+//! Each round judges from fresh evidence, so a volume that is updated meanwhile, another guard, or an earlier guard that
+//! was killed half way are all the same: a state to go on from.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bindguard_core::evidence::{Observed, SubpathEvidence};
+use bindguard_core::judge::{Remedy, Verdict, Way, judge_subpath};
+use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath};
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::plan::Rebind;
+use bindguard_sys::observe::HeldSubpath;
+use bindguard_sys::pod_lock::PodLock;
+use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
+use bindguard_sys::{Handle, OpenedTarget, open_target, read_mount_table, stranded};
+
+use crate::fault::{self, FaultPoint};
+use crate::inspect::in_full;
+
+/// How often a volume may change under a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
+const ROUNDS: u32 = 32;
+/// How long to wait for another guard of the same pod; a re-bind takes it a few milliseconds.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How a subpath came to be current.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Rebound {
+    /// By this many swaps.
+    Swapped(u32),
+    /// Without any: somebody else was first.
+    AlreadyCurrent,
+}
+
+/// Why a subpath is not current.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotRebound {
+    /// It is no longer something that can be mended: its key went away meanwhile, say.
+    #[error("{0}")]
+    NoLongerStale(String),
+    /// It is stale, and could not be mended here.
+    #[error("{0}")]
+    Impossible(String),
+}
+
+/// Binds a subpath's current target in the stale one's place.
+pub(crate) fn rebind(order: &Rebind) -> Result<Rebound, NotRebound> {
+    let subpath = order.subpath();
+    let _lock = PodLock::acquire(&subpath.pod_directory(), PATIENCE).map_err(not_rebound)?;
+    let mut left_behind = BTreeSet::new();
+    let result = until_current(subpath, &mut left_behind);
+    remove_stranded(subpath, &left_behind);
+    result
+}
+
+fn until_current(subpath: &VolumeSubpath, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
+    let mut swaps = 0;
+    for _ in 0..ROUNDS {
+        let round = Round::begin(subpath)?;
+        match round.verdict() {
+            Verdict::Current if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
+            Verdict::Current => return Ok(Rebound::Swapped(swaps)),
+            Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::Rebind => {
+                left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
+                if round.was_cut_off() {
+                    detach(round.stale()?).map_err(swap_failed)?;
+                } else if round.swap(&remedy)? {
+                    swaps += 1;
+                }
+            }
+            verdict => {
+                let why = verdict.reason().unwrap_or_else(|| verdict.name().to_owned());
+                return Err(NotRebound::NoLongerStale(why));
+            }
+        }
+    }
+    Err(NotRebound::Impossible(format!("its volume changed {ROUNDS} times meanwhile")))
+}
+
+/// One look at a subpath, and what can be done with what was seen.
+struct Round<'s> {
+    subpath: &'s VolumeSubpath,
+    held: HeldSubpath,
+    evidence: SubpathEvidence,
+    parent_is_shared: bool,
+}
+
+impl<'s> Round<'s> {
+    fn begin(subpath: &'s VolumeSubpath) -> Result<Self, NotRebound> {
+        let held = HeldSubpath::hold(subpath);
+        let table = read_mount_table().map_err(not_rebound)?;
+        let evidence = held.observe(&table);
+        let parent_is_shared = parent_is_shared(&held, &table);
+        Ok(Self { subpath, held, evidence, parent_is_shared })
+    }
+
+    fn verdict(&self) -> Verdict {
+        judge_subpath(&self.evidence)
+    }
+
+    /// An earlier guard was killed after it attached and before it detached.
+    fn was_cut_off(&self) -> bool {
+        matches!(&self.evidence.mount, Observed::Seen(mount) if mount.covers_its_equal)
+    }
+
+    fn stale(&self) -> Result<&Handle, NotRebound> {
+        self.held.handle().ok_or_else(|| NotRebound::Impossible("it went away".to_owned()))
+    }
+
+    /// Swaps the stale mount for a bind of the current target. `false`: the target went away meanwhile, look again.
+    fn swap(&self, remedy: &Remedy) -> Result<bool, NotRebound> {
+        let Some(target) = self.open_current(&remedy.sub_path, remedy)?.file else { return Ok(false) };
+        match attach_beneath(&target, self.stale()?) {
+            Ok(()) => fault::reach(FaultPoint::AfterAttach),
+            Err(SwapError::TargetGone) => return Ok(false),
+            Err(SwapError::NotPossible { .. }) => self.tuck(&target)?,
+            Err(error @ SwapError::Failed { .. }) => return Err(swap_failed(error)),
+        }
+        detach(self.stale()?).map_err(swap_failed)?;
+        Ok(true)
+    }
+
+    fn open_current(&self, sub_path: &SubPath, remedy: &Remedy) -> Result<OpenedTarget, NotRebound> {
+        let volume = self.held.volume().ok_or_else(|| NotRebound::Impossible("its volume went away".to_owned()))?;
+        open_target(volume, &sub_path.path, remedy.writer).map_err(not_rebound)
+    }
+
+    /// Attaches below the stale mount through propagation, and makes sure that it arrived there.
+    fn tuck(&self, target: &Handle) -> Result<(), NotRebound> {
+        if !self.parent_is_shared {
+            return Err(NotRebound::Impossible(
+                "this kernel cannot mount beneath a mount whose parent is private".to_owned(),
+            ));
+        }
+        let path = self.subpath.path();
+        let folder = path.parent().map(Handle::of).transpose().map_err(not_rebound)?;
+        let folder = folder.ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
+        attach_tucked(target, &folder, &path).map_err(swap_failed)?;
+        fault::reach(FaultPoint::AfterAttach);
+        let table = read_mount_table().map_err(not_rebound)?;
+        let id = self.stale()?.mount_id().map_err(not_rebound)?;
+        let arrived = table.mount(id).is_some_and(|entry| table.covers_its_equal(entry));
+        if arrived {
+            Ok(())
+        } else {
+            Err(NotRebound::Impossible("the new mount did not arrive below the stale one".to_owned()))
+        }
+    }
+}
+
+fn parent_is_shared(held: &HeldSubpath, table: &MountTable) -> bool {
+    let id = held.handle().and_then(|handle| handle.mount_id().ok());
+    let parent = id.and_then(|id| table.mount(id)).and_then(|entry| table.mount(entry.parent));
+    parent.is_some_and(|parent| parent.propagation.peer_group.is_some())
+}
+
+/// Finishes the removal of payloads that a swap may have got in the way of.
+fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
+    let held = HeldSubpath::hold(subpath);
+    let Some(volume) = held.volume() else { return };
+    for payload in left_behind.iter().filter_map(|name| TimestampDirectory::from_name(name.as_ref())) {
+        // What stays costs a little disk and is told apart by the judge; the container does not wait for it.
+        let _ = stranded::remove_payload(volume, &payload);
+    }
+}
+
+fn not_rebound(error: impl std::error::Error) -> NotRebound {
+    NotRebound::Impossible(in_full(error))
+}
+
+fn swap_failed(error: SwapError) -> NotRebound {
+    NotRebound::Impossible(error.in_full())
+}

@@ -1,0 +1,93 @@
+//! The bundle's config.json: read whole, replaced whole.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// A spec larger than this is not looked at: containerd's are some tens of KiB, and the guard's memory is bounded.
+const LARGEST_SPEC: u64 = 16 << 20;
+
+/// What went wrong with a bundle's config.json.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    /// It could not be read.
+    #[error("read {}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// It is larger than any spec that a runtime makes.
+    #[error("read {}: it is larger than {} MiB", .0.display(), LARGEST_SPEC >> 20)]
+    TooLarge(PathBuf),
+    /// The edited spec could not be put in its place; the old one is untouched.
+    #[error("replace {}", path.display())]
+    Replace {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Reads the spec of a bundle.
+///
+/// # Errors
+/// When there is none, it cannot be read, or it is unreasonably large.
+pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
+    let path = bundle.join("config.json");
+    let mut spec = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(LARGEST_SPEC + 1).read_to_end(&mut spec));
+    read.map_err(|source| BundleError::Read { path: path.clone(), source })?;
+    if spec.len() as u64 > LARGEST_SPEC { Err(BundleError::TooLarge(path)) } else { Ok(spec) }
+}
+
+/// Puts an edited spec in the old one's place: written beside it, then renamed, so that whoever reads sees one of the
+/// two and never a part.
+///
+/// # Errors
+/// When it cannot be written; then the old spec is as it was and nothing stays beside it.
+pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
+    let path = bundle.join("config.json");
+    let beside = bundle.join(format!(".config.json.bindguard-{}", std::process::id()));
+    let replaced = write_like(&path, &beside, spec).and_then(|()| fs::rename(&beside, &path));
+    replaced.map_err(|source| {
+        // Best effort: the error that counts is the first one.
+        let _ = fs::remove_file(&beside);
+        BundleError::Replace { path, source }
+    })
+}
+
+fn write_like(old: &Path, new: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mode = fs::metadata(old)?.permissions().mode();
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
+    file.write_all(bytes)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_is_replaced_whole_and_keeps_its_mode() {
+        let bundle = tempfile::tempdir().unwrap();
+        let config = bundle.path().join("config.json");
+        fs::write(&config, "old").unwrap();
+        fs::set_permissions(&config, fs::Permissions::from_mode(0o640)).unwrap();
+        replace_spec(bundle.path(), b"new").unwrap();
+        assert_eq!(read_spec(bundle.path()).unwrap(), b"new");
+        assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_dir(bundle.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_bundle_without_a_spec_is_named() {
+        let error = read_spec(Path::new("/nowhere")).unwrap_err();
+        assert_eq!(error.to_string(), "read /nowhere/config.json");
+    }
+}

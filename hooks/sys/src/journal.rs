@@ -1,0 +1,66 @@
+//! The journal of admissions: one JSON line each, appended by any number of guards at once.
+//!
+//! A line goes out in one `write` to a file opened with `O_APPEND`, which local filesystems keep whole. When the file is
+//! full it is renamed to `<name>.1`, replacing the one before it: the journal is bounded to twice its size.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Size from which the journal is rotated, in bytes.
+const FULL: u64 = 4 << 20;
+
+/// Why a line is not in the journal.
+#[derive(Debug, thiserror::Error)]
+#[error("append to {}", path.display())]
+pub struct JournalError {
+    /// The journal.
+    pub path: PathBuf,
+    /// The kernel's answer.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Appends one line; `line` has no newline of its own.
+///
+/// # Errors
+/// When the journal cannot be opened or written.
+pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
+    try_append(journal, line).map_err(|source| JournalError { path: journal.to_owned(), source })
+}
+
+fn try_append(journal: &Path, line: &str) -> io::Result<()> {
+    if let Some(directory) = journal.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+    }
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o640).open(journal)?;
+    file.write_all(format!("{line}\n").as_bytes())?;
+    let written = file.metadata()?;
+    // Another guard may have rotated it meanwhile: then the path leads to another file.
+    if written.len() >= FULL && fs::metadata(journal).is_ok_and(|now| now.ino() == written.ino()) {
+        fs::rename(journal, rotated(journal))?;
+    }
+    Ok(())
+}
+
+fn rotated(journal: &Path) -> PathBuf {
+    let mut name = journal.as_os_str().to_owned();
+    name.push(".1");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_journal_makes_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = folder.path().join("new/journal.jsonl");
+        append(&journal, &"x".repeat(FULL as usize)).unwrap();
+        append(&journal, "{}").unwrap();
+        assert_eq!(fs::read_to_string(&journal).unwrap(), "{}\n");
+        assert!(folder.path().join("new/journal.jsonl.1").metadata().is_ok());
+    }
+}

@@ -1,0 +1,51 @@
+//! All volume-subpaths of a node, by the kubelet's folders.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::kubelet::VolumeSubpath;
+
+/// Why a kubelet's folders could not be listed.
+#[derive(Debug, thiserror::Error)]
+#[error("list {}", directory.display())]
+pub struct SubpathsError {
+    /// The folder.
+    pub directory: PathBuf,
+    /// The kernel's answer.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Lists the volume-subpaths below one kubelet root, sorted. A root that is not there has none.
+///
+/// The folders above a subpath are the kubelet's own and on its disk; the subpaths themselves are not touched.
+///
+/// # Errors
+/// When a folder cannot be read. One that goes away meanwhile is a pod that goes away.
+pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, SubpathsError> {
+    let mut found = Vec::new();
+    for pod in children(&kubelet_root.join("pods"))? {
+        for volume in children(&pod.join("volume-subpaths"))? {
+            for container in children(&volume)? {
+                let paths = children(&container)?;
+                found.extend(paths.iter().filter_map(|path| VolumeSubpath::from_path(path, [kubelet_root])));
+            }
+        }
+    }
+    found.sort_by_key(VolumeSubpath::path);
+    Ok(found)
+}
+
+fn children(directory: &Path) -> Result<Vec<PathBuf>, SubpathsError> {
+    let failed = |source| SubpathsError { directory: directory.to_owned(), source };
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        // A pod without subpaths, a kubelet that is not here, or a plain file among the folders.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    entries.map(|entry| entry.map(|entry| entry.path()).map_err(failed)).collect()
+}

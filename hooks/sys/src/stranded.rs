@@ -1,0 +1,68 @@
+//! Payload directories whose removal a swap got in the way of.
+//!
+//! Between attaching and detaching, a current file is the mount point of the stale one above it, and unlinking a mount
+//! point is EBUSY. An AtomicWriter that removes its old payload in that very moment fails, and never tries again. So
+//! the guard that bound from a payload removes it when it is no longer the current one: what the kubelet meant to do.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::kubelet::TimestampDirectory;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::handle::Handle;
+
+/// Why a stranded payload is still there.
+#[derive(Debug, thiserror::Error)]
+#[error("remove the stranded payload {}", path.display())]
+pub struct StrandedError {
+    /// The directory.
+    pub path: PathBuf,
+    /// The kernel's answer.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Removes a payload that `..data` named once and names no longer. `..data` never goes back to an earlier directory,
+/// so the kubelet has removed it, is removing it, or failed to.
+///
+/// # Errors
+/// When something cannot be removed. What is gone already is no error.
+pub fn remove_payload(volume: &Handle, payload: &TimestampDirectory) -> Result<(), StrandedError> {
+    remove_tree(volume, Path::new(payload.name()))
+        .map_err(|errno| StrandedError { path: volume.path().join(payload.name()), source: errno.into() })
+}
+
+/// `rm -r`, symlinks removed and not followed, what is gone already skipped.
+fn remove_tree(parent: impl AsFd, name: &Path) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = match rustix::fs::openat(&parent, name, flags, Mode::empty()) {
+        Ok(directory) => directory,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(errno),
+    };
+    for entry in rustix::fs::Dir::read_from(&directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        if entry.file_type() == FileType::Directory {
+            remove_tree(&directory, Path::new(OsStr::from_bytes(name.to_bytes())))?;
+        } else {
+            gone(rustix::fs::unlinkat(&directory, name, AtFlags::empty()))?;
+        }
+    }
+    gone(rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR))
+}
+
+fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
+    match removed {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,22 @@
+//! `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer: the kernel's own way, see move_mount(2).
+
+use rustix::mount::MoveMountFlags;
+
+use crate::handle::Handle;
+
+use super::{SwapError, clone_mount};
+
+/// Attaches a bind of `target` directly below `stale`, the mount on top.
+///
+/// Until `stale` is detached, `target` is its mount point: unlinking it is EBUSY for whoever tries. Detach at once.
+///
+/// # Errors
+/// [`SwapError::TargetGone`] when the target was removed meanwhile, [`SwapError::NotPossible`] on older kernels.
+pub fn attach_beneath(target: &Handle, stale: &Handle) -> Result<(), SwapError> {
+    let new = clone_mount(target)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
+        | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH
+        | MoveMountFlags::MOVE_MOUNT_BENEATH;
+    rustix::mount::move_mount(new, "", stale, "", flags)
+        .map_err(|errno| SwapError::from_errno("mounting beneath the stale mount", errno))
+}

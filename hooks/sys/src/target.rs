@@ -1,0 +1,158 @@
+//! Opening what a sub path leads to today, so that nothing in the volume can lead out of it.
+//!
+//! A payload is opened in two steps: the directory that `..data` names, then the path below it with no symlink allowed.
+//! AtomicWriter may swap the payload between any two steps; then the first step is done anew. openat2(2) refuses what
+//! leaves the directory, another mount in the way, and magic links (CVE-2017-1002101 was a symlink in a volume).
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::kubelet::{DATA_LINK, TimestampDirectory, Writer};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
+
+use crate::handle::Handle;
+
+/// How often a payload may be swapped under the opener before it gives up. Updates without a pause needed 12.
+const SWAPS: usize = 64;
+
+/// What a sub path leads to.
+#[derive(Debug)]
+pub struct OpenedTarget {
+    /// The payload directory that it is in; `None` in volumes that have no payload.
+    pub timestamp: Option<TimestampDirectory>,
+    /// The file; `None` when nothing has that name.
+    pub file: Option<Handle>,
+}
+
+/// Why a target could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// The volume holds no `..data`.
+    #[error("{} has no ..data", .0.display())]
+    NoPayload(PathBuf),
+    /// `..data` is not what AtomicWriter makes.
+    #[error("..data of {} names {}, which is no payload directory", volume.display(), names.display())]
+    NotAPayload {
+        /// The volume.
+        volume: PathBuf,
+        /// Where the link points.
+        names: PathBuf,
+    },
+    /// The payload was swapped faster than it could be opened.
+    #[error("{} was updated {SWAPS} times while it was opened", .0.display())]
+    Restless(PathBuf),
+    /// A symlink stands where a file or directory should.
+    #[error("{} in {} is a symlink", path.display(), volume.display())]
+    Symlink {
+        /// The volume.
+        volume: PathBuf,
+        /// The path within it.
+        path: PathBuf,
+    },
+    /// The kernel refused.
+    #[error("open {} in {}", path.display(), volume.display())]
+    Open {
+        /// The volume.
+        volume: PathBuf,
+        /// The path within it.
+        path: PathBuf,
+        /// Its answer: ELOOP for a symlink, EXDEV for another mount or a way out of the volume.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl TargetError {
+    /// The error and what the kernel said, in one line.
+    pub fn in_full(&self) -> String {
+        match self {
+            Self::Open { source, .. } => format!("{self}: {source}"),
+            Self::NoPayload(_) | Self::NotAPayload { .. } | Self::Restless(_) | Self::Symlink { .. } => {
+                self.to_string()
+            }
+        }
+    }
+}
+
+/// Opens `sub_path` of a volume, below `..data` where the kubelet writes the volume.
+///
+/// # Errors
+/// When the kernel refuses a step, or the volume is not laid out as its writer lays it out. A name that is not there is
+/// no error.
+pub fn open_target(volume: &Handle, sub_path: &Path, writer: Writer) -> Result<OpenedTarget, TargetError> {
+    match writer {
+        Writer::Containers => Ok(OpenedTarget { timestamp: None, file: below(volume, volume, sub_path)? }),
+        Writer::Kubelet => in_payload(volume, sub_path),
+    }
+}
+
+fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetError> {
+    for _ in 0..SWAPS {
+        let timestamp = current_payload(volume)?;
+        let Some(payload) = below(volume, volume, Path::new(timestamp.name()))? else { continue };
+        if let Some(file) = below(volume, &payload, sub_path)? {
+            return Ok(OpenedTarget { timestamp: Some(timestamp), file: Some(file) });
+        }
+        // Not there: because the key is gone, or because the payload is just being removed?
+        if current_payload(volume)? == timestamp {
+            return Ok(OpenedTarget { timestamp: Some(timestamp), file: None });
+        }
+    }
+    Err(TargetError::Restless(volume.path().to_owned()))
+}
+
+/// The payload directory that `..data` names now.
+fn current_payload(volume: &Handle) -> Result<TimestampDirectory, TargetError> {
+    let link = match rustix::fs::readlinkat(volume, DATA_LINK, Vec::new()) {
+        Ok(link) => link,
+        Err(Errno::NOENT) => return Err(TargetError::NoPayload(volume.path().to_owned())),
+        Err(errno) => return Err(open_error(volume, Path::new(DATA_LINK), errno)),
+    };
+    let names = OsStr::from_bytes(link.as_bytes());
+    TimestampDirectory::from_name(names)
+        .ok_or_else(|| TargetError::NotAPayload { volume: volume.path().to_owned(), names: names.into() })
+}
+
+/// Opens `path` below `directory`; `None` when it is not there.
+fn below(volume: &Handle, directory: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
+    let name = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    match open_below(directory, name) {
+        Ok(fd) if is_symlink(&fd) => {
+            Err(TargetError::Symlink { volume: volume.path().to_owned(), path: path.to_owned() })
+        }
+        Ok(fd) => Ok(Some(Handle::from_fd(fd, directory.path().join(path)))),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(errno) => Err(open_error(volume, path, errno)),
+    }
+}
+
+fn open_below(directory: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let beneath =
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    loop {
+        // EAGAIN: something was renamed somewhere during the walk, and the kernel cannot be sure of the result.
+        match rustix::fs::openat2(&directory, path, flags, Mode::empty(), beneath) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// With `O_PATH | O_NOFOLLOW` the kernel hands out a final symlink itself.
+fn is_symlink(fd: &OwnedFd) -> bool {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    match rustix::fs::statx(fd, "", flags, StatxFlags::TYPE) {
+        Ok(stat) => FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink,
+        // What cannot be told is not bound.
+        Err(_) => true,
+    }
+}
+
+fn open_error(volume: &Handle, path: &Path, errno: Errno) -> TargetError {
+    TargetError::Open { volume: volume.path().to_owned(), path: path.to_owned(), source: errno.into() }
+}

@@ -1,0 +1,91 @@
+//! Finding the real runtime and becoming it.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::handover;
+use crate::remarks::Remarks;
+
+/// Names the real runtime in the environment: a path, or a name on `PATH`.
+const ENVIRONMENT: &str = "BINDGUARD_RUNTIME";
+/// What a shell answers for a command that cannot be run.
+const CANNOT_RUN: u8 = 127;
+
+/// Why there is no real runtime to become.
+#[derive(Debug, thiserror::Error)]
+enum NoRuntime {
+    #[error("find the OCI runtime {}: it is not on PATH", .0.display())]
+    NotOnPath(PathBuf),
+    #[error("find an OCI runtime: {} is bindguard-runtime itself", .0.display())]
+    Itself(PathBuf),
+}
+
+/// Replaces this process by the real runtime. Returns only when that is impossible.
+pub fn exec(args: &[OsString], configured: &Path, remarks: &Remarks) -> ExitCode {
+    let runtime = match find(configured) {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            remarks.fatal(&error.to_string());
+            return ExitCode::from(CANNOT_RUN);
+        }
+    };
+    let mut command = Command::new(&runtime);
+    command.args(args).env_remove(ENVIRONMENT);
+    handover::VARIABLES.iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    let error = command.exec();
+    remarks.fatal(&format!("run the OCI runtime {}: {error}", runtime.display()));
+    ExitCode::from(CANNOT_RUN)
+}
+
+/// The environment's runtime, else the config's. Either may turn out to be this very program (an installation that puts
+/// it in runc's place, or a `BinaryName` that names it): then `runc` further along `PATH` is meant.
+fn find(configured: &Path) -> Result<PathBuf, NoRuntime> {
+    let asked = env::var_os(ENVIRONMENT).filter(|name| !name.is_empty()).map(PathBuf::from);
+    let candidates = [asked.as_deref(), Some(configured), Some(Path::new("runc"))];
+    let mut first_error = None;
+    for candidate in candidates.into_iter().flatten() {
+        match locate(candidate) {
+            Ok(runtime) => return Ok(runtime),
+            Err(error @ NoRuntime::NotOnPath(_)) if first_error.is_none() => return Err(error),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    Err(first_error.unwrap_or_else(|| NoRuntime::NotOnPath(configured.to_owned())))
+}
+
+fn locate(name: &Path) -> Result<PathBuf, NoRuntime> {
+    if name.as_os_str().as_encoded_bytes().contains(&b'/') {
+        return if is_this_program(name) { Err(NoRuntime::Itself(name.to_owned())) } else { Ok(name.to_owned()) };
+    }
+    on_path(name.as_os_str())
+}
+
+fn on_path(name: &OsStr) -> Result<PathBuf, NoRuntime> {
+    let path =
+        env::var_os("PATH").unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
+    let mut found_itself = None;
+    for program in env::split_paths(&path).map(|folder| folder.join(name)).filter(|program| is_program(program)) {
+        if !is_this_program(&program) {
+            return Ok(program);
+        }
+        found_itself = Some(program);
+    }
+    Err(found_itself.map_or_else(|| NoRuntime::NotOnPath(name.into()), NoRuntime::Itself))
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+fn is_this_program(path: &Path) -> bool {
+    let identity = |path: &Path| -> io::Result<(u64, u64)> { fs::metadata(path).map(|meta| (meta.dev(), meta.ino())) };
+    matches!((identity(path), identity(Path::new("/proc/self/exe"))), (Ok(a), Ok(b)) if a == b)
+}

@@ -1,0 +1,73 @@
+//! Telling the shim how far the guard got.
+//!
+//! The shim gives the guard the write end of a pipe and a deadline. One line says that the runtime begins now, or that
+//! there was nothing to mend; a pipe that closes without a line says that the guard died. Without a shim, or under a
+//! shim that knows nothing of bindguard, nobody listens.
+
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use rustix::io::FdFlags;
+
+const FD: &str = "BINDGUARD_HANDOVER_FD";
+const ATTEMPT: &str = "BINDGUARD_ATTEMPT";
+
+/// What the shim sets for the guard, and the runtime need not see.
+pub const VARIABLES: [&str; 2] = [FD, ATTEMPT];
+
+/// The shim's end of the bargain, if there is a shim.
+#[derive(Debug)]
+pub struct Handover {
+    pipe: Option<OwnedFd>,
+    attempt: u32,
+}
+
+impl Handover {
+    /// What the environment says. Anything but a pipe's number there is the same as nothing.
+    pub fn from_environment() -> Self {
+        Self { pipe: pipe(), attempt: number(ATTEMPT).unwrap_or(0) }
+    }
+
+    /// Which create of the container this is, counted from 0.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// The runtime begins now.
+    pub fn hand_over(&self) {
+        self.say("handover\n");
+    }
+
+    /// Nothing was mended that a create can have failed on: it would fail again.
+    pub fn unchanged(&self) {
+        self.say("unchanged\n");
+    }
+
+    fn say(&self, line: &str) {
+        if let Some(pipe) = self.pipe.as_ref().and_then(|pipe| pipe.try_clone().ok()) {
+            // A shim that no longer listens has given up on the guard, and has ended this process or is about to.
+            let _ = fs::File::from(pipe).write_all(line.as_bytes());
+        }
+    }
+}
+
+/// The inherited descriptor, made to close when the runtime begins.
+fn pipe() -> Option<OwnedFd> {
+    let number = number(FD)?;
+    let link = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+    if number <= 2 || !link.as_os_str().as_encoded_bytes().starts_with(b"pipe:") {
+        return None;
+    }
+    let raw = i32::try_from(number).ok()?;
+    // SAFETY: it is an open pipe, this runs once and before anything else opens a descriptor, and the shim passed it
+    // for this process to own.
+    let pipe = unsafe { OwnedFd::from_raw_fd(raw) };
+    rustix::io::fcntl_setfd(&pipe, FdFlags::CLOEXEC).ok()?;
+    Some(pipe)
+}
+
+fn number(name: &str) -> Option<u32> {
+    env::var(name).ok()?.parse().ok()
+}
