@@ -1,2 +1,66 @@
-//! Under construction.
-fn main() {}
+//! `bindguard`: what an operator asks of the guard. Every verb is a file; text and `--json` are the same report.
+//!
+//! Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.
+
+mod check;
+mod diagnose;
+mod show;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bindguard_config::{Config, load};
+use clap::{Parser, Subcommand};
+
+/// Checks bind sources against the kernel's mount table.
+#[derive(Debug, Parser)]
+#[command(name = "bindguard", version, about, arg_required_else_help = true)]
+struct Arguments {
+    /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Say what admission would find in a bundle, and what it would do. Changes nothing.
+    Check(check::Check),
+    /// Judge every volume-subpath of this node. Changes nothing.
+    Diagnose(diagnose::Diagnose),
+}
+
+/// "Could not tell", for scripts.
+const COULD_NOT_TELL: u8 = 2;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("bindguard: {error:#}");
+            ExitCode::from(COULD_NOT_TELL)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let config = config(arguments.config)?;
+    match arguments.verb {
+        Verb::Check(check) => check.run(config.policy()),
+        Verb::Diagnose(diagnose) => diagnose.run(config.policy()),
+    }
+}
+
+/// A config that was asked for has to be good; the node's own, when it is bad, is what admission would pass over, too.
+fn config(asked: Option<PathBuf>) -> anyhow::Result<Config> {
+    if let Some(path) = asked {
+        return Config::from_file(&path).map_err(|error| anyhow::anyhow!(error.in_full()));
+    }
+    let loaded = load();
+    if let Some(problem) = loaded.problem {
+        eprintln!("bindguard: the defaults are in force: {}", problem.in_full());
+    }
+    Ok(loaded.config)
+}

@@ -1,0 +1,31 @@
+//! `bindguard check BUNDLE`: steps 2 to 6 of an admission, without the acting.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bindguard_core::policy::Policy;
+use bindguard_guard::check_bundle;
+use clap::Args;
+
+use crate::show;
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// The folder that holds config.json.
+    bundle: PathBuf,
+    /// Print the report as JSON, in the journal's words.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Check {
+    /// Runs it.
+    pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
+        // The report names the bundle, and a relative path is of no use to who reads it elsewhere.
+        let bundle = std::path::absolute(&self.bundle)?;
+        let report = check_bundle(&bundle, policy);
+        show::print(&report, self.json)?;
+        Ok(show::exit_code(&report))
+    }
+}
