@@ -1,0 +1,166 @@
+//! Whatever was seen of a subpath: what is planned for it makes it current, and nothing is planned for what could not be
+//! read or is not bindguard's.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+use std::path::{Path, PathBuf};
+
+use bindguard_core::evidence::{FileIdentity, FileKind, HostMount, Observed, SubpathEvidence, SubpathMount, Target, Volume};
+use bindguard_core::judge::{Finding, Verdict, Way, judge_host_root, judge_subpath};
+use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeSubpath};
+use bindguard_core::mount_table::{Device, FsType, MountRoot};
+use bindguard_core::plan::Plan;
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::source::SourceKind;
+use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit};
+use proptest::prelude::*;
+
+const SUBPATH: &str = "/var/lib/kubelet/pods/u/volume-subpaths/v/c/0";
+const PLACE: &str = "/fs/volumes/v";
+
+fn observed<T: Clone + std::fmt::Debug + 'static>(seen: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Observed<T>> {
+    prop_oneof![8 => seen.prop_map(Observed::Seen), 1 => Just(Observed::Absent), 1 => Just(Observed::Unreadable("EIO".into()))].boxed()
+}
+
+fn identity() -> impl Strategy<Value = FileIdentity> {
+    let kind = prop_oneof![5 => Just(FileKind::File), 1 => Just(FileKind::Directory)];
+    (1..4u64, kind).prop_map(|(inode, kind)| FileIdentity { device: 1, inode, kind })
+}
+
+fn timestamp() -> impl Strategy<Value = TimestampDirectory> {
+    (0..3).prop_map(|n| TimestampDirectory::from_name(format!("..2026_11_21_05_10_00.{n}").as_ref()).unwrap())
+}
+
+fn device() -> impl Strategy<Value = Device> {
+    prop_oneof![5 => Just(Device { major: 8, minor: 1 }), 1 => Just(Device { major: 0, minor: 44 })]
+}
+
+fn fs_type() -> impl Strategy<Value = FsType> {
+    prop::sample::select(vec!["ext4", "tmpfs", "nfs4", "fuse.sshfs"]).prop_map(|name| FsType(name.into()))
+}
+
+prop_compose! {
+    fn mount()(place in prop::sample::select(vec![PLACE, "/", "/elsewhere"]), timestamp in prop::option::of(timestamp()),
+               deleted: bool, device in device(), fs_type in fs_type(), identity in observed(identity()),
+               covers_its_equal: bool) -> SubpathMount {
+        let payload = timestamp.map(|t| t.name().to_owned()).unwrap_or_default();
+        let root = MountRoot { path: Path::new(place).join(payload).join("app.conf"), deleted };
+        SubpathMount { root, device, fs_type, identity, covers_its_equal }
+    }
+}
+
+prop_compose! {
+    fn volume()(plugin in prop::sample::select(Plugin::ALL.to_vec()), device in device(), fs_type in fs_type(),
+                own in any::<bool>()) -> Volume {
+        let place = if own { "/" } else { PLACE };
+        Volume { plugin, directory: "/var/lib/kubelet/pods/u/volumes/p/v".into(), device, fs_type, place: place.into(), is_mount_point: own }
+    }
+}
+
+prop_compose! {
+    fn evidence()(mount in observed(mount()), volume in observed(volume()),
+                  target in observed((prop::option::of(timestamp()), observed(identity())))) -> SubpathEvidence {
+        let target = match target {
+            Observed::Seen((timestamp, file)) => Observed::Seen(Target { timestamp, file }),
+            Observed::Absent => Observed::Absent,
+            Observed::Unreadable(why) => Observed::Unreadable(why),
+        };
+        SubpathEvidence { mount, volume, target }
+    }
+}
+
+fn finding(verdict: Verdict) -> Finding {
+    let subpath = VolumeSubpath::from_path(Path::new(SUBPATH), [Path::new("/var/lib/kubelet")]).unwrap();
+    Finding {
+        bind: Some(0),
+        source: SUBPATH.into(),
+        destination: Some("/etc/app.conf".into()),
+        kind: SourceKind::Subpath(subpath),
+        verdict,
+    }
+}
+
+/// What the kernel shows after the current target was bound in the stale one's place.
+fn rebound(before: &SubpathEvidence, sub_path: &Path) -> SubpathEvidence {
+    let mut after = before.clone();
+    let (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target)) = (&mut after.mount, &before.volume, &before.target) else {
+        panic!("planned without evidence: {before:?}");
+    };
+    let payload = target.timestamp.as_ref().map(|t| PathBuf::from(t.name())).unwrap_or_default();
+    mount.root = MountRoot { path: volume.place.join(payload).join(sub_path), deleted: false };
+    mount.device = volume.device;
+    mount.identity = target.file.clone();
+    mount.covers_its_equal = false;
+    after
+}
+
+fn was_read(evidence: &SubpathEvidence) -> bool {
+    matches!(&evidence.mount, Observed::Seen(mount) if matches!(mount.identity, Observed::Seen(_)))
+        && matches!(&evidence.volume, Observed::Seen(_))
+        && matches!(&evidence.target, Observed::Seen(target) if matches!(target.file, Observed::Seen(_)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn carrying_out_a_plan_leaves_nothing_to_do(evidence in evidence()) {
+        let plan = Plan::from_findings(&[finding(judge_subpath(&evidence))], &Policy::default());
+        for order in &plan.rebinds {
+            prop_assert!(was_read(&evidence), "planned on what was not read: {evidence:?}");
+            // A payload is bound from a payload, anything else is bound where it was.
+            let after = rebound(&evidence, &order.sub_path().path);
+            let payload_is_whole = matches!(&evidence.target, Observed::Seen(t) if t.timestamp.is_some())
+                == (order.writer() == bindguard_core::kubelet::Writer::Kubelet);
+            if payload_is_whole {
+                prop_assert_eq!(judge_subpath(&after), Verdict::Current);
+            }
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_never_stale_nor_planned(evidence in evidence()) {
+        let verdict = judge_subpath(&evidence);
+        if matches!(evidence.mount, Observed::Unreadable(_)) || matches!(evidence.volume, Observed::Unreadable(_)) {
+            prop_assert!(!matches!(verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. }), "{verdict:?}");
+        }
+        if !was_read(&evidence) {
+            prop_assert!(Plan::from_findings(&[finding(verdict)], &Policy::default()).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_directory_is_never_bound_where_a_file_was(evidence in evidence()) {
+        for order in Plan::from_findings(&[finding(judge_subpath(&evidence))], &Policy::default()).rebinds {
+            let (Observed::Seen(mount), Observed::Seen(target)) = (&evidence.mount, &evidence.target) else { panic!() };
+            let (Observed::Seen(shown), Observed::Seen(file)) = (&mount.identity, &target.file) else { panic!() };
+            prop_assert_eq!(shown.kind, file.kind);
+            prop_assert_eq!(order.way(), Way::Rebind);
+        }
+    }
+
+    #[test]
+    fn what_policy_does_not_want_mended_is_not_planned(evidence in evidence()) {
+        let policy = Policy { stale_subpaths: Mode::Report, ..Policy::default() };
+        prop_assert!(Plan::from_findings(&[finding(judge_subpath(&evidence))], &policy).is_empty());
+    }
+}
+
+#[test]
+fn a_shared_bind_is_never_lowered() {
+    let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
+    let judge = |asked, rootfs: &RootfsPropagation| judge_host_root(asked, rootfs, true, &host);
+    assert_eq!(judge(AskedPropagation::Shared, &RootfsPropagation::Unset), Verdict::Current);
+    let beside = judge(AskedPropagation::Private, &RootfsPropagation::Set("shared".into()));
+    let mut finding = finding(beside);
+    finding.kind = SourceKind::HostRoot;
+    assert_eq!(Plan::from_findings(&[finding], &Policy::default()).edits, [SpecEdit::BindRslave { bind: 0 }]);
+}
+
+#[test]
+fn a_host_root_bind_of_a_private_mount_is_still_told_of_when_it_is_rslave() {
+    let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: false });
+    let verdict = judge_host_root(AskedPropagation::RecursiveSlave, &RootfsPropagation::Set("rslave".into()), false, &host);
+    assert!(verdict.reason().unwrap().contains("private"), "{verdict:?}");
+    assert!(Plan::from_findings(&[finding(verdict)], &Policy::default()).is_empty());
+}

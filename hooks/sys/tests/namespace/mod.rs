@@ -1,0 +1,28 @@
+//! A mount namespace of the test's own: it ends with the test's thread and takes every mount along.
+
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+/// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, said aloud, without privilege.
+pub fn enter(shared: bool) -> bool {
+    if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
+        eprintln!("SKIPPED: unshare(CLONE_NEWNS) says {errno}: this test needs CAP_SYS_ADMIN");
+        return false;
+    }
+    change("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC);
+    if shared {
+        change("/", MsFlags::MS_SHARED | MsFlags::MS_REC);
+    }
+    true
+}
+
+/// `mount --bind`
+pub fn bind(from: &Path, to: &Path) {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+}
+
+fn change(path: &str, flags: MsFlags) {
+    mount(None::<&str>, path, None::<&str>, flags, None::<&str>).unwrap();
+}

@@ -1,0 +1,146 @@
+//! Swapping a stale mount for a current one, both ways, in mount namespaces of the tests' own.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+mod namespace;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+
+use bindguard_core::mount_table::MountRoot;
+use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
+use bindguard_sys::{Handle, read_mount_table};
+
+/// A file that is bound over an empty one, and then replaced.
+struct Stale {
+    folder: tempfile::TempDir,
+}
+
+impl Stale {
+    fn new() -> Self {
+        let stale = Self { folder: tempfile::tempdir().unwrap() };
+        fs::write(stale.mounted(), "").unwrap();
+        fs::write(stale.file(0), "version 0").unwrap();
+        namespace::bind(&stale.file(0), &stale.mounted());
+        fs::remove_file(stale.file(0)).unwrap();
+        stale
+    }
+
+    fn mounted(&self) -> PathBuf {
+        self.folder.path().join("mounted")
+    }
+
+    fn file(&self, version: u32) -> PathBuf {
+        self.folder.path().join(format!("file-{version}"))
+    }
+
+    fn target(&self, version: u32) -> Handle {
+        fs::write(self.file(version), format!("version {version}")).unwrap();
+        Handle::of(&self.file(version)).unwrap()
+    }
+
+    fn roots(&self) -> Vec<MountRoot> {
+        let table = read_mount_table().unwrap();
+        table.stack_at(&self.mounted()).map(|entry| entry.root.clone()).collect()
+    }
+
+    fn content(&self) -> String {
+        fs::read_to_string(self.mounted()).unwrap()
+    }
+}
+
+/// Opens the path all the time; counts how often the empty file underneath was seen.
+fn watched(path: &Path, during: impl FnOnce()) -> u32 {
+    let (seen_empty, done) = (AtomicU32::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                if fs::read(path).unwrap().is_empty() {
+                    seen_empty.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        during();
+        done.store(true, Ordering::Relaxed);
+    });
+    seen_empty.into_inner()
+}
+
+#[test]
+fn beneath_leaves_one_mount_and_never_shows_the_file_underneath() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let stale = Stale::new();
+    assert!(stale.roots()[0].deleted);
+    let seen_empty = watched(&stale.mounted(), || {
+        for version in 1..300 {
+            let top = Handle::of(&stale.mounted()).unwrap();
+            match attach_beneath(&stale.target(version), &top) {
+                Err(SwapError::NotPossible { .. }) => return eprintln!("SKIPPED: no MOVE_MOUNT_BENEATH before Linux 6.5"),
+                other => other.unwrap(),
+            }
+            detach(&top).unwrap();
+            assert_eq!(stale.content(), format!("version {version}"));
+        }
+    });
+    assert_eq!((seen_empty, stale.roots().len()), (0, 1));
+}
+
+#[test]
+fn tucked_under_a_shared_parent_leaves_one_mount_and_never_shows_the_file_underneath() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let stale = Stale::new();
+    let folder = Handle::of(stale.folder.path()).unwrap();
+    let seen_empty = watched(&stale.mounted(), || {
+        for version in 1..100 {
+            let top = Handle::of(&stale.mounted()).unwrap();
+            attach_tucked(&stale.target(version), &folder, &stale.mounted()).unwrap();
+            assert_eq!(stale.roots().len(), 2, "it arrived below");
+            detach(&top).unwrap();
+            assert_eq!(stale.content(), format!("version {version}"));
+        }
+    });
+    assert_eq!((seen_empty, stale.roots().len()), (0, 1));
+}
+
+#[test]
+fn tucked_under_a_private_parent_does_not_arrive_and_changes_nothing() {
+    if !namespace::enter(false) {
+        return;
+    }
+    let stale = Stale::new();
+    let folder = Handle::of(stale.folder.path()).unwrap();
+    attach_tucked(&stale.target(1), &folder, &stale.mounted()).unwrap();
+    assert_eq!(stale.roots().len(), 1);
+    assert_eq!(stale.content(), "version 0");
+}
+
+#[test]
+fn a_target_that_is_removed_meanwhile_is_told_and_changes_nothing() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let stale = Stale::new();
+    let target = stale.target(1);
+    fs::remove_file(stale.file(1)).unwrap();
+    let top = Handle::of(&stale.mounted()).unwrap();
+    assert!(matches!(attach_beneath(&target, &top), Err(SwapError::TargetGone | SwapError::NotPossible { .. })));
+    assert_eq!((stale.content().as_str(), stale.roots().len()), ("version 0", 1));
+}
+
+#[test]
+fn detaching_twice_takes_one_mount() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let stale = Stale::new();
+    let top = Handle::of(&stale.mounted()).unwrap();
+    detach(&top).unwrap();
+    detach(&top).unwrap();
+    assert_eq!((stale.content().as_str(), stale.roots().len()), ("", 0));
+}

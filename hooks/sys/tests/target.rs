@@ -1,0 +1,116 @@
+//! What a sub path leads to: never out of its volume (CVE-2017-1002101), and always what is current.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use bindguard_core::kubelet::{TimestampDirectory, Writer};
+use bindguard_sys::{Handle, TargetError, open_target, stranded};
+use tempfile::TempDir;
+
+const OLD: &str = "..2026_11_21_05_10_00.1";
+const NEW: &str = "..2026_11_21_05_10_01.2";
+
+fn payload(volume: &TempDir, timestamp: &str, files: &[&str]) {
+    for file in files {
+        let path = volume.path().join(timestamp).join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, timestamp).unwrap();
+    }
+}
+
+fn swap(volume: &TempDir, timestamp: &str) {
+    symlink(timestamp, volume.path().join("..data_tmp")).unwrap();
+    fs::rename(volume.path().join("..data_tmp"), volume.path().join("..data")).unwrap();
+}
+
+fn open(volume: &TempDir, path: &str, writer: Writer) -> Result<Option<Handle>, TargetError> {
+    open_target(&Handle::of(volume.path()).unwrap(), Path::new(path), writer).map(|opened| opened.file)
+}
+
+#[test]
+fn a_payload_is_opened_through_the_data_link() {
+    let volume = tempfile::tempdir().unwrap();
+    payload(&volume, OLD, &["app.conf"]);
+    payload(&volume, NEW, &["app.conf", "dir/nested.conf"]);
+    swap(&volume, NEW);
+    let current = |path: &str| Handle::of(&volume.path().join(NEW).join(path)).unwrap().identity().unwrap();
+    for path in ["app.conf", "dir", "dir/nested.conf", ""] {
+        let file = open(&volume, path, Writer::Kubelet).unwrap().unwrap();
+        assert_eq!(file.identity().unwrap(), current(path), "{path:?}");
+    }
+    assert!(open(&volume, "gone.conf", Writer::Kubelet).unwrap().is_none());
+}
+
+#[test]
+fn a_volume_without_a_payload_is_told_from_one_whose_link_lies() {
+    let volume = tempfile::tempdir().unwrap();
+    assert!(matches!(open(&volume, "app.conf", Writer::Kubelet), Err(TargetError::NoPayload(_))));
+    for lie in ["/", "../..", "somewhere"] {
+        swap(&volume, lie);
+        assert!(matches!(open(&volume, "etc", Writer::Kubelet), Err(TargetError::NotAPayload { .. })), "{lie}");
+    }
+}
+
+#[test]
+fn no_symlink_leads_out_of_a_volume_that_containers_write() {
+    let volume = tempfile::tempdir().unwrap();
+    symlink("/", volume.path().join("absolute")).unwrap();
+    symlink("../../../../..", volume.path().join("up")).unwrap();
+    symlink("inside", volume.path().join("even-inside")).unwrap();
+    fs::create_dir(volume.path().join("inside")).unwrap();
+    for path in ["absolute", "absolute/etc", "up/etc", "even-inside", "../..", "inside/../../.."] {
+        let opened = open(&volume, path, Writer::Containers);
+        assert!(matches!(opened, Err(TargetError::Symlink { .. } | TargetError::Open { .. })), "{path}: {opened:?}");
+    }
+    assert!(open(&volume, "inside", Writer::Containers).unwrap().is_some());
+}
+
+#[test]
+fn a_directory_swapped_for_a_symlink_in_a_loop_never_lets_anything_outside_be_opened() {
+    let volume = tempfile::tempdir().unwrap();
+    let (inside, link, shelf) = (volume.path().join("door"), volume.path().join("link"), volume.path().join("shelf"));
+    fs::create_dir_all(inside.join("etc")).unwrap();
+    symlink("/", &link).unwrap();
+    let outside = Handle::of(Path::new("/etc")).unwrap().identity().unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for (from, to) in [(&inside, &shelf), (&link, &inside), (&inside, &link), (&shelf, &inside)] {
+                    fs::rename(from, to).unwrap();
+                }
+            }
+        });
+        let mut opened = 0;
+        for _ in 0..20_000 {
+            if let Ok(Some(file)) = open(&volume, "door/etc", Writer::Containers) {
+                assert_ne!(file.identity().unwrap(), outside);
+                opened += 1;
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(opened > 0, "the door was never open");
+    });
+}
+
+#[test]
+fn a_stranded_payload_is_removed_and_nothing_else() {
+    let volume = tempfile::tempdir().unwrap();
+    payload(&volume, OLD, &["app.conf", "dir/nested.conf"]);
+    payload(&volume, NEW, &["app.conf"]);
+    let kept = tempfile::tempdir().unwrap();
+    fs::write(kept.path().join("kept"), "").unwrap();
+    symlink(kept.path(), volume.path().join(OLD).join("link")).unwrap();
+    let handle = Handle::of(volume.path()).unwrap();
+    let old = TimestampDirectory::from_name(OLD.as_ref()).unwrap();
+    stranded::remove_payload(&handle, &old).unwrap();
+    stranded::remove_payload(&handle, &old).unwrap();
+    let left: Vec<_> = fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, [NEW]);
+    assert!(kept.path().join("kept").metadata().is_ok());
+}
