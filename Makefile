@@ -1,0 +1,56 @@
+# bindguard: what there is to do.
+#
+#   make demo     the faults and the mending, before your eyes, on a private containerd
+#   make test     everything that is checked, set-up included; what CI runs
+#
+# On a fresh Debian 12 with a Rust toolchain, as root, both install what is missing.
+
+TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
+MATRIX := $(CURDIR)/target/matrix
+BIN    := $(CURDIR)/target/$(TARGET)/release
+FAULTS := $(CURDIR)/target/fault-points
+
+PROGRAMS := -p containerd-shim-bindguard-v2 -p bindguard-runtime -p bindguard
+
+# One file each, for any node: glibc linked in, loaded where it was linked (a static-pie needs relocations at start).
+# `--target` keeps these flags away from build scripts and procedural macros.
+STATIC := -C target-feature=+crt-static -C relocation-model=static
+
+export BINDGUARD_BIN_DIR := $(BIN)
+export BINDGUARD_FAULTS_DIR := $(FAULTS)/debug
+export BINDGUARD_MATRIX := $(MATRIX)
+
+.PHONY: all build demo test lint setup matrix faults clean
+
+all: build
+
+## the programs a node gets, static
+build: setup
+	RUSTFLAGS="$(STATIC)" cargo build --locked --release --target $(TARGET) $(PROGRAMS)
+
+## what the machine lacks
+setup:
+	sh integration/matrix/setup.sh
+
+## three generations of containerd, runc and crun, side by side
+matrix: setup
+	sh integration/matrix/fetch.sh $(MATRIX)
+
+## the guard with places at which a test can kill it; never installed
+faults: setup
+	cargo build --locked -p bindguard-runtime --features fault-points --target-dir $(FAULTS)
+
+demo: build matrix
+	cargo run --quiet --locked -p bindguard-integration --bin demo
+
+## formatting and lints, where the toolchain has the components
+lint: setup
+	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
+	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --locked --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
+
+## --no-fail-fast: one broken story does not hide the others
+test: lint build matrix faults
+	cargo test --locked --workspace --no-fail-fast
+
+clean:
+	cargo clean
