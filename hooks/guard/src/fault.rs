@@ -1,7 +1,8 @@
-//! Places where a test can kill or stop the guard.
+//! Places where a test can kill or stop the guard, or take a kernel's newer ways from it.
 //!
-//! Compiled in only with the feature `fault-points`. `BINDGUARD_FAULT` then names the place: `PLACE` kills the process
-//! there as an out-of-memory kill would, `stop:PLACE` stops it as a hung server would.
+//! Compiled in only with the feature `fault-points`. `BINDGUARD_FAULT` then names the fault: `PLACE` kills the process
+//! there as an out-of-memory kill would, `stop:PLACE` stops it as a hung server would, `no-beneath` makes this kernel one
+//! from before 6.5.
 
 /// A place at which a test may want the guard to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,3 +38,15 @@ pub fn reach(point: FaultPoint) {
 /// Does nothing: this build has no fault points.
 #[cfg(not(feature = "fault-points"))]
 pub fn reach(_: FaultPoint) {}
+
+/// Whether a test asked for a kernel without `MOVE_MOUNT_BENEATH`.
+#[cfg(feature = "fault-points")]
+pub fn denies_beneath() -> bool {
+    std::env::var("BINDGUARD_FAULT").is_ok_and(|asked| asked == "no-beneath")
+}
+
+/// This build takes the kernel as it is.
+#[cfg(not(feature = "fault-points"))]
+pub fn denies_beneath() -> bool {
+    false
+}

@@ -74,6 +74,7 @@ fn until_current(subpath: &VolumeSubpath, left_behind: &mut BTreeSet<String>) ->
                 left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
                 if round.was_cut_off() {
                     detach(round.stale()?).map_err(swap_failed)?;
+                    swaps += 1;
                 } else if round.swap(&remedy)? {
                     swaps += 1;
                 }
@@ -120,7 +121,7 @@ impl<'s> Round<'s> {
     /// Swaps the stale mount for a bind of the current target. `false`: the target went away meanwhile, look again.
     fn swap(&self, remedy: &Remedy) -> Result<bool, NotRebound> {
         let Some(target) = self.open_current(&remedy.sub_path, remedy)?.file else { return Ok(false) };
-        match attach_beneath(&target, self.stale()?) {
+        match self.attach(&target) {
             Ok(()) => fault::reach(FaultPoint::AfterAttach),
             Err(SwapError::TargetGone) => return Ok(false),
             Err(SwapError::NotPossible { .. }) => self.tuck(&target)?,
@@ -128,6 +129,13 @@ impl<'s> Round<'s> {
         }
         detach(self.stale()?).map_err(swap_failed)?;
         Ok(true)
+    }
+
+    fn attach(&self, target: &Handle) -> Result<(), SwapError> {
+        match self.held.handle() {
+            Some(stale) if !fault::denies_beneath() => attach_beneath(target, stale),
+            _ => Err(SwapError::not_possible("mounting beneath the stale mount")),
+        }
     }
 
     fn open_current(&self, sub_path: &SubPath, remedy: &Remedy) -> Result<OpenedTarget, NotRebound> {

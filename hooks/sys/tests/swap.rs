@@ -79,7 +79,9 @@ fn beneath_leaves_one_mount_and_never_shows_the_file_underneath() {
         for version in 1..300 {
             let top = Handle::of(&stale.mounted()).unwrap();
             match attach_beneath(&stale.target(version), &top) {
-                Err(SwapError::NotPossible { .. }) => return eprintln!("SKIPPED: no MOVE_MOUNT_BENEATH before Linux 6.5"),
+                Err(SwapError::NotPossible { .. }) => {
+                    return eprintln!("SKIPPED: no MOVE_MOUNT_BENEATH before Linux 6.5");
+                }
                 other => other.unwrap(),
             }
             detach(&top).unwrap();

@@ -62,6 +62,11 @@ impl SwapError {
         }
     }
 
+    /// A step that was not even tried.
+    pub fn not_possible(what: &'static str) -> Self {
+        Self::NotPossible { what, source: io::ErrorKind::Unsupported.into() }
+    }
+
     /// The error and what the kernel said, in one line.
     pub fn in_full(&self) -> String {
         match self {
