@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::policy::{Alarm, Mode, Policy};
 use serde::Deserialize;
 
 use crate::Config;
@@ -45,6 +45,7 @@ struct Kubelet {
 struct Checks {
     stale_subpaths: Choice,
     host_root: Choice,
+    unmounted_volumes: Warn,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -75,6 +76,25 @@ enum Choice {
     Off,
 }
 
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Warn {
+    #[default]
+    Report,
+    Refuse,
+    Off,
+}
+
+impl Warn {
+    fn into_alarm(self) -> Alarm {
+        match self {
+            Self::Report => Alarm::Report,
+            Self::Refuse => Alarm::Refuse,
+            Self::Off => Alarm::Off,
+        }
+    }
+}
+
 impl Choice {
     fn into_mode(self) -> Mode {
         match self {
@@ -97,6 +117,7 @@ impl File {
             policy: Policy {
                 stale_subpaths: self.checks.stale_subpaths.into_mode(),
                 host_root: self.checks.host_root.into_mode(),
+                unmounted_volumes: self.checks.unmounted_volumes.into_alarm(),
                 kubelet_roots: self.kubelet.roots.unwrap_or(defaults.kubelet_roots),
                 runtime_directories,
             },

@@ -92,6 +92,13 @@ pub struct Target {
     pub file: Observed<FileIdentity>,
 }
 
+/// What is mounted where a volume has to be mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeMount {
+    /// Its filesystem's type.
+    pub fs_type: FsType,
+}
+
 /// What is known of the mount that a host-root bind would be made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostMount {

@@ -13,6 +13,17 @@ pub enum Mode {
     Off,
 }
 
+/// What to do about a source that cannot be mended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alarm {
+    /// Report it; the runtime decides.
+    Report,
+    /// Refuse the container, with the reason.
+    Refuse,
+    /// Do not look.
+    Off,
+}
+
 /// The operator's choices, as far as decisions depend on them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -20,6 +31,8 @@ pub struct Policy {
     pub stale_subpaths: Mode,
     /// Binds that keep the host's mounts alive.
     pub host_root: Mode,
+    /// Volumes that have to be mounted and are not.
+    pub unmounted_volumes: Alarm,
     /// The kubelet's root directories (`--root-dir`).
     pub kubelet_roots: Vec<PathBuf>,
     /// Directories in which container runtimes mount things, beside the kubelet's own.
@@ -64,6 +77,7 @@ impl Default for Policy {
         Self {
             stale_subpaths: Mode::Repair,
             host_root: Mode::Repair,
+            unmounted_volumes: Alarm::Report,
             kubelet_roots: Self::KUBELET_ROOTS.iter().map(PathBuf::from).collect(),
             runtime_directories: Self::RUNTIME_DIRECTORIES.iter().map(PathBuf::from).collect(),
         }

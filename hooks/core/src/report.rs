@@ -128,7 +128,7 @@ impl BindReport {
     pub fn remark(&self) -> Option<(Loudness, String)> {
         let reason = self.reason.as_deref()?;
         let loudness = match &self.outcome {
-            Some(Outcome::Failed { .. } | Outcome::WouldBe { .. }) | None => Loudness::Warning,
+            Some(Outcome::Failed { .. } | Outcome::Refused | Outcome::WouldBe { .. }) | None => Loudness::Warning,
             Some(_) => Loudness::Info,
         };
         let outcome = self.outcome.as_ref().map_or_else(|| "left as it is".to_owned(), Outcome::in_words);
@@ -163,6 +163,8 @@ pub enum Outcome {
         /// In words.
         done: &'static str,
     },
+    /// The container is refused, as policy wants it.
+    Refused,
     /// It was tried and failed; the runtime gets the bind as it was.
     Failed {
         /// Why.
@@ -179,6 +181,7 @@ impl Outcome {
             Self::AlreadyCurrent => "mended by somebody else meanwhile".to_owned(),
             Self::PointedAtVolume { source } => format!("source pointed at {}", source.display()),
             Self::MadeRslave => "made rslave".to_owned(),
+            Self::Refused => "the container is refused".to_owned(),
             Self::WouldBe { done } => format!("would be {done}"),
             Self::Failed { why } => format!("could not be mended: {why}"),
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::kubelet::{Plugin, VolumeSubpath};
+use crate::kubelet::{MountedVolume, Plugin, VolumeSubpath};
 use crate::policy::Policy;
 
 /// The kinds of source that the guard tells apart.
@@ -10,6 +10,8 @@ use crate::policy::Policy;
 pub enum SourceKind {
     /// A bind that the kubelet made for a `subPath`.
     Subpath(VolumeSubpath),
+    /// A volume that is nothing without its mount.
+    MountedVolume(MountedVolume),
     /// A name in a kubelet-written volume: the kubelet binds such volumes whole, so an earlier admission of this very
     /// bundle pointed the spec there.
     InVolume,
@@ -29,6 +31,9 @@ impl SourceKind {
         if Plugin::holds_payload_path(source, policy.kubelet_roots()) {
             return Self::InVolume;
         }
+        if let Some(volume) = MountedVolume::from_path(source, policy.kubelet_roots()) {
+            return Self::MountedVolume(volume);
+        }
         let host_root = [Some(source), resolved].into_iter().flatten().any(|path| policy.holds_runtime_mounts(path));
         if host_root { Self::HostRoot } else { Self::Foreign }
     }
@@ -37,6 +42,7 @@ impl SourceKind {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Subpath(_) => "subpath",
+            Self::MountedVolume(_) => "volume",
             Self::InVolume => "in-volume",
             Self::HostRoot => "host-root",
             Self::Foreign => "foreign",

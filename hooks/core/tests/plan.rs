@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use bindguard_core::evidence::{FileIdentity, FileKind, HostMount, Observed, SubpathEvidence, SubpathMount, Target, Volume};
+use bindguard_core::evidence::{
+    FileIdentity, FileKind, HostMount, Observed, SubpathEvidence, SubpathMount, Target, Volume,
+};
 use bindguard_core::judge::{Finding, Verdict, Way, judge_host_root, judge_subpath};
 use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
@@ -18,7 +20,9 @@ use proptest::prelude::*;
 const SUBPATH: &str = "/var/lib/kubelet/pods/u/volume-subpaths/v/c/0";
 const PLACE: &str = "/fs/volumes/v";
 
-fn observed<T: Clone + std::fmt::Debug + 'static>(seen: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Observed<T>> {
+fn observed<T: Clone + std::fmt::Debug + 'static>(
+    seen: impl Strategy<Value = T> + 'static,
+) -> BoxedStrategy<Observed<T>> {
     prop_oneof![8 => seen.prop_map(Observed::Seen), 1 => Just(Observed::Absent), 1 => Just(Observed::Unreadable("EIO".into()))].boxed()
 }
 
@@ -83,7 +87,9 @@ fn finding(verdict: Verdict) -> Finding {
 /// What the kernel shows after the current target was bound in the stale one's place.
 fn rebound(before: &SubpathEvidence, sub_path: &Path) -> SubpathEvidence {
     let mut after = before.clone();
-    let (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target)) = (&mut after.mount, &before.volume, &before.target) else {
+    let (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target)) =
+        (&mut after.mount, &before.volume, &before.target)
+    else {
         panic!("planned without evidence: {before:?}");
     };
     let payload = target.timestamp.as_ref().map(|t| PathBuf::from(t.name())).unwrap_or_default();
@@ -160,7 +166,8 @@ fn a_shared_bind_is_never_lowered() {
 #[test]
 fn a_host_root_bind_of_a_private_mount_is_still_told_of_when_it_is_rslave() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: false });
-    let verdict = judge_host_root(AskedPropagation::RecursiveSlave, &RootfsPropagation::Set("rslave".into()), false, &host);
+    let verdict =
+        judge_host_root(AskedPropagation::RecursiveSlave, &RootfsPropagation::Set("rslave".into()), false, &host);
     assert!(verdict.reason().unwrap().contains("private"), "{verdict:?}");
     assert!(Plan::from_findings(&[finding(verdict)], &Policy::default()).is_empty());
 }

@@ -31,6 +31,8 @@ pub enum Attempt {
 pub struct Admission {
     /// What was found and done.
     pub report: Report,
+    /// Policy wants the container refused, and this is why. Nothing was done then.
+    pub refusal: Option<String>,
     /// Something was mended that the runtime can have failed on: creating again makes sense.
     pub worth_another_try: bool,
 }
@@ -43,23 +45,31 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
     fault::reach(FaultPoint::Start);
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
-    let worth_another_try = match try_admit(bundle, policy, attempt, &mut report) {
-        Ok(worth) => worth,
-        Err(problem) => {
-            report.problems.push(problem);
-            false
-        }
-    };
+    let done = try_admit(bundle, policy, attempt, &mut report).unwrap_or_else(|problem| {
+        report.problems.push(problem);
+        Done::default()
+    });
     report.took(start.elapsed());
-    Admission { report, worth_another_try }
+    Admission { report, refusal: done.refusal, worth_another_try: done.worth_another_try }
 }
 
-fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Report) -> Result<bool, String> {
+/// What an admission did, beside what its report says.
+#[derive(Default)]
+struct Done {
+    refusal: Option<String>,
+    worth_another_try: bool,
+}
+
+fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Report) -> Result<Done, String> {
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
     let findings = inspect(&spec, bundle, policy).map_err(in_full)?;
     let plan = Plan::from_findings(&findings, policy);
+    if plan.refusal.is_some() {
+        report.tell(&findings, |finding| matches!(finding.verdict, Verdict::Unmounted(_)).then_some(Outcome::Refused));
+        return Ok(Done { refusal: plan.refusal, worth_another_try: false });
+    }
     let mut outcomes = Outcomes::new();
     let mut edits = plan.edits.clone();
     for order in &plan.rebinds {
@@ -72,7 +82,7 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
         }),
     }
     report.tell(&findings, |finding| outcome_of(finding, &outcomes));
-    Ok(is_worth_another_try(&findings, &outcomes))
+    Ok(Done { refusal: None, worth_another_try: is_worth_another_try(&findings, &outcomes) })
 }
 
 /// Re-binds one subpath. Where that is impossible, or was in vain before, the edit that does without it.
@@ -137,6 +147,8 @@ fn is_worth_another_try(findings: &[Finding], outcomes: &Outcomes) -> bool {
             SourceKind::Subpath(_),
             Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::PointedAtVolume { .. }),
         ) => true,
-        (SourceKind::Subpath(_) | SourceKind::HostRoot | SourceKind::Foreign, _) => false,
+        (SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::HostRoot | SourceKind::Foreign, _) => {
+            false
+        }
     })
 }

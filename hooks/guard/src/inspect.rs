@@ -3,83 +3,99 @@
 use std::path::Path;
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_subpath};
+use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_subpath, judge_volume};
+use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
+use bindguard_core::mount_table::MountTable;
 use bindguard_core::plan::Plan;
-use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
-use bindguard_sys::observe::{HeldSubpath, list_subpaths, observe_host_mount};
+use bindguard_sys::observe::{HeldSubpath, HeldVolume, list_subpaths, observe_host_mount};
 use bindguard_sys::{Handle, HandleError, MountinfoError, bundle, read_mount_table};
 
 /// A bind's source, held until it is judged.
 enum Held {
-    Subpath(HeldSubpath),
+    Subpath(VolumeSubpath, HeldSubpath),
+    Volume(MountedVolume, HeldVolume),
     HostRoot(Result<Handle, HandleError>),
-    /// Nothing of it is looked at.
-    Other,
+    InVolume,
+    Foreign,
+}
+
+impl Held {
+    fn hold(source: &Path, policy: &Policy) -> Self {
+        match SourceKind::from_path(source, None, policy) {
+            SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off => {
+                let held = HeldSubpath::hold(&subpath);
+                Self::Subpath(subpath, held)
+            }
+            SourceKind::MountedVolume(volume) if policy.unmounted_volumes != Alarm::Off => {
+                let held = HeldVolume::hold(&volume);
+                Self::Volume(volume, held)
+            }
+            SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(source)),
+            SourceKind::Foreign if policy.host_root != Mode::Off => Self::behind_links(source, policy),
+            SourceKind::InVolume => Self::InVolume,
+            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::HostRoot | SourceKind::Foreign => {
+                Self::Foreign
+            }
+        }
+    }
+
+    /// A path that is not itself a host root may be a link to one: `/var/run` is `/run` nearly everywhere.
+    fn behind_links(source: &Path, policy: &Policy) -> Self {
+        let handle = Handle::follow(source);
+        let resolved = handle.as_ref().ok().and_then(|handle| handle.resolved_path().ok());
+        match resolved {
+            Some(path) if policy.holds_runtime_mounts(&path) => Self::HostRoot(handle),
+            _ => Self::Foreign,
+        }
+    }
+
+    /// Whether the mount table has something to say of it.
+    fn is_in_question(&self) -> bool {
+        !matches!(self, Self::InVolume | Self::Foreign)
+    }
+
+    fn judge(&self, bind: &Bind, spec: &SpecView<'_>, table: &MountTable) -> Verdict {
+        match self {
+            Self::Subpath(_, held) => judge_subpath(&held.observe(table)),
+            Self::Volume(volume, held) => judge_volume(volume, &held.observe(table)),
+            Self::HostRoot(source) => {
+                let any_shared = spec.binds().iter().any(|bind| bind.propagation() == AskedPropagation::Shared);
+                let host = observe_host_mount(source, table);
+                judge_host_root(bind.propagation(), spec.rootfs_propagation(), any_shared, &host)
+            }
+            Self::InVolume => Verdict::Current,
+            Self::Foreign => Verdict::Foreign,
+        }
+    }
+
+    fn into_kind(self) -> SourceKind {
+        match self {
+            Self::Subpath(subpath, _) => SourceKind::Subpath(subpath),
+            Self::Volume(volume, _) => SourceKind::MountedVolume(volume),
+            Self::HostRoot(_) => SourceKind::HostRoot,
+            Self::InVolume => SourceKind::InVolume,
+            Self::Foreign => SourceKind::Foreign,
+        }
+    }
 }
 
 /// Judges every bind of a spec.
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Result<Vec<Finding>, MountinfoError> {
-    let held: Vec<(&Bind, SourceKind, Held)> = spec.binds().iter().map(|bind| hold(bind, bundle, policy)).collect();
-    if held.iter().all(|(_, _, held)| matches!(held, Held::Other)) {
-        return Ok(held.into_iter().map(|(bind, kind, _)| finding(bind, kind, Verdict::Foreign)).collect());
-    }
+    let held: Vec<Held> = spec.binds().iter().map(|bind| Held::hold(&bundle.join(bind.source()), policy)).collect();
     // Read when all are held: a mount id names its mount only while something holds that mount.
-    let table = read_mount_table()?;
-    let any_shared = spec.binds().iter().any(|bind| bind.propagation() == AskedPropagation::Shared);
-    let judged = held.into_iter().map(|(bind, kind, held)| {
-        let verdict = match held {
-            Held::Subpath(subpath) => judge_subpath(&subpath.observe(&table)),
-            Held::HostRoot(source) => {
-                let host = observe_host_mount(&source, &table);
-                judge_host_root(bind.propagation(), spec.rootfs_propagation(), any_shared, &host)
-            }
-            Held::Other if kind == SourceKind::InVolume => Verdict::Current,
-            Held::Other => Verdict::Foreign,
-        };
-        finding(bind, kind, verdict)
-    });
-    Ok(judged.collect())
-}
-
-fn hold<'s>(bind: &'s Bind, bundle: &Path, policy: &Policy) -> (&'s Bind, SourceKind, Held) {
-    let source = bundle.join(bind.source());
-    let (kind, held) = match SourceKind::from_path(&source, None, policy) {
-        SourceKind::Subpath(_) if policy.stale_subpaths == Mode::Off => (SourceKind::Foreign, Held::Other),
-        SourceKind::Subpath(subpath) => {
-            let held = HeldSubpath::hold(&subpath);
-            (SourceKind::Subpath(subpath), Held::Subpath(held))
-        }
-        SourceKind::HostRoot | SourceKind::Foreign if policy.host_root == Mode::Off => {
-            (SourceKind::Foreign, Held::Other)
-        }
-        SourceKind::HostRoot => (SourceKind::HostRoot, Held::HostRoot(Handle::follow(&source))),
-        SourceKind::Foreign => behind_links(&source, policy),
-        SourceKind::InVolume => (SourceKind::InVolume, Held::Other),
-    };
-    (bind, kind, held)
-}
-
-/// A path that is not itself a host root may be a link to one: `/var/run` is `/run` nearly everywhere.
-fn behind_links(source: &Path, policy: &Policy) -> (SourceKind, Held) {
-    let handle = Handle::follow(source);
-    let resolved = handle.as_ref().ok().and_then(|handle| handle.resolved_path().ok());
-    match SourceKind::from_path(source, resolved.as_deref(), policy) {
-        SourceKind::HostRoot => (SourceKind::HostRoot, Held::HostRoot(handle)),
-        SourceKind::Subpath(_) | SourceKind::InVolume | SourceKind::Foreign => (SourceKind::Foreign, Held::Other),
-    }
-}
-
-fn finding(bind: &Bind, kind: SourceKind, verdict: Verdict) -> Finding {
-    Finding {
+    let table = if held.iter().any(Held::is_in_question) { read_mount_table()? } else { MountTable::default() };
+    let judged = spec.binds().iter().zip(held).map(|(bind, held)| Finding {
         bind: Some(bind.index()),
         source: bind.source().to_owned(),
         destination: Some(bind.destination().to_owned()),
-        kind,
-        verdict,
-    }
+        verdict: held.judge(bind, spec, &table),
+        kind: held.into_kind(),
+    });
+    Ok(judged.collect())
 }
 
 /// What admission would find in a bundle, and what it would do. Changes nothing.
@@ -136,6 +152,9 @@ pub fn diagnose_node(policy: &Policy) -> Report {
 }
 
 fn would_be(finding: &Finding, plan: &Plan) -> Option<Outcome> {
+    if matches!(finding.verdict, Verdict::Unmounted(_)) {
+        return plan.refusal.is_some().then_some(Outcome::WouldBe { done: "refused" });
+    }
     let SourceKind::Subpath(subpath) = &finding.kind else {
         let edited = finding.bind.is_some_and(|bind| plan.edits_bind(bind))
             || matches!(finding.verdict, Verdict::Pinning(_)) && !plan.is_empty();

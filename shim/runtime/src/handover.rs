@@ -45,6 +45,11 @@ impl Handover {
         self.say("unchanged\n");
     }
 
+    /// Policy refuses the container.
+    pub fn refuse(&self, reason: &str) {
+        self.say(&format!("refused {}\n", reason.replace('\n', " ")));
+    }
+
     fn say(&self, line: &str) {
         if let Some(pipe) = self.pipe.as_ref().and_then(|pipe| pipe.try_clone().ok()) {
             // A shim that no longer listens has given up on the guard, and has ended this process or is about to.

@@ -1,8 +1,8 @@
 //! `bindguard-runtime`: an OCI runtime that admits the bundle and then becomes the real one.
 //!
 //! For `create` and `run` it looks at the bundle's binds, mends what it can, and calls execve(2): exit code, stderr and
-//! everything else are the real runtime's. For any other verb it calls execve at once. It never refuses a container that
-//! the real runtime would have created.
+//! everything else are the real runtime's. For any other verb it calls execve at once. Only a policy that says so
+//! makes it refuse a container that the real runtime would have created.
 
 mod argv;
 mod become_runtime;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use argv::Invocation;
 use bindguard_config::{Config, load};
-use bindguard_guard::{Attempt, Entry, admit, record};
+use bindguard_guard::{Admission, Attempt, Entry, admit, record};
 use handover::Handover;
 use remarks::Remarks;
 
@@ -30,8 +30,13 @@ fn main() -> ExitCode {
     if let Some(problem) = &loaded.problem {
         remarks.problem(&format!("the defaults are in force: {}", problem.in_full()));
     }
-    let worth_another_try = admit_and_tell(&invocation, &loaded.config, handover.attempt(), &remarks);
-    if handover.attempt() > 0 && !worth_another_try {
+    let admission = admit_and_tell(&invocation, &loaded.config, handover.attempt(), &remarks);
+    if let Some(reason) = &admission.refusal {
+        remarks.fatal(&format!("refused: {reason}"));
+        handover.refuse(reason);
+        return ExitCode::FAILURE;
+    }
+    if handover.attempt() > 0 && !admission.worth_another_try {
         handover.unchanged();
         return ExitCode::SUCCESS;
     }
@@ -39,7 +44,7 @@ fn main() -> ExitCode {
     become_runtime::exec(&args, loaded.config.runtime(), &remarks)
 }
 
-fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> bool {
+fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
     let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
     let admission = admit(&invocation.bundle, config.policy(), which);
     remarks.tell(&admission.report);
@@ -49,5 +54,5 @@ fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remark
             remarks.problem(&problem);
         }
     }
-    admission.worth_another_try
+    admission
 }

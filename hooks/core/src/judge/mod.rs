@@ -3,7 +3,9 @@
 mod host_root;
 mod subpath;
 mod verdict;
+mod volume;
 
 pub use host_root::judge_host_root;
 pub use subpath::judge_subpath;
-pub use verdict::{Finding, Lack, Pinning, Remedy, StaleCause, Verdict, Way};
+pub use verdict::{Finding, Lack, Pinning, Remedy, StaleCause, Unmounted, Verdict, Way};
+pub use volume::judge_volume;

@@ -7,13 +7,13 @@
 use crate::evidence::{FileIdentity, FileKind, Observed, SubpathEvidence, SubpathMount, Target, Volume};
 use crate::kubelet::{NoSubPath, SubPath, Writer};
 
-use super::verdict::{Lack, Remedy, StaleCause, Verdict, Way};
+use super::verdict::{Lack, Remedy, StaleCause, Unmounted, Verdict, Way};
 
 /// Judges one subpath.
 pub fn judge_subpath(evidence: &SubpathEvidence) -> Verdict {
     let mount = match &evidence.mount {
         Observed::Seen(mount) => mount,
-        Observed::Absent => return Verdict::Unmounted,
+        Observed::Absent => return Verdict::Unmounted(Unmounted::Subpath),
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
     if !mount.fs_type.is_local() {

@@ -1,8 +1,10 @@
 //! The words in which the guard speaks of a bind source.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use crate::kubelet::{SubPath, TimestampDirectory, Writer};
+use crate::kubelet::{MountedVolume, SubPath, TimestampDirectory, Writer};
+use crate::mount_table::FsType;
 use crate::source::SourceKind;
 
 /// One bind, and what was found of its source.
@@ -39,8 +41,8 @@ pub enum Verdict {
         /// What is missing.
         lacks: Lack,
     },
-    /// Nothing is mounted where a mount has to be.
-    Unmounted,
+    /// What has to be mounted is not.
+    Unmounted(Unmounted),
     /// A bind that keeps the host's mounts alive, or will not hear of their umounts.
     Pinning(Pinning),
     /// Not bindguard's to judge.
@@ -72,6 +74,43 @@ pub enum StaleCause {
     /// The kubelet bound a directory of its own making because the key was missing then.
     #[error("a directory stands in for its key")]
     Placeholder,
+}
+
+/// What is not mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unmounted {
+    /// A volume-subpath.
+    Subpath,
+    /// A volume; `found`: what is mounted in its place.
+    Volume {
+        /// The volume.
+        volume: MountedVolume,
+        /// Another filesystem than its plugin mounts.
+        found: Option<FsType>,
+    },
+}
+
+impl fmt::Display for Unmounted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Subpath => f.write_str("nothing is mounted there: a container would see the empty file underneath"),
+            Self::Volume { volume, found: None } => {
+                write!(
+                    f,
+                    "{volume} is not mounted: a container would write to the node's own disk; usually {}",
+                    volume.usual_cause()
+                )
+            }
+            Self::Volume { volume, found: Some(fs_type) } => {
+                write!(
+                    f,
+                    "{volume} shows a {} filesystem, which its plugin does not mount; usually {}",
+                    fs_type.0,
+                    volume.usual_cause()
+                )
+            }
+        }
+    }
 }
 
 /// What a sub path lacks today.
@@ -133,7 +172,7 @@ impl Verdict {
             Self::Current => "current",
             Self::Stale { .. } => "stale",
             Self::Orphaned { .. } => "orphaned",
-            Self::Unmounted => "unmounted",
+            Self::Unmounted(_) => "unmounted",
             Self::Pinning(_) => "pinning",
             Self::Foreign => "foreign",
             Self::Unknown(_) => "unknown",
@@ -152,9 +191,7 @@ impl Verdict {
             Self::Stale { cause, remedy: Ok(_) } => Some(cause.to_string()),
             Self::Stale { cause, remedy: Err(why) } => Some(format!("{cause}; {why}")),
             Self::Orphaned { cause, lacks } => Some(format!("{cause}, and {lacks}")),
-            Self::Unmounted => {
-                Some("nothing is mounted there: a container would see the empty file underneath".to_owned())
-            }
+            Self::Unmounted(unmounted) => Some(unmounted.to_string()),
             Self::Pinning(pinning) => Some(pinning.reason()),
             Self::Unknown(why) => Some(why.clone()),
         }

@@ -10,11 +10,13 @@
 //! Mirrors `pkg/volume/util/subpath/subpath_linux.go`, `pkg/volume/util/atomic_writer.go` and
 //! `pkg/kubelet/kubelet_getters.go` of Kubernetes.
 
+mod mounted_volume;
 mod payload;
 mod plugin;
 mod sub_path;
 mod subpath;
 
+pub use mounted_volume::MountedVolume;
 pub use payload::{DATA_LINK, TimestampDirectory};
 pub use plugin::{Plugin, Writer};
 pub use sub_path::{NoSubPath, SubPath};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::entry::{MountEntry, MountId};
 
 /// All mounts of one mount namespace, in the kernel's order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MountTable {
     entries: Vec<MountEntry>,
 }

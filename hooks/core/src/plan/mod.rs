@@ -4,8 +4,8 @@ mod rebind;
 
 pub use rebind::Rebind;
 
-use crate::judge::{Finding, Pinning, Verdict, Way};
-use crate::policy::{Mode, Policy};
+use crate::judge::{Finding, Pinning, Unmounted, Verdict, Way};
+use crate::policy::{Alarm, Mode, Policy};
 use crate::spec::SpecEdit;
 
 /// What is to be done about a bundle's findings.
@@ -15,6 +15,8 @@ pub struct Plan {
     pub rebinds: Vec<Rebind>,
     /// Changes to the spec.
     pub edits: Vec<SpecEdit>,
+    /// Why the container is refused, when policy wants it refused.
+    pub refusal: Option<String>,
 }
 
 impl Plan {
@@ -25,7 +27,12 @@ impl Plan {
             match &finding.verdict {
                 Verdict::Stale { .. } if policy.stale_subpaths == Mode::Repair => plan.mend_subpath(finding),
                 Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, *pinning),
-                Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } | Verdict::Unmounted => {}
+                Verdict::Unmounted(unmounted @ Unmounted::Volume { .. })
+                    if policy.unmounted_volumes == Alarm::Refuse =>
+                {
+                    plan.refusal.get_or_insert_with(|| unmounted.to_string());
+                }
+                Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } | Verdict::Unmounted(_) => {}
                 Verdict::Pinning(_) | Verdict::Foreign | Verdict::Unknown(_) => {}
             }
         }
@@ -34,7 +41,7 @@ impl Plan {
 
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.rebinds.is_empty() && self.edits.is_empty()
+        self.rebinds.is_empty() && self.edits.is_empty() && self.refusal.is_none()
     }
 
     /// Whether the bind at this position is edited.

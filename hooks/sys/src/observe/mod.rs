@@ -4,9 +4,12 @@
 //! mount table is read once, and each handle is looked up in it.
 
 mod host_mount;
+mod place;
 mod subpath;
 mod subpaths;
+mod volume;
 
 pub use host_mount::observe_host_mount;
 pub use subpath::HeldSubpath;
 pub use subpaths::{SubpathsError, list_subpaths};
+pub use volume::HeldVolume;

@@ -1,38 +1,30 @@
 //! A volume-subpath, its volume, and what its sub path leads to today.
 
-use std::path::Path;
-
 use bindguard_core::evidence::{Observed, SubpathEvidence, SubpathMount, Target, Volume};
 use bindguard_core::kubelet::{Plugin, SubPath, VolumeSubpath};
-use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::mount_table::MountTable;
 
 use crate::handle::{Handle, HandleError};
+use crate::observe::place::{Place, unreadable};
 use crate::target::{TargetError, open_target};
 
 /// A subpath and its volume, held so that their mounts stay what the mount table says they are.
 #[derive(Debug)]
 pub struct HeldSubpath {
     place: Result<Place, HandleError>,
-    volume: Option<HeldVolume>,
+    volume: Option<PayloadVolume>,
 }
 
 #[derive(Debug)]
-struct HeldVolume {
+struct PayloadVolume {
     plugin: Plugin,
     place: Result<Place, HandleError>,
-}
-
-/// A path and the folder that it is in: it is a mount point when the two are on different mounts.
-#[derive(Debug)]
-struct Place {
-    itself: Handle,
-    folder: Handle,
 }
 
 impl HeldSubpath {
     /// Takes hold of a subpath and of its volume.
     pub fn hold(subpath: &VolumeSubpath) -> Self {
-        Self { place: Place::hold(&subpath.path()), volume: HeldVolume::hold(subpath) }
+        Self { place: Place::hold(&subpath.path()), volume: PayloadVolume::hold(subpath) }
     }
 
     /// The subpath itself, for whoever wants to mend it.
@@ -105,7 +97,7 @@ impl HeldSubpath {
     }
 }
 
-impl HeldVolume {
+impl PayloadVolume {
     /// The volume of a subpath: the plugin whose folder holds one of its name. A pod's volume names are unique.
     fn hold(subpath: &VolumeSubpath) -> Option<Self> {
         Plugin::ALL.into_iter().find_map(|plugin| match Place::hold(&subpath.volume_directory(plugin)) {
@@ -144,23 +136,4 @@ impl HeldVolume {
             )),
         }
     }
-}
-
-impl Place {
-    fn hold(path: &Path) -> Result<Self, HandleError> {
-        let folder = path.parent().unwrap_or(path);
-        Ok(Self { folder: Handle::of(folder)?, itself: Handle::of(path)? })
-    }
-
-    /// The mount that the path is on, and whether the path is that mount's mount point.
-    fn mount_in<'t>(&self, table: &'t MountTable) -> Result<(&'t MountEntry, bool), String> {
-        let id = self.itself.mount_id().map_err(|error| error.in_full())?;
-        let folder = self.folder.mount_id().map_err(|error| error.in_full())?;
-        let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
-        Ok((entry, id != folder))
-    }
-}
-
-fn unreadable<T>(error: &HandleError) -> Observed<T> {
-    if error.is_not_found() { Observed::Absent } else { Observed::Unreadable(error.in_full()) }
 }
