@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use bindguard_core::mount_table::{
-    Device, FsType, MountEntry, MountId, MountRoot, MountTable, Propagation, WrongField,
+    Device, FsType, MountEntry, MountId, MountRoot, MountTable, Propagation, StatmountEntry, WrongField,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -61,6 +61,16 @@ proptest! {
         let at = at.index(line.len());
         line[at] = byte;
         let _ = MountEntry::from_line(&line);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_statmount_buffer_is_a_mount_or_an_error(mut buffer in vec(any::<u8>(), 0..700), whole: bool) {
+        if let (true, Some(mask)) = (whole, buffer.get_mut(8..16)) {
+            mask.fill(0xff);
+        }
+        let _ = StatmountEntry::from_buffer(&buffer);
     }
 }
 

@@ -64,7 +64,7 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
-    let findings = inspect(&spec, bundle, policy).map_err(in_full)?;
+    let findings = inspect(&spec, bundle, policy);
     let plan = Plan::from_findings(&findings, policy);
     if plan.refusal.is_some() {
         report.tell(&findings, |finding| matches!(finding.verdict, Verdict::Unmounted(_)).then_some(Outcome::Refused));

@@ -5,14 +5,13 @@ use std::time::Instant;
 
 use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_subpath, judge_volume};
 use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
-use bindguard_core::mount_table::MountTable;
 use bindguard_core::plan::Plan;
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, list_subpaths, observe_host_mount};
-use bindguard_sys::{Handle, HandleError, MountinfoError, bundle, read_mount_table};
+use bindguard_sys::{Handle, HandleError, Mounts, bundle};
 
 /// A bind's source, held until it is judged.
 enum Held {
@@ -53,18 +52,13 @@ impl Held {
         }
     }
 
-    /// Whether the mount table has something to say of it.
-    fn is_in_question(&self) -> bool {
-        !matches!(self, Self::InVolume | Self::Foreign)
-    }
-
-    fn judge(&self, bind: &Bind, spec: &SpecView<'_>, table: &MountTable) -> Verdict {
+    fn judge(&self, bind: &Bind, spec: &SpecView<'_>, mounts: &Mounts) -> Verdict {
         match self {
-            Self::Subpath(_, held) => judge_subpath(&held.observe(table)),
-            Self::Volume(volume, held) => judge_volume(volume, &held.observe(table)),
+            Self::Subpath(_, held) => judge_subpath(&held.observe(mounts)),
+            Self::Volume(volume, held) => judge_volume(volume, &held.observe(mounts)),
             Self::HostRoot(source) => {
                 let any_shared = spec.binds().iter().any(|bind| bind.propagation() == AskedPropagation::Shared);
-                let host = observe_host_mount(source, table);
+                let host = observe_host_mount(source, mounts);
                 judge_host_root(bind.propagation(), spec.rootfs_propagation(), any_shared, &host)
             }
             Self::InVolume => Verdict::Current,
@@ -84,18 +78,17 @@ impl Held {
 }
 
 /// Judges every bind of a spec.
-pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Result<Vec<Finding>, MountinfoError> {
+pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
     let held: Vec<Held> = spec.binds().iter().map(|bind| Held::hold(&bundle.join(bind.source()), policy)).collect();
-    // Read when all are held: a mount id names its mount only while something holds that mount.
-    let table = if held.iter().any(Held::is_in_question) { read_mount_table()? } else { MountTable::default() };
+    let mounts = Mounts::default();
     let judged = spec.binds().iter().zip(held).map(|(bind, held)| Finding {
         bind: Some(bind.index()),
         source: bind.source().to_owned(),
         destination: Some(bind.destination().to_owned()),
-        verdict: held.judge(bind, spec, &table),
+        verdict: held.judge(bind, spec, &mounts),
         kind: held.into_kind(),
     });
-    Ok(judged.collect())
+    judged.collect()
 }
 
 /// What admission would find in a bundle, and what it would do. Changes nothing.
@@ -117,7 +110,7 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<Vec<Findi
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
-    inspect(&spec, bundle, policy).map_err(in_full)
+    Ok(inspect(&spec, bundle, policy))
 }
 
 /// Every volume-subpath of this node, judged. Changes nothing.
@@ -132,21 +125,17 @@ pub fn diagnose_node(policy: &Policy) -> Report {
         }
     }
     let held: Vec<_> = subpaths.into_iter().map(|subpath| (HeldSubpath::hold(&subpath), subpath)).collect();
-    match read_mount_table() {
-        Ok(table) => {
-            let judged = held.into_iter().map(|(held, subpath)| Finding {
-                bind: None,
-                source: subpath.path(),
-                destination: None,
-                verdict: judge_subpath(&held.observe(&table)),
-                kind: SourceKind::Subpath(subpath),
-            });
-            let findings: Vec<Finding> = judged.collect();
-            let plan = Plan::from_findings(&findings, policy);
-            report.tell(&findings, |finding| would_be(finding, &plan));
-        }
-        Err(error) => report.problems.push(in_full(error)),
-    }
+    let mounts = Mounts::default();
+    let judged = held.into_iter().map(|(held, subpath)| Finding {
+        bind: None,
+        source: subpath.path(),
+        destination: None,
+        verdict: judge_subpath(&held.observe(&mounts)),
+        kind: SourceKind::Subpath(subpath),
+    });
+    let findings: Vec<Finding> = judged.collect();
+    let plan = Plan::from_findings(&findings, policy);
+    report.tell(&findings, |finding| would_be(finding, &plan));
     report.took(start.elapsed());
     report
 }

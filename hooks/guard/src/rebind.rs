@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lock the pod
-//! ┌► hold, read the mount table, judge ─ current? ─► done
+//! ┌► hold, look, judge ─ current? ─► done
 //! │    a cut-off swap lies there? detach its stale top ─┐
 //! │    open the current target                          │
 //! │    attach it below the stale mount, detach that ────┤
@@ -18,12 +18,11 @@ use std::time::Duration;
 use bindguard_core::evidence::{Observed, SubpathEvidence};
 use bindguard_core::judge::{Remedy, Verdict, Way, judge_subpath};
 use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath};
-use bindguard_core::mount_table::MountTable;
 use bindguard_core::plan::Rebind;
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::pod_lock::PodLock;
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
-use bindguard_sys::{Handle, OpenedTarget, open_target, read_mount_table, stranded};
+use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, open_target, stranded};
 
 use crate::fault::{self, FaultPoint};
 use crate::inspect::in_full;
@@ -66,7 +65,7 @@ pub(crate) fn rebind(order: &Rebind) -> Result<Rebound, NotRebound> {
 fn until_current(subpath: &VolumeSubpath, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
     let mut swaps = 0;
     for _ in 0..ROUNDS {
-        let round = Round::begin(subpath)?;
+        let round = Round::begin(subpath);
         match round.verdict() {
             Verdict::Current if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
             Verdict::Current => return Ok(Rebound::Swapped(swaps)),
@@ -93,16 +92,13 @@ struct Round<'s> {
     subpath: &'s VolumeSubpath,
     held: HeldSubpath,
     evidence: SubpathEvidence,
-    parent_is_shared: bool,
 }
 
 impl<'s> Round<'s> {
-    fn begin(subpath: &'s VolumeSubpath) -> Result<Self, NotRebound> {
+    fn begin(subpath: &'s VolumeSubpath) -> Self {
         let held = HeldSubpath::hold(subpath);
-        let table = read_mount_table().map_err(not_rebound)?;
-        let evidence = held.observe(&table);
-        let parent_is_shared = parent_is_shared(&held, &table);
-        Ok(Self { subpath, held, evidence, parent_is_shared })
+        let evidence = held.observe(&Mounts::default());
+        Self { subpath, held, evidence }
     }
 
     fn verdict(&self) -> Verdict {
@@ -145,9 +141,10 @@ impl<'s> Round<'s> {
 
     /// Attaches below the stale mount through propagation, and makes sure that it arrived there.
     fn tuck(&self, target: &Handle) -> Result<(), NotRebound> {
-        if !self.parent_is_shared {
+        let before = self.mount_of_stale()?;
+        if before.parent.is_none_or(|parent| parent.propagation.peer_group.is_none()) {
             return Err(NotRebound::Impossible(
-                "this kernel cannot mount beneath a mount whose parent is private".to_owned(),
+                "its parent mount is private, and this kernel cannot mount beneath it".to_owned(),
             ));
         }
         let path = self.subpath.path();
@@ -155,21 +152,16 @@ impl<'s> Round<'s> {
         let folder = folder.ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
         attach_tucked(target, &folder, &path).map_err(swap_failed)?;
         fault::reach(FaultPoint::AfterAttach);
-        let table = read_mount_table().map_err(not_rebound)?;
-        let id = self.stale()?.mount_id().map_err(not_rebound)?;
-        let arrived = table.mount(id).is_some_and(|entry| table.covers_its_equal(entry));
-        if arrived {
+        if self.mount_of_stale()?.covers_its_equal() {
             Ok(())
         } else {
             Err(NotRebound::Impossible("the new mount did not arrive below the stale one".to_owned()))
         }
     }
-}
 
-fn parent_is_shared(held: &HeldSubpath, table: &MountTable) -> bool {
-    let id = held.handle().and_then(|handle| handle.mount_id().ok());
-    let parent = id.and_then(|id| table.mount(id)).and_then(|entry| table.mount(entry.parent));
-    parent.is_some_and(|parent| parent.propagation.peer_group.is_some())
+    fn mount_of_stale(&self) -> Result<MountOf, NotRebound> {
+        Mounts::default().mount_of(self.stale()?).map_err(NotRebound::Impossible)
+    }
 }
 
 /// Finishes the removal of payloads that a swap may have got in the way of.

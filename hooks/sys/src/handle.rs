@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
 use bindguard_core::mount_table::MountId;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxAttributes, StatxFlags};
+
+/// statx(2)'s `STATX_MNT_ID_UNIQUE`: an id that no other mount ever gets.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.
 #[derive(Debug)]
@@ -22,15 +25,6 @@ pub enum HandleError {
     /// open(2)
     #[error("open {} to look at it", path.display())]
     Open {
-        /// The path as given.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// `/proc/self/fdinfo`, proc_pid_fdinfo(5)
-    #[error("read the mount id of {}", path.display())]
-    MountId {
         /// The path as given.
         path: PathBuf,
         /// The kernel's answer.
@@ -52,16 +46,14 @@ impl HandleError {
     /// The kernel said that there is no such file.
     pub fn is_not_found(&self) -> bool {
         match self {
-            Self::Open { source, .. } | Self::MountId { source, .. } | Self::Stat { source, .. } => {
-                source.kind() == io::ErrorKind::NotFound
-            }
+            Self::Open { source, .. } | Self::Stat { source, .. } => source.kind() == io::ErrorKind::NotFound,
         }
     }
 
     /// The error and what the kernel said, in one line.
     pub fn in_full(&self) -> String {
         match self {
-            Self::Open { source, .. } | Self::MountId { source, .. } | Self::Stat { source, .. } => {
+            Self::Open { source, .. } | Self::Stat { source, .. } => {
                 format!("{self}: {source}")
             }
         }
@@ -101,15 +93,38 @@ impl Handle {
         &self.path
     }
 
-    /// The id of the mount that it is on, valid as long as this handle is.
+    /// The id of the mount that it is on, as mountinfo has it. Valid as long as this handle is.
     ///
     /// # Errors
-    /// When `/proc` cannot be read or says no `mnt_id`.
+    /// statx(2)'s, and a kernel before 5.8.
     pub fn mount_id(&self) -> Result<MountId, HandleError> {
-        let failed = |source| HandleError::MountId { path: self.path.clone(), source };
-        let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd())).map_err(failed)?;
-        let id = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:")).and_then(|id| id.trim().parse().ok());
-        id.map(MountId).ok_or_else(|| failed(io::Error::new(io::ErrorKind::InvalidData, "no mnt_id in fdinfo")))
+        let stat = self.statx(StatxFlags::MNT_ID)?;
+        let id = u32::try_from(stat.stx_mnt_id).ok().filter(|_| has(&stat, StatxFlags::MNT_ID));
+        id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
+    }
+
+    /// The id of the mount that it is on, as statmount(2) takes it. `None` before Linux 6.8.
+    ///
+    /// # Errors
+    /// statx(2)'s.
+    pub(crate) fn unique_mount_id(&self) -> Result<Option<u64>, HandleError> {
+        let unique = StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+        let stat = self.statx(unique)?;
+        Ok(has(&stat, unique).then_some(stat.stx_mnt_id))
+    }
+
+    /// Whether it is the root of its mount: its path is a mount point.
+    ///
+    /// # Errors
+    /// statx(2)'s, and a kernel before 5.8.
+    pub fn is_mount_root(&self) -> Result<bool, HandleError> {
+        let stat = self.statx(StatxFlags::empty())?;
+        let told = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+        if told {
+            Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+        } else {
+            Err(self.too_old("roots of mounts"))
+        }
     }
 
     /// Which file it is. A server that does not answer is not waited for: what is cached is taken.
@@ -117,9 +132,7 @@ impl Handle {
     /// # Errors
     /// statx(2)'s.
     pub fn identity(&self) -> Result<FileIdentity, HandleError> {
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let stat = rustix::fs::statx(&self.fd, "", flags, StatxFlags::TYPE | StatxFlags::INO)
-            .map_err(|errno| HandleError::Stat { path: self.path.clone(), source: errno.into() })?;
+        let stat = self.statx(StatxFlags::TYPE | StatxFlags::INO)?;
         let directory = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
         Ok(FileIdentity {
             device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
@@ -136,6 +149,20 @@ impl Handle {
         fs::read_link(self.magic_path())
     }
 
+    fn statx(&self, mask: StatxFlags) -> Result<Statx, HandleError> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = rustix::fs::statx(&self.fd, "", flags, mask);
+        stat.map_err(|errno| HandleError::Stat { path: self.path.clone(), source: errno.into() })
+    }
+
+    fn too_old(&self, what: &str) -> HandleError {
+        let source = io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("this kernel does not tell {what}: it is older than 5.8"),
+        );
+        HandleError::Stat { path: self.path.clone(), source }
+    }
+
     /// A path that leads to this very file and mount, whatever its name leads to by now: proc_pid_fd(5).
     pub(crate) fn magic_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
@@ -146,4 +173,8 @@ impl AsFd for Handle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn has(stat: &Statx, field: StatxFlags) -> bool {
+    StatxFlags::from_bits_retain(stat.stx_mask).contains(field)
 }

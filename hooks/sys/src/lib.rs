@@ -4,7 +4,7 @@
 //! later, and a mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, fdinfo and
 //! `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon, and nothing else is asked of a
 //! mount before it is known to be local.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod bundle;
 pub mod journal;
@@ -15,8 +15,11 @@ pub mod swap;
 
 mod handle;
 mod mountinfo;
+mod mounts;
+mod statmount;
 mod target;
 
 pub use handle::{Handle, HandleError};
 pub use mountinfo::{MountinfoError, read_mount_table};
+pub use mounts::{MountOf, Mounts};
 pub use target::{OpenedTarget, TargetError, open_target};

@@ -119,3 +119,15 @@ pub struct MountEntry {
     /// Options of the filesystem, as written.
     pub super_options: OsString,
 }
+
+impl MountEntry {
+    /// The place of `path` within this mount's filesystem: the mount's root, then what of the path lies below the mount
+    /// point.
+    ///
+    /// `path` has to be as the kernel would print it, without symlinks. `None` when it does not lie below this mount.
+    pub fn place_in_filesystem(&self, path: &Path) -> Option<PathBuf> {
+        let below = path.strip_prefix(&self.mount_point).ok()?;
+        // Joining an empty path would leave a slash at the end.
+        Some(if below.as_os_str().is_empty() { self.root.path.clone() } else { self.root.path.join(below) })
+    }
+}

@@ -7,8 +7,10 @@ mod entry;
 mod escape;
 mod parse;
 mod render;
+mod statmount;
 mod table;
 
 pub use entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 pub use parse::{ParseError, WrongField};
+pub use statmount::{STATMOUNT_MASK, StatmountEntry, StatmountError};
 pub use table::MountTable;

@@ -1,23 +1,22 @@
 //! The mount that a host-root bind would be made from.
 
 use bindguard_core::evidence::{HostMount, Observed};
-use bindguard_core::mount_table::MountTable;
 
 use crate::handle::{Handle, HandleError};
+use crate::mounts::Mounts;
+use crate::observe::unreadable;
 
-/// Looks a held source up in the mount table.
-pub fn observe_host_mount(source: &Result<Handle, HandleError>, table: &MountTable) -> Observed<HostMount> {
-    let id = match source.as_ref().map(Handle::mount_id) {
-        Ok(Ok(id)) => id,
-        Err(error) if error.is_not_found() => return Observed::Absent,
-        Err(error) => return Observed::Unreadable(error.in_full()),
-        Ok(Err(error)) => return Observed::Unreadable(error.in_full()),
+/// Looks at the mount of a held source.
+pub fn observe_host_mount(source: &Result<Handle, HandleError>, mounts: &Mounts) -> Observed<HostMount> {
+    let mount = match source {
+        Ok(handle) => mounts.mount_of(handle),
+        Err(error) => return unreadable(error),
     };
-    match table.mount(id) {
-        Some(entry) => Observed::Seen(HostMount {
-            mount_point: entry.mount_point.clone(),
-            passes_umounts_on: entry.propagation.passes_umounts_on(),
+    match mount {
+        Ok(mount) => Observed::Seen(HostMount {
+            passes_umounts_on: mount.entry.propagation.passes_umounts_on(),
+            mount_point: mount.entry.mount_point,
         }),
-        None => Observed::Unreadable(format!("mount {} is not in the mount table", id.0)),
+        Err(why) => Observed::Unreadable(why),
     }
 }

@@ -1,10 +1,9 @@
 //! Looks at bind sources: what the kernel says of them, as the plain data that `bindguard-core` judges.
 //!
 //! A look is done in two halves. First every source is held by a handle, so that its mount id stays its own; then the
-//! mount table is read once, and each handle is looked up in it.
+//! kernel is asked for each handle's mount.
 
 mod host_mount;
-mod place;
 mod subpath;
 mod subpaths;
 mod volume;
@@ -13,3 +12,12 @@ pub use host_mount::observe_host_mount;
 pub use subpath::HeldSubpath;
 pub use subpaths::{SubpathsError, list_subpaths};
 pub use volume::HeldVolume;
+
+use bindguard_core::evidence::Observed;
+
+use crate::handle::HandleError;
+
+/// What an error to hold something says of it.
+fn unreadable<T>(error: &HandleError) -> Observed<T> {
+    if error.is_not_found() { Observed::Absent } else { Observed::Unreadable(error.in_full()) }
+}

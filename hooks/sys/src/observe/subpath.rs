@@ -2,46 +2,46 @@
 
 use bindguard_core::evidence::{Observed, SubpathEvidence, SubpathMount, Target, Volume};
 use bindguard_core::kubelet::{Plugin, SubPath, VolumeSubpath};
-use bindguard_core::mount_table::MountTable;
 
 use crate::handle::{Handle, HandleError};
-use crate::observe::place::{Place, unreadable};
+use crate::mounts::Mounts;
+use crate::observe::unreadable;
 use crate::target::{TargetError, open_target};
 
-/// A subpath and its volume, held so that their mounts stay what the mount table says they are.
+/// A subpath and its volume, held so that they stay what they are while they are looked at.
 #[derive(Debug)]
 pub struct HeldSubpath {
-    place: Result<Place, HandleError>,
+    itself: Result<Handle, HandleError>,
     volume: Option<PayloadVolume>,
 }
 
 #[derive(Debug)]
 struct PayloadVolume {
     plugin: Plugin,
-    place: Result<Place, HandleError>,
+    directory: Result<Handle, HandleError>,
 }
 
 impl HeldSubpath {
     /// Takes hold of a subpath and of its volume.
     pub fn hold(subpath: &VolumeSubpath) -> Self {
-        Self { place: Place::hold(&subpath.path()), volume: PayloadVolume::hold(subpath) }
+        Self { itself: Handle::of(&subpath.path()), volume: PayloadVolume::hold(subpath) }
     }
 
     /// The subpath itself, for whoever wants to mend it.
     pub fn handle(&self) -> Option<&Handle> {
-        self.place.as_ref().ok().map(|place| &place.itself)
+        self.itself.as_ref().ok()
     }
 
     /// The volume's directory.
     pub fn volume(&self) -> Option<&Handle> {
-        self.volume.as_ref().and_then(|volume| volume.place.as_ref().ok()).map(|place| &place.itself)
+        self.volume.as_ref().and_then(|volume| volume.directory.as_ref().ok())
     }
 
-    /// Looks both up in a mount table that was read after they were held.
-    pub fn observe(&self, table: &MountTable) -> SubpathEvidence {
-        let mount = self.mount(table);
+    /// Looks at both.
+    pub fn observe(&self, mounts: &Mounts) -> SubpathEvidence {
+        let mount = self.mount(mounts);
         let volume = match &self.volume {
-            Some(volume) => volume.observe(table),
+            Some(volume) => volume.observe(mounts),
             None => Observed::Absent,
         };
         let target = match (&mount, &volume) {
@@ -51,27 +51,27 @@ impl HeldSubpath {
         SubpathEvidence { mount, volume, target }
     }
 
-    fn mount(&self, table: &MountTable) -> Observed<SubpathMount> {
-        let place = match &self.place {
-            Ok(place) => place,
+    fn mount(&self, mounts: &Mounts) -> Observed<SubpathMount> {
+        let handle = match &self.itself {
+            Ok(handle) => handle,
             Err(error) => return unreadable(error),
         };
-        let entry = match place.mount_in(table) {
-            Ok((entry, true)) => entry,
-            Ok((_, false)) => return Observed::Absent,
+        let mount = match mounts.mount_of(handle) {
+            Ok(mount) if mount.is_mount_point => mount,
+            Ok(_) => return Observed::Absent,
             Err(why) => return Observed::Unreadable(why),
         };
-        let identity = if entry.fs_type.is_local() {
-            place.itself.identity().map_or_else(|error| unreadable(&error), Observed::Seen)
+        let identity = if mount.entry.fs_type.is_local() {
+            handle.identity().map_or_else(|error| unreadable(&error), Observed::Seen)
         } else {
-            Observed::Unreadable(format!("{} is not asked", entry.fs_type.0))
+            Observed::Unreadable(format!("{} is not asked", mount.entry.fs_type.0))
         };
         Observed::Seen(SubpathMount {
-            root: entry.root.clone(),
-            device: entry.device,
-            fs_type: entry.fs_type.clone(),
+            covers_its_equal: mount.covers_its_equal(),
+            root: mount.entry.root,
+            device: mount.entry.device,
+            fs_type: mount.entry.fs_type,
             identity,
-            covers_its_equal: table.covers_its_equal(entry),
         })
     }
 
@@ -100,40 +100,33 @@ impl HeldSubpath {
 impl PayloadVolume {
     /// The volume of a subpath: the plugin whose folder holds one of its name. A pod's volume names are unique.
     fn hold(subpath: &VolumeSubpath) -> Option<Self> {
-        Plugin::ALL.into_iter().find_map(|plugin| match Place::hold(&subpath.volume_directory(plugin)) {
+        Plugin::ALL.into_iter().find_map(|plugin| match Handle::of(&subpath.volume_directory(plugin)) {
             Err(error) if error.is_not_found() => None,
-            place => Some(Self { plugin, place }),
+            directory => Some(Self { plugin, directory }),
         })
     }
 
-    fn observe(&self, table: &MountTable) -> Observed<Volume> {
-        let place = match &self.place {
-            Ok(place) => place,
+    fn observe(&self, mounts: &Mounts) -> Observed<Volume> {
+        let handle = match &self.directory {
+            Ok(handle) => handle,
             Err(error) => return unreadable(error),
         };
-        let (entry, is_mount_point) = match place.mount_in(table) {
-            Ok(found) => found,
-            Err(why) => return Observed::Unreadable(why),
+        let (mount, resolved) = match (mounts.mount_of(handle), handle.resolved_path()) {
+            (Ok(mount), Ok(resolved)) => (mount, resolved),
+            (Err(why), _) => return Observed::Unreadable(why),
+            (_, Err(error)) => return Observed::Unreadable(format!("resolve {}: {error}", handle.path().display())),
         };
-        let directory = place.itself.path();
-        let resolved = match place.itself.resolved_path() {
-            Ok(resolved) => resolved,
-            Err(error) => return Observed::Unreadable(format!("resolve {}: {error}", directory.display())),
+        let Some(place) = mount.entry.place_in_filesystem(&resolved) else {
+            let (path, mount_point) = (resolved.display(), mount.entry.mount_point.display());
+            return Observed::Unreadable(format!("{path} is not below {mount_point}, where its mount is"));
         };
-        match MountTable::place_in_filesystem(entry, &resolved) {
-            Some(place) => Observed::Seen(Volume {
-                plugin: self.plugin,
-                directory: directory.to_owned(),
-                device: entry.device,
-                fs_type: entry.fs_type.clone(),
-                place,
-                is_mount_point,
-            }),
-            None => Observed::Unreadable(format!(
-                "{} is not below {}, where its mount is",
-                resolved.display(),
-                entry.mount_point.display()
-            )),
-        }
+        Observed::Seen(Volume {
+            plugin: self.plugin,
+            directory: handle.path().to_owned(),
+            device: mount.entry.device,
+            fs_type: mount.entry.fs_type,
+            place,
+            is_mount_point: mount.is_mount_point,
+        })
     }
 }

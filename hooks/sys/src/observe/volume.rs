@@ -2,30 +2,30 @@
 
 use bindguard_core::evidence::{Observed, VolumeMount};
 use bindguard_core::kubelet::MountedVolume;
-use bindguard_core::mount_table::MountTable;
 
-use crate::handle::HandleError;
-use crate::observe::place::{Place, unreadable};
+use crate::handle::{Handle, HandleError};
+use crate::mounts::Mounts;
+use crate::observe::unreadable;
 
 /// A volume's mount point, held. Its server is not asked anything: `O_PATH` of a mount's root does not reach it.
 #[derive(Debug)]
-pub struct HeldVolume(Result<Place, HandleError>);
+pub struct HeldVolume(Result<Handle, HandleError>);
 
 impl HeldVolume {
     /// Takes hold of a volume's mount point.
     pub fn hold(volume: &MountedVolume) -> Self {
-        Self(Place::hold(volume.mount_point()))
+        Self(Handle::of(volume.mount_point()))
     }
 
-    /// Looks it up in a mount table that was read after it was held.
-    pub fn observe(&self, table: &MountTable) -> Observed<VolumeMount> {
-        let place = match &self.0 {
-            Ok(place) => place,
+    /// Looks at its mount.
+    pub fn observe(&self, mounts: &Mounts) -> Observed<VolumeMount> {
+        let handle = match &self.0 {
+            Ok(handle) => handle,
             Err(error) => return unreadable(error),
         };
-        match place.mount_in(table) {
-            Ok((entry, true)) => Observed::Seen(VolumeMount { fs_type: entry.fs_type.clone() }),
-            Ok((_, false)) => Observed::Absent,
+        match mounts.mount_of(handle) {
+            Ok(mount) if mount.is_mount_point => Observed::Seen(VolumeMount { fs_type: mount.entry.fs_type }),
+            Ok(_) => Observed::Absent,
             Err(why) => Observed::Unreadable(why),
         }
     }

@@ -1,0 +1,117 @@
+//! One mount as statmount(2) tells it: `struct statmount` of the kernel's `include/uapi/linux/mount.h`.
+//!
+//! It says what a line of mountinfo says, without the escapes: its strings are raw. What the caller did not ask for, or the
+//! kernel did not fill in, is not in the mask, and a field that is not in the mask is not read.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
+
+/// What to ask statmount(2) for: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT`, `_MNT_POINT` and `_FS_TYPE`.
+pub const STATMOUNT_MASK: u64 = 0x01 | 0x02 | 0x08 | 0x10 | 0x20;
+
+/// A mount from statmount(2), and its parent by the id that is never used again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatmountEntry {
+    /// The mount. Its options and its source are left empty.
+    pub entry: MountEntry,
+    /// `mnt_parent_id`.
+    pub unique_parent: u64,
+}
+
+/// Why a buffer is not a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StatmountError {
+    /// It ends too early.
+    #[error("statmount filled in too little")]
+    TooShort,
+    /// Something that was asked for is not there.
+    #[error("statmount knows only {0:#x} of what was asked for")]
+    Missing(u64),
+    /// A string does not lie in the buffer, has no end, or is no text where it has to be.
+    #[error("statmount's {0} is no string")]
+    BadString(&'static str),
+}
+
+/// Offsets within `struct statmount`.
+mod at {
+    pub(super) const MASK: usize = 8;
+    pub(super) const DEV_MAJOR: usize = 16;
+    pub(super) const DEV_MINOR: usize = 20;
+    pub(super) const FS_TYPE: usize = 36;
+    pub(super) const PARENT: usize = 48;
+    pub(super) const OLD_ID: usize = 56;
+    pub(super) const OLD_PARENT: usize = 60;
+    pub(super) const PROPAGATION: usize = 72;
+    pub(super) const PEER_GROUP: usize = 80;
+    pub(super) const MASTER: usize = 88;
+    pub(super) const ROOT: usize = 104;
+    pub(super) const POINT: usize = 108;
+    pub(super) const STRINGS: usize = 512;
+}
+
+/// mount(2)'s `MS_UNBINDABLE`, `MS_SLAVE` and `MS_SHARED`, which `mnt_propagation` is made of.
+const UNBINDABLE: u64 = 1 << 17;
+const SLAVE: u64 = 1 << 19;
+const SHARED: u64 = 1 << 20;
+
+impl StatmountEntry {
+    /// Reads what statmount(2) wrote.
+    ///
+    /// # Errors
+    /// When the buffer holds less than was asked for.
+    pub fn from_buffer(buffer: &[u8]) -> Result<Self, StatmountError> {
+        let mask = u64_at(buffer, at::MASK)?;
+        if mask & STATMOUNT_MASK != STATMOUNT_MASK {
+            return Err(StatmountError::Missing(mask));
+        }
+        let flags = u64_at(buffer, at::PROPAGATION)?;
+        let group = |flag, offset| -> Result<Option<u32>, StatmountError> {
+            // Peer groups are ints in the kernel; the field is only wider than it need be.
+            Ok((flags & flag != 0).then_some(u32::try_from(u64_at(buffer, offset)?).unwrap_or(u32::MAX)))
+        };
+        let entry = MountEntry {
+            id: MountId(u32_at(buffer, at::OLD_ID)?),
+            parent: MountId(u32_at(buffer, at::OLD_PARENT)?),
+            device: Device { major: u32_at(buffer, at::DEV_MAJOR)?, minor: u32_at(buffer, at::DEV_MINOR)? },
+            root: MountRoot::from_kernel(string(buffer, at::ROOT, "root")?),
+            mount_point: PathBuf::from(OsStr::from_bytes(string(buffer, at::POINT, "mount point")?)),
+            options: OsString::new(),
+            propagation: Propagation {
+                peer_group: group(SHARED, at::PEER_GROUP)?,
+                master: group(SLAVE, at::MASTER)?,
+                unbindable: flags & UNBINDABLE != 0,
+                ..Propagation::default()
+            },
+            fs_type: FsType(text(string(buffer, at::FS_TYPE, "filesystem type")?)?),
+            source: OsString::new(),
+            super_options: OsString::new(),
+        };
+        Ok(Self { entry, unique_parent: u64_at(buffer, at::PARENT)? })
+    }
+}
+
+fn u32_at(buffer: &[u8], offset: usize) -> Result<u32, StatmountError> {
+    let bytes = buffer.get(offset..).and_then(|rest| rest.first_chunk()).ok_or(StatmountError::TooShort)?;
+    Ok(u32::from_ne_bytes(*bytes))
+}
+
+fn u64_at(buffer: &[u8], offset: usize) -> Result<u64, StatmountError> {
+    let bytes = buffer.get(offset..).and_then(|rest| rest.first_chunk()).ok_or(StatmountError::TooShort)?;
+    Ok(u64::from_ne_bytes(*bytes))
+}
+
+/// The string whose offset, counted from the end of the fixed part, is at `offset`.
+fn string<'a>(buffer: &'a [u8], offset: usize, name: &'static str) -> Result<&'a [u8], StatmountError> {
+    let bad = StatmountError::BadString(name);
+    let start = usize::try_from(u32_at(buffer, offset)?).map_err(|_| bad)?;
+    let rest = at::STRINGS.checked_add(start).and_then(|start| buffer.get(start..)).ok_or(bad)?;
+    let end = rest.iter().position(|byte| *byte == 0).ok_or(bad)?;
+    Ok(&rest[..end])
+}
+
+fn text(bytes: &[u8]) -> Result<String, StatmountError> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| StatmountError::BadString("filesystem type"))
+}

@@ -1,0 +1,83 @@
+//! What the kernel says of the mount that a held file is on.
+//!
+//! statx(2) and statmount(2) tell it in microseconds, however many mounts a node has. Before Linux 6.8, and where the call
+//! is denied, the mount table is read, once, when it is first asked for: that is after everything of interest is held, so
+//! mount ids still name the mounts that they named.
+
+use std::cell::OnceCell;
+use std::io;
+
+use bindguard_core::mount_table::{MountEntry, MountTable, StatmountEntry};
+
+use crate::handle::Handle;
+use crate::mountinfo::{MountinfoError, read_mount_table};
+use crate::statmount::statmount;
+
+/// The mounts of the calling thread's namespace. Hold what is to be looked at before making one.
+#[derive(Debug, Default)]
+pub struct Mounts {
+    only_table: bool,
+    table: OnceCell<Result<MountTable, MountinfoError>>,
+}
+
+/// The mount that something is on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountOf {
+    /// The mount itself.
+    pub entry: MountEntry,
+    /// The mount that it is mounted on; `None` for the root of the namespace.
+    pub parent: Option<MountEntry>,
+    /// The thing is the very root of its mount: its path is a mount point.
+    pub is_mount_point: bool,
+}
+
+impl MountOf {
+    /// Another mount lies directly below this one at the same mount point. So it looks when a swap was cut off between
+    /// attaching the new mount beneath the stale one and detaching the stale one.
+    pub fn covers_its_equal(&self) -> bool {
+        self.parent.as_ref().is_some_and(|parent| parent.mount_point == self.entry.mount_point)
+    }
+}
+
+impl Mounts {
+    /// Looks into the mount table only, as on a kernel without statmount.
+    pub fn from_mountinfo() -> Self {
+        Self { only_table: true, ..Self::default() }
+    }
+
+    /// Looks at the mount that a handle is on.
+    ///
+    /// # Errors
+    /// What keeps it from being told, in one line.
+    pub fn mount_of(&self, handle: &Handle) -> Result<MountOf, String> {
+        match by_statmount(handle).filter(|_| !self.only_table) {
+            // mountinfo knows which FUSE it is, statmount does not.
+            Some(mount) if mount.entry.fs_type.0 != "fuse" => Ok(mount),
+            _ => self.by_table(handle),
+        }
+    }
+
+    fn by_table(&self, handle: &Handle) -> Result<MountOf, String> {
+        let table = self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())?;
+        let id = handle.mount_id().map_err(|error| error.in_full())?;
+        let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
+        let parent = table.mount(entry.parent).filter(|parent| parent.id != entry.id);
+        let is_mount_point = handle.is_mount_root().map_err(|error| error.in_full())?;
+        Ok(MountOf { entry: entry.clone(), parent: parent.cloned(), is_mount_point })
+    }
+}
+
+/// `None`: statmount cannot tell. Then the mount table can, or can say why not.
+fn by_statmount(handle: &Handle) -> Option<MountOf> {
+    let unique_id = handle.unique_mount_id().ok()??;
+    let is_mount_point = handle.is_mount_root().ok()?;
+    let StatmountEntry { entry, unique_parent } = statmount(unique_id).ok()?;
+    let parent = match statmount(unique_parent) {
+        _ if unique_parent == unique_id => None,
+        Ok(parent) => Some(parent.entry),
+        // The namespace's root is mounted on something outside of it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(_) => return None,
+    };
+    Some(MountOf { entry, parent, is_mount_point })
+}
