@@ -1,1 +1,54 @@
-//! Under construction.
+//! A whole node in a mount namespace: real containerds, real runc and crun, a fake kubelet.
+//!
+//! bindguard's promises are about what an operator sees on a node, so the proofs need one: `tests/` tells a story a
+//! file over the [`node`] made here, and the `demo` binary shows the two main faults and their end.
+//!
+//! ```text
+//!   Setup ──start──► Node ── containerd (1.6, 1.7, 2.1) ── shim ── bindguard-runtime ── runc, crun
+//!                     │  ├── Ctr, Cri                clients
+//!                     │  ├── Kubelet                 volumes and subpaths, by the real kubelet's syscalls
+//!                     │  └── Keeper                  kills and removes all of it, also when the test is SIGKILLed
+//!                     └ a mount namespace of the test's own thread, with a private /run
+//! ```
+//!
+//! Nothing here depends on bindguard's own crates: a harness that shared the code under test would share its mistakes.
+
+pub mod bundle;
+pub mod cri;
+pub mod ctr;
+pub mod demo;
+pub mod gate;
+pub mod image;
+pub mod kubelet;
+pub mod mounts;
+pub mod node;
+pub mod polling;
+pub mod privilege;
+pub mod process;
+pub mod programs;
+pub mod scenes;
+
+pub use ctr::{Bind, Ctr, Runtime};
+pub use kubelet::{Kubelet, KubeletRoot, Pod, Volume, VolumeKind};
+pub use node::{Node, Setup};
+pub use polling::PollingReader;
+pub use programs::{Generation, Oci};
+
+/// Makes one test a generation of containerd from a function that tells the story on it.
+#[macro_export]
+macro_rules! on_every_generation {
+    ($story:path) => {
+        #[test]
+        fn containerd_1_6() {
+            $story($crate::Generation::V1_6);
+        }
+        #[test]
+        fn containerd_1_7() {
+            $story($crate::Generation::V1_7);
+        }
+        #[test]
+        fn containerd_2_1() {
+            $story($crate::Generation::V2_1);
+        }
+    };
+}

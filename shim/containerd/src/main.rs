@@ -1,2 +1,52 @@
-//! Under construction.
-fn main() {}
+//! A containerd shim that lets no container start on a bind mount that lies.
+//!
+//! It supervises tasks as containerd-shim-runc-v2 does and has no opinion on mounts itself: `create` goes through
+//! `bindguard-runtime`, which looks at the bundle and then becomes runc. containerd runs this program with a verb (`start`,
+//! `delete`, a question), and `start` runs it once more without one: that is the server.
+
+mod args;
+mod aside;
+mod bootstrap;
+mod bundle;
+mod causes;
+mod events;
+mod exits;
+mod io;
+mod kernel;
+mod logging;
+mod options;
+mod rootfs;
+mod runtime;
+mod serve;
+mod service;
+mod task;
+
+use std::{error::Error, process::ExitCode};
+
+use args::{Args, Verb};
+
+/// The name containerd derives this binary's name from.
+const RUNTIME_NAME: &str = "io.containerd.bindguard.v2";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // containerd shows a verb's stderr to its user.
+            eprintln!("{}", causes::with_causes(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse(std::env::args().skip(1))?;
+    match args.verb {
+        Verb::Serve => serve::serve(&args)?,
+        Verb::Start => bootstrap::start(&args)?,
+        Verb::Delete => bootstrap::delete(&args)?,
+        Verb::Info => bootstrap::info()?,
+        Verb::Version => bootstrap::version(),
+    }
+    Ok(())
+}

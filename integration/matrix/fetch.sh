@@ -1,0 +1,90 @@
+#!/bin/sh
+# Lays three generations of containerd, with their shim, runc and crun, beside each other. Installs nothing.
+#   fetch.sh [DIR]        DIR is target/matrix of the repository when not given
+# Result: DIR/v/SUITE/bin/{containerd,ctr,containerd-shim-runc-v2,runc,crun} for the Debian suites below, each of which
+# runs as it is. Quick when they are there already. A run that was broken off, and a DIR that was moved (its path is
+# baked into some of the programs), are noticed, and everything is laid out anew.
+#
+# Packages come from the mirror that the machine's own apt uses. Needs apt, dpkg-deb and patchelf (see setup.sh).
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+suites='bookworm trixie sid'
+programs='containerd ctr containerd-shim-runc-v2 runc crun'
+
+mkdir -p "${1:-$here/../../target/matrix}"
+dir=$(cd "${1:-$here/../../target/matrix}" && pwd -P)
+exec 9>"$dir/lock"
+flock 9
+
+# The stamp says what was laid out, where, and by which edition of this script.
+stamp="$dir $(dpkg --print-architecture) $(cksum < "$here/fetch.sh")"
+if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+rm -rf "$dir/stamp" "$dir/v" "$dir/x" "$dir/work"
+mkdir -p "$dir/work"
+
+command -v patchelf >/dev/null || { echo "fetch.sh: patchelf is missing: run $here/setup.sh" >&2; exit 1; }
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+
+# apt knows its mirror once it has lists; before that, its sources say it. Security updates live elsewhere.
+mirror() {
+  { apt-get indextargets --format '$(ORIGIN) $(LABEL) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
+      sed -n 's/^Debian Debian //p'
+    cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.* 2>/dev/null |
+      sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) .*/\2/p' | grep -v security
+  } | head -n 1
+}
+base=$(mirror)
+[ -n "$base" ] || { echo "fetch.sh: apt has no Debian mirror" >&2; exit 1; }
+
+# apt with lists, state and cache of its own: the machine's own stay as they are
+apt_of() {
+  suite=$1; tool=$2; shift 2
+  root=$dir/work/$suite
+  "$tool" -o "Dir::Etc::sourcelist=$root/sources.list" -o Dir::Etc::sourceparts=/nonexistent \
+    -o "Dir::State=$root/state" -o "Dir::State::lists=$root/lists" -o Dir::State::status=/dev/null \
+    -o "Dir::Cache=$root/cache" -o APT::Sandbox::User=root -o Acquire::Retries=3 -o Acquire::Languages=none "$@"
+}
+
+download() {
+  suite=$1; root=$dir/work/$suite
+  mkdir -p "$root/lists/partial" "$root/cache/archives/partial" "$root/state" "$root/deb"
+  echo "deb [signed-by=$keyring] $base $suite main" > "$root/sources.list"
+  apt_of "$suite" apt-get -qq update
+  libraries=$(apt_of "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
+    --no-replaces --no-enhances runc crun | grep '^lib' | sort -u)
+  # shellcheck disable=SC2086
+  (cd "$root/deb" && apt_of "$suite" apt-get -qq download containerd runc crun $libraries)
+  mkdir -p "$dir/x/$suite"
+  for package in "$root"/deb/*.deb; do dpkg-deb -x "$package" "$dir/x/$suite"; done
+}
+
+# A program that wants a newer C library than the machine's gets its own suite's loader and libraries baked in. A wrapper
+# around ld.so would not do for runc, which executes /proc/self/exe again.
+lay_out() {
+  suite=$1; x=$dir/x/$suite; bin=$dir/work/v/$suite/bin
+  mkdir -p "$bin"
+  loader=$(find "$x" -name 'ld-linux*.so.*' | head -n 1)
+  libraries=$(find "$x" -name 'libc.so.6' -exec dirname {} \; | head -n 1)
+  libraries=$libraries:$x/usr/lib/${libraries##*/}
+  for program in $programs; do
+    source=$(find "$x/usr/bin" "$x/usr/sbin" -name "$program" | head -n 1)
+    [ -n "$source" ] || { echo "fetch.sh: no $program in $suite" >&2; exit 1; }
+    if ldd "$source" 2>&1 | grep -q 'not found'; then
+      cp -L "$source" "$bin/$program"
+      patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" "$bin/$program"
+    else
+      ln -s "$source" "$bin/$program"
+    fi
+    case $program in *shim*) flag=-v ;; *) flag=--version ;; esac
+    "$bin/$program" $flag >/dev/null
+  done
+}
+
+for suite in $suites; do
+  echo "fetch.sh: $suite" >&2
+  download "$suite"
+  lay_out "$suite"
+done
+mv "$dir/work/v" "$dir/v"
+rm -rf "$dir/work"
+echo "$stamp" > "$dir/stamp"

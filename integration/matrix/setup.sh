@@ -1,0 +1,37 @@
+#!/bin/sh
+# Installs what the machine itself needs to build and run the integration stories, and only what is missing.
+#   setup.sh
+# For Debian and its relatives. Needs root when something is missing; says nothing when nothing is.
+set -eu
+
+# program package why
+wanted='busybox busybox-static the containers of the stories run it
+patchelf patchelf newer runc and crun get their own loader
+protoc protobuf-compiler the CRI client is generated when it is built
+unshare util-linux namespaces
+losetup mount loop devices
+mount mount loop mounts
+mkfs.ext4 e2fsprogs a kubelet with a filesystem of its own
+modprobe kmod the loop module
+cc gcc the crates that link'
+
+# Debian has dynamic and static packages of busybox: only a static one runs in an empty root filesystem
+is_there() {
+  found=$(PATH=$PATH:/usr/sbin:/sbin command -v "$1") || return 1
+  [ "$1" != busybox ] || ! ldd "$found" >/dev/null 2>&1
+}
+
+missing=$(echo "$wanted" | while read -r program package _; do is_there "$program" || echo "$package"; done | sort -u)
+if [ -n "$missing" ]; then
+  export DEBIAN_FRONTEND=noninteractive
+  log=$(mktemp)
+  # shellcheck disable=SC2086
+  if ! { apt-get -qq update && apt-get -qq -y --no-install-recommends install $missing; } >"$log" 2>&1; then
+    cat "$log" >&2; rm -f "$log"
+    echo "setup.sh: could not install:" $missing >&2
+    exit 1
+  fi
+  rm -f "$log"
+fi
+
+[ -e /dev/loop-control ] || modprobe loop 2>/dev/null || echo "setup.sh: no loop devices here; the stories that need one will be skipped" >&2

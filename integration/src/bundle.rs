@@ -1,0 +1,82 @@
+//! A bundle and a runtime for stories about bindguard-runtime alone: what does the runtime behind it get to see?
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::node::Node;
+use crate::programs::GUARD;
+
+/// A folder with a `config.json`, and a runtime that only records.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    path: PathBuf,
+    recorder: PathBuf,
+}
+
+impl Bundle {
+    /// A bundle with exactly these bytes as its `config.json`.
+    pub fn create(node: &Node, name: &str, config: &[u8]) -> Result<Self> {
+        let path = node.disk().join("bundles").join(name);
+        fs::create_dir_all(path.join("rootfs")).with_context(|| format!("create the bundle {}", path.display()))?;
+        fs::write(path.join("config.json"), config).with_context(|| format!("write the spec of {}", path.display()))?;
+        let recorder = path.join("recorder");
+        // the copy is what the runtime saw, whatever happens to the bundle later
+        let script = format!("#!/bin/sh\ncp {0}/config.json {0}/seen.json\necho \"$*\" > {0}/seen.args\n", path.display());
+        fs::write(&recorder, script).with_context(|| format!("write {}", recorder.display()))?;
+        fs::set_permissions(&recorder, fs::Permissions::from_mode(0o755)).context("make the recorder executable")?;
+        Ok(Self { path, recorder })
+    }
+
+    /// A small spec with these mounts.
+    pub fn spec(mounts: &[Value]) -> Value {
+        json!({
+            "ociVersion": "1.0.2",
+            "process": {"args": ["true"], "cwd": "/", "user": {"uid": 0, "gid": 0}},
+            "root": {"path": "rootfs"},
+            "mounts": mounts,
+            "linux": {"namespaces": [{"type": "mount"}]},
+        })
+    }
+
+    /// A bind of `source`, with the options the kubelet's CRI gives.
+    pub fn bind(source: &Path, destination: &str) -> Value {
+        json!({"destination": destination, "type": "bind", "source": source, "options": ["rbind", "rprivate", "ro"]})
+    }
+
+    /// `bindguard-runtime create` of this bundle, with the recorder behind it.
+    pub fn admit(&self, node: &Node) -> Result<Command> {
+        let mut command = node.command(node.programs().join(GUARD))?;
+        command.arg("--log").arg(self.log_file()).args(["--log-format", "json", "create", "--bundle"]).arg(&self.path).arg("c1");
+        command.env("BINDGUARD_RUNTIME", &self.recorder);
+        Ok(command)
+    }
+
+    /// The bundle's folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The `config.json` that the runtime saw.
+    pub fn seen(&self) -> Result<Vec<u8>> {
+        fs::read(self.path.join("seen.json")).context("read what the runtime saw: was it reached?")
+    }
+
+    /// The arguments that the runtime got.
+    pub fn arguments(&self) -> Result<String> {
+        fs::read_to_string(self.path.join("seen.args")).context("read the runtime's arguments: was it reached?")
+    }
+
+    /// What the guard wrote to the runtime's `--log`.
+    pub fn log(&self) -> Result<String> {
+        fs::read_to_string(self.log_file()).context("read the runtime's log")
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.path.join("log.json")
+    }
+}

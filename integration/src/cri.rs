@@ -1,0 +1,230 @@
+//! A blocking CRI client: what a kubelet says to containerd to run a pod.
+//!
+//! Pods use the host's network, so no CNI is needed. Their cgroups lie under the node's name, so that the node's keeper
+//! finds them. One thread drives the connection, and only while a call is made: no thread of it outlives the node.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use hyper_util::rt::TokioIo;
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{
+    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus, ContainerStatusRequest, CreateContainerRequest, ExecSyncRequest,
+    ImageSpec, ImageStatusRequest, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, MountPropagation, NamespaceMode,
+    NamespaceOption, PodSandboxConfig, PodSandboxMetadata, RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest, VersionRequest,
+};
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Response, Status};
+use tower::service_fn;
+
+use crate::image::BUSYBOX;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A connection to the CRI service of a node.
+#[derive(Debug)]
+pub struct Cri {
+    runtime: Runtime,
+    channel: Channel,
+    node: String,
+    attempts: Cell<u32>,
+}
+
+/// A running pod.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    id: String,
+    config: PodSandboxConfig,
+}
+
+/// What a program in a container answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its exit code.
+    pub code: i32,
+    /// Its stdout.
+    pub stdout: String,
+}
+
+/// A volume mount, as the kubelet puts it into a container's CRI config.
+pub fn mount(source: &std::path::Path, destination: &str, propagation: MountPropagation) -> Mount {
+    Mount {
+        container_path: destination.to_owned(),
+        host_path: source.display().to_string(),
+        propagation: propagation.into(),
+        ..Mount::default()
+    }
+}
+
+impl Cri {
+    /// Connects to containerd's socket for the node of that name.
+    pub(crate) fn connect(socket: &'static str, node: &str) -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build().context("make a runtime for the CRI client")?;
+        let connector = service_fn(move |_: Uri| async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) });
+        let endpoint = Endpoint::from_static("http://containerd").timeout(LIMIT);
+        let channel = runtime.block_on(endpoint.connect_with_connector(connector)).with_context(|| format!("connect to {socket}"))?;
+        let cri = Self { runtime, channel, node: node.to_owned(), attempts: Cell::new(0) };
+        cri.wait_until_it_is_ready()?;
+        Ok(cri)
+    }
+
+    /// Runs a pod's sandbox through a runtime handler.
+    pub fn run_pod(&self, handler: &str, name: &str, uid: &str) -> Result<Sandbox> {
+        let config = PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata { name: name.to_owned(), uid: uid.to_owned(), namespace: "default".to_owned(), attempt: 0 }),
+            log_directory: format!("/run/pods/{uid}"),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: format!("/{}", self.node),
+                security_context: Some(LinuxSandboxSecurityContext { namespace_options: Some(host_network()), ..Default::default() }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let request = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
+        let mut client = self.runtime_service();
+        let response = self.call(&format!("run the pod {name} with {handler}"), client.run_pod_sandbox(request))?;
+        Ok(Sandbox { id: response.pod_sandbox_id, config })
+    }
+
+    /// Creates and starts a container of the busybox image, and returns its id.
+    pub fn start_container(&self, pod: &Sandbox, name: &str, words: &[&str], mounts: &[Mount]) -> Result<String> {
+        let attempt = self.attempts.replace(self.attempts.get() + 1);
+        let config = ContainerConfig {
+            metadata: Some(ContainerMetadata { name: name.to_owned(), attempt }),
+            image: Some(image(BUSYBOX)),
+            command: words.iter().map(|word| (*word).to_owned()).collect(),
+            mounts: mounts.to_vec(),
+            log_path: format!("{name}_{attempt}.log"),
+            ..Default::default()
+        };
+        let request = CreateContainerRequest {
+            pod_sandbox_id: pod.id.clone(),
+            config: Some(config),
+            sandbox_config: Some(pod.config.clone()),
+        };
+        let mut client = self.runtime_service();
+        let id = self.call(&format!("create the container {name}"), client.create_container(request))?.container_id;
+        let request = StartContainerRequest { container_id: id.clone() };
+        self.call(&format!("start the container {name}"), client.start_container(request))?;
+        Ok(id)
+    }
+
+    /// Runs a program in a container.
+    pub fn exec(&self, id: &str, words: &[&str]) -> Result<Answer> {
+        let cmd = words.iter().map(|word| (*word).to_owned()).collect();
+        let request = ExecSyncRequest { container_id: id.to_owned(), cmd, timeout: 30 };
+        let answer = self.call(&format!("run {words:?} in {id}"), self.runtime_service().exec_sync(request))?;
+        Ok(Answer { code: answer.exit_code, stdout: String::from_utf8_lossy(&answer.stdout).into_owned() })
+    }
+
+    /// The content of a file as a container sees it.
+    pub fn read(&self, id: &str, path: &str) -> Result<String> {
+        let answer = self.exec(id, &["cat", path])?;
+        if answer.code != 0 { bail!("cat {path} in {id}: exit code {}", answer.code) }
+        Ok(answer.stdout)
+    }
+
+    /// A container's status.
+    pub fn status(&self, id: &str) -> Result<ContainerStatus> {
+        let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        let response = self.call(&format!("ask for the status of {id}"), self.runtime_service().container_status(request))?;
+        response.status.with_context(|| format!("the answer about {id} has no status"))
+    }
+
+    /// Waits until a container has exited, and returns its exit code.
+    pub fn wait_for_exit(&self, id: &str) -> Result<i32> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let status = self.status(id)?;
+            if status.state() == ContainerState::ContainerExited {
+                return Ok(status.exit_code);
+            }
+            if Instant::now() > deadline {
+                bail!("{id} does not exit: {status:?}");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What a container wrote, as it lies in the kubelet's log folder.
+    pub fn logs(&self, id: &str) -> Result<String> {
+        let path = self.status(id)?.log_path;
+        std::fs::read_to_string(&path).with_context(|| format!("read the container's log {path}"))
+    }
+
+    /// Stops a container after `grace` seconds.
+    pub fn stop(&self, id: &str, grace: i64) -> Result<()> {
+        let request = StopContainerRequest { container_id: id.to_owned(), timeout: grace };
+        self.call(&format!("stop {id}"), self.runtime_service().stop_container(request)).map(drop)
+    }
+
+    /// Removes a stopped container.
+    pub fn remove(&self, id: &str) -> Result<()> {
+        let request = RemoveContainerRequest { container_id: id.to_owned() };
+        self.call(&format!("remove {id}"), self.runtime_service().remove_container(request)).map(drop)
+    }
+
+    /// Stops and removes a pod with all its containers.
+    pub fn remove_pod(&self, pod: &Sandbox) -> Result<()> {
+        let id = &pod.id;
+        let mut client = self.runtime_service();
+        let stop = StopPodSandboxRequest { pod_sandbox_id: id.clone() };
+        self.call(&format!("stop the pod {id}"), client.stop_pod_sandbox(stop))?;
+        let remove = RemovePodSandboxRequest { pod_sandbox_id: id.clone() };
+        self.call(&format!("remove the pod {id}"), client.remove_pod_sandbox(remove)).map(drop)
+    }
+
+    /// The CRI plugin learns of imported images through events, a moment later than `ctr`.
+    pub(crate) fn wait_for_image(&self, name: &str) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        let mut client = ImageServiceClient::new(self.channel.clone());
+        loop {
+            let request = ImageStatusRequest { image: Some(image(name)), verbose: false };
+            if self.call(&format!("look for the image {name}"), client.image_status(request))?.image.is_some() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("the CRI plugin does not see the image {name}");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// containerd 1.6 serves its socket before the CRI plugin has read its containers.
+    fn wait_until_it_is_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        let mut client = self.runtime_service();
+        while let Err(error) = self.call("ask for the CRI's version", client.version(VersionRequest::default())) {
+            if Instant::now() > deadline {
+                return Err(error);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn runtime_service(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(self.channel.clone())
+    }
+
+    fn call<T>(&self, what: &str, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T> {
+        let answer = self.runtime.block_on(call).with_context(|| what.to_owned())?;
+        Ok(answer.into_inner())
+    }
+}
+
+fn host_network() -> NamespaceOption {
+    NamespaceOption { network: NamespaceMode::Node.into(), pid: NamespaceMode::Container.into(), ..Default::default() }
+}
+
+fn image(name: &str) -> ImageSpec {
+    ImageSpec { image: name.to_owned(), ..Default::default() }
+}

@@ -1,0 +1,225 @@
+//! containerd's own client as stories use it: run, exec, kill, delete, with typed mounts and runtimes.
+//!
+//! `ctr` writes the spec itself, so a container of a story has exactly the mounts that the story names.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::image::BUSYBOX;
+use crate::process::{Finished, LIMIT, run, run_with_input};
+use crate::programs::{GUARD, SHIM};
+
+/// The ways into the guard, and the way past it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Runtime {
+    /// The stock shim: no guard.
+    Stock,
+    /// `runtime_type = "io.containerd.bindguard.v2"`.
+    #[default]
+    Bindguard,
+    /// The stock runtime's name, with the path of the shim under test.
+    BindguardByPath,
+    /// The stock shim, with bindguard-runtime as its runc.
+    Wrapper,
+}
+
+/// A bind mount of a container.
+#[derive(Clone, Debug)]
+pub struct Bind {
+    source: PathBuf,
+    destination: String,
+    options: String,
+}
+
+impl Bind {
+    /// `source` on `destination`, with the options the kubelet's CRI gives: `rbind,rprivate,ro`.
+    pub fn new(source: impl Into<PathBuf>, destination: &str) -> Self {
+        Self { source: source.into(), destination: destination.to_owned(), options: "rbind:rprivate:ro".to_owned() }
+    }
+
+    /// Other options.
+    pub fn options(self, options: &[&str]) -> Self {
+        Self { options: options.join(":"), ..self }
+    }
+
+    fn argument(&self) -> String {
+        format!("type=bind,src={},dst={},options={}", self.source.display(), self.destination, self.options)
+    }
+}
+
+/// A container to be.
+#[derive(Clone, Debug)]
+pub struct Container<'a> {
+    ctr: &'a Ctr,
+    id: String,
+    runtime: Runtime,
+    words: Vec<String>,
+    arguments: Vec<String>,
+}
+
+/// The client of one containerd namespace.
+#[derive(Clone, Debug)]
+pub struct Ctr {
+    program: PathBuf,
+    socket: String,
+    namespace: String,
+    programs: PathBuf,
+}
+
+impl Ctr {
+    pub(crate) fn new(program: &Path, socket: &str, namespace: &str, programs: &Path) -> Self {
+        let (program, programs) = (program.to_path_buf(), programs.to_path_buf());
+        Self { program, socket: socket.to_owned(), namespace: namespace.to_owned(), programs }
+    }
+
+    /// The same containerd, another of its namespaces: pods live in `k8s.io`.
+    pub fn in_namespace(&self, namespace: &str) -> Self {
+        Self { namespace: namespace.to_owned(), ..self.clone() }
+    }
+
+    /// Any `ctr` command.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(["--address", &self.socket, "--namespace", &self.namespace]).args(words);
+        command
+    }
+
+    /// Imports an OCI archive.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        let archive = archive.to_str().context("the archive's path is UTF-8")?;
+        run(self.command(&["image", "import", archive]))?.success().map(drop)
+    }
+
+    /// A container of the busybox image that sleeps.
+    pub fn container(&self, id: &str) -> Container<'_> {
+        let words = ["sleep", "1000000"].map(String::from).to_vec();
+        Container { ctr: self, id: id.to_owned(), runtime: Runtime::default(), words, arguments: Vec::new() }
+    }
+
+    /// Runs a program in a running container.
+    pub fn exec(&self, id: &str, words: &[&str]) -> Result<Finished> {
+        // the id of an exec must be new for each
+        let exec_id = format!("exec-{}", unique());
+        run(self.command(&[&["task", "exec", "--exec-id", &exec_id, id], words].concat()))
+    }
+
+    /// The content of a file as a running container sees it.
+    pub fn read(&self, id: &str, path: &str) -> Result<String> {
+        self.exec(id, &["cat", path])?.success()
+    }
+
+    /// Sends a signal, by name without `SIG`.
+    pub fn kill(&self, id: &str, signal: &str) -> Result<()> {
+        run(self.command(&["task", "kill", "--signal", signal, id]))?.success().map(drop)
+    }
+
+    /// The pid of a container's first process, in the host's numbers.
+    pub fn pid(&self, id: &str) -> Result<u32> {
+        let table = self.tasks()?;
+        let row = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|row| row.first() == Some(&id));
+        let pid = row.as_ref().and_then(|row| row.get(1)).with_context(|| format!("find the task {id} in: {table}"))?;
+        pid.parse().with_context(|| format!("understand the pid {pid:?}"))
+    }
+
+    /// The table of tasks: id, pid, status.
+    pub fn tasks(&self) -> Result<String> {
+        run(self.command(&["task", "ls"]))?.success()
+    }
+
+    /// Waits until a container's status in the table of tasks is `status`.
+    pub fn wait_for_status(&self, id: &str, status: &str) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let table = self.tasks()?;
+            if table.lines().any(|line| line.starts_with(id) && line.ends_with(status)) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("{id} is not {status}: {table}");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills and removes a container and everything of it, as a kubelet does before it starts the next one.
+    pub fn remove(&self, id: &str) -> Result<()> {
+        run(self.command(&["task", "rm", "--force", id]))?.success()?;
+        self.forget(id)
+    }
+
+    /// Removes a container that has no task: one whose create failed.
+    pub fn forget(&self, id: &str) -> Result<()> {
+        run(self.command(&["container", "rm", id]))?.success().map(drop)
+    }
+}
+
+impl Container<'_> {
+    /// Through which door.
+    pub fn runtime(self, runtime: Runtime) -> Self {
+        Self { runtime, ..self }
+    }
+
+    /// What it runs.
+    pub fn runs(self, words: &[&str]) -> Self {
+        Self { words: words.iter().map(|word| (*word).to_owned()).collect(), ..self }
+    }
+
+    /// A bind mount.
+    pub fn mount(self, bind: Bind) -> Self {
+        let argument = bind.argument();
+        self.argument("--mount").argument(&argument)
+    }
+
+    /// An annotation in the spec.
+    pub fn annotation(self, key: &str, value: &str) -> Self {
+        let pair = format!("{key}={value}");
+        self.argument("--annotation").argument(&pair)
+    }
+
+    /// Any other argument of `ctr run`.
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    /// Creates and starts it, and leaves it running.
+    pub fn start(self) -> Result<Finished> {
+        run(self.command(&["--detach", "--null-io"]))
+    }
+
+    /// Runs it to its end and removes it.
+    pub fn run(self) -> Result<Finished> {
+        run(self.command(&["--rm"]))
+    }
+
+    /// The same with `input` on its stdin.
+    pub fn run_with_input(self, input: &str) -> Result<Finished> {
+        run_with_input(self.command(&["--rm"]), input, LIMIT)
+    }
+
+    /// The `ctr run` command itself.
+    pub fn command(&self, flags: &[&str]) -> Command {
+        let mut command = self.ctr.command(&["run"]);
+        command.args(flags).arg("--runtime");
+        match self.runtime {
+            Runtime::Stock => command.arg("io.containerd.runc.v2"),
+            Runtime::Bindguard => command.arg("io.containerd.bindguard.v2"),
+            Runtime::BindguardByPath => command.arg(self.ctr.programs.join(SHIM)),
+            Runtime::Wrapper => {
+                command.arg("io.containerd.runc.v2").arg("--runc-binary").arg(self.ctr.programs.join(GUARD))
+            }
+        };
+        command.args(&self.arguments).arg(BUSYBOX).arg(&self.id).args(&self.words);
+        command
+    }
+}
+
+fn unique() -> u32 {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    COUNT.fetch_add(1, Ordering::Relaxed)
+}

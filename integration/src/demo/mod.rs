@@ -1,0 +1,66 @@
+//! The demo: the two main faults with the stock shim, and the same steps with bindguard.
+//!
+//! Each part is told as it happens and returns what was seen, so that the table at the end, and the exit code, rest on
+//! observations alone. Everything runs in a node of its own: nothing is installed, nothing stays behind.
+
+mod configmap;
+mod host_root;
+mod signals;
+mod table;
+
+use anyhow::{Context, Result};
+
+use crate::ctr::Runtime;
+use crate::node::{Node, Setup};
+use crate::process::host;
+use crate::programs::Generation;
+
+pub use self::signals::Signals;
+pub use self::table::{Observation, Table};
+
+/// Runs the demo on a generation of containerd, and returns whether everything was seen as said.
+pub fn run(generation: Generation, signals: &Signals) -> Result<bool> {
+    let node = Setup::on(generation).start_telling(|keeper| signals.end_node_when_told(keeper));
+    let node = node.context("make a node for the demo")?;
+    introduce(&node)?;
+    let mut table = Table::default();
+    configmap::tell(&node, &mut table)?;
+    host_root::tell(&node, &mut table)?;
+    table.print();
+    Ok(table.is_as_said())
+}
+
+fn introduce(node: &Node) -> Result<()> {
+    let runc = host([node.programs().join("runc").as_os_str(), "--version".as_ref()])?;
+    let runc = runc.lines().next().unwrap_or("runc").to_owned();
+    let kernel = host(["uname", "-r"])?;
+    println!("bindguard demo: {}, {runc}, kernel {}", node.generation(), kernel.trim());
+    println!("in a mount namespace of its own: nothing is installed, nothing stays behind");
+    Ok(())
+}
+
+fn name(runtime: Runtime) -> &'static str {
+    match runtime {
+        Runtime::Stock => "io.containerd.runc.v2",
+        Runtime::Bindguard => "io.containerd.bindguard.v2",
+        Runtime::BindguardByPath => "containerd-shim-bindguard-v2 by path",
+        Runtime::Wrapper => "io.containerd.runc.v2 with bindguard-runtime",
+    }
+}
+
+/// Words of a program, indented and with long lines broken, so that a real error can be read.
+fn quote(words: &str) {
+    const WIDTH: usize = 96;
+    let mut line = String::new();
+    for word in words.split_whitespace() {
+        if !line.is_empty() && line.len() + word.len() >= WIDTH {
+            println!("      | {line}");
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    println!("      | {line}");
+}

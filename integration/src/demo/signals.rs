@@ -1,0 +1,50 @@
+//! Ctrl-C: the demo's node must end as cleanly as after its last line.
+//!
+//! SIGINT and SIGTERM are blocked in every thread and taken by one that waits for them (sigwait(3)), so the clean-up is
+//! ordinary code and not a signal handler. Children start with an empty mask; the standard library sees to that.
+
+use std::io;
+use std::process::exit;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::node::KeeperHandle;
+
+/// The thread that waits for SIGINT and SIGTERM, and what it has to end.
+#[derive(Clone, Debug)]
+pub struct Signals(Arc<OnceLock<KeeperHandle>>);
+
+impl Signals {
+    /// Starts waiting. Must be called before any other thread exists, because threads inherit the blocked signals.
+    pub fn wait_in_background() -> Result<Self> {
+        let wanted: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
+        wanted.thread_block().context("block SIGINT and SIGTERM")?;
+        let signals = Self(Arc::default());
+        let told = signals.clone();
+        thread::spawn(move || {
+            if let Ok(signal) = wanted.wait() {
+                told.end(signal);
+            }
+        });
+        Ok(signals)
+    }
+
+    /// From now on, a signal ends this node.
+    pub fn end_node_when_told(&self, keeper: KeeperHandle) {
+        // a demo has one node; a second one would be ended by its keeper when the process exits
+        let _ = self.0.set(keeper);
+    }
+
+    fn end(&self, signal: Signal) -> ! {
+        println!("\n{signal}: cleaning up");
+        // held for good: what the main thread would say while its node falls apart helps nobody
+        let _quiet = (io::stdout().lock(), io::stderr().lock());
+        if let Some(keeper) = self.0.get() {
+            keeper.finish();
+        }
+        exit(128 + signal as i32)
+    }
+}

@@ -1,0 +1,46 @@
+//! What was observed, step by step, beside what was said would be.
+
+/// One step of the demo and what was seen of it.
+#[derive(Clone, Debug)]
+pub struct Observation {
+    /// The step, in an operator's words.
+    pub step: &'static str,
+    /// The runtime it was done with.
+    pub runtime: &'static str,
+    /// What was seen.
+    pub seen: String,
+    /// Whether that is what the demo had said.
+    pub is_as_said: bool,
+}
+
+/// All observations of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Table(Vec<Observation>);
+
+impl Table {
+    /// Adds one.
+    pub fn add(&mut self, observation: Observation) {
+        self.0.push(observation);
+    }
+
+    /// Whether every step went as said.
+    pub fn is_as_said(&self) -> bool {
+        !self.0.is_empty() && self.0.iter().all(|row| row.is_as_said)
+    }
+
+    /// Prints it, each column as wide as its widest cell.
+    pub fn print(&self) {
+        println!("\nWhat was observed");
+        let rows = self.0.iter().map(|row| [row.step, row.runtime, &row.seen, if row.is_as_said { "yes" } else { "NO" }]);
+        let rows: Vec<_> = [["step", "runtime", "seen", "as said"]].into_iter().chain(rows).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: [usize; 4] = std::array::from_fn(width);
+        for (number, row) in rows.iter().enumerate() {
+            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+            println!("  {}", cells.collect::<Vec<_>>().join("  ").trim_end());
+            if number == 0 {
+                println!("  {}", widths.map(|width| "-".repeat(width)).join("  "));
+            }
+        }
+    }
+}

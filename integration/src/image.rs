@@ -1,0 +1,129 @@
+//! A container image without a registry: one layer with the machine's own static busybox, as an OCI archive.
+//!
+//! `ctr image import` takes it. The same layer serves as the pods' sandbox image under a second name, because a pause
+//! container needs nothing but a process that sleeps. Layout: the OCI image-spec, `image-layout.md`.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tar::{Builder, EntryType, Header};
+
+/// The image that containers of stories run.
+pub const BUSYBOX: &str = "bindguard.test/busybox:1";
+/// The sandbox image of pods.
+pub const PAUSE: &str = "bindguard.test/pause:1";
+
+const APPLETS: [&str; 24] = [
+    "sh", "cat", "df", "echo", "env", "false", "grep", "head", "id", "kill", "ls", "mkdir", "mount", "ps", "rm", "sleep", "stat",
+    "stty", "tail", "test", "touch", "true", "tty", "wc",
+];
+const FOLDERS: [&str; 9] = ["bin", "dev", "etc", "mnt", "proc", "run", "sys", "tmp", "var"];
+
+/// Writes the archive with both images to `archive`.
+pub fn write(archive: &Path) -> Result<()> {
+    let layer = Blob::new("application/vnd.oci.image.layer.v1.tar", layer(&busybox()?)?);
+    let images = [(BUSYBOX, json!(["sh"])), (PAUSE, json!(["sleep", "1000000000"]))];
+    let mut blobs = vec![layer];
+    let mut manifests = Vec::new();
+    for (name, command) in images {
+        let config = config(&blobs[0], &command)?;
+        let manifest = manifest(&config, &blobs[0])?;
+        manifests.push(named(&manifest, name));
+        blobs.extend([config, manifest]);
+    }
+    let index = json!({"schemaVersion": 2, "manifests": manifests});
+    let file = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
+    let mut tar = Builder::new(file);
+    append(&mut tar, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
+    append(&mut tar, "index.json", index.to_string().as_bytes(), 0o644)?;
+    for blob in &blobs {
+        append(&mut tar, &format!("blobs/sha256/{}", blob.hash), &blob.bytes, 0o644)?;
+    }
+    tar.into_inner().and_then(|mut file| file.flush()).with_context(|| format!("write {}", archive.display()))
+}
+
+struct Blob {
+    media_type: &'static str,
+    hash: String,
+    bytes: Vec<u8>,
+}
+
+impl Blob {
+    fn new(media_type: &'static str, bytes: Vec<u8>) -> Self {
+        let hash = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { media_type, hash, bytes }
+    }
+
+    fn digest(&self) -> String {
+        format!("sha256:{}", self.hash)
+    }
+
+    fn descriptor(&self) -> Value {
+        json!({"mediaType": self.media_type, "digest": self.digest(), "size": self.bytes.len()})
+    }
+}
+
+fn config(layer: &Blob, command: &Value) -> Result<Blob> {
+    let architecture = match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        "x86_64" => "amd64",
+        other => other,
+    };
+    let config = json!({
+        "architecture": architecture, "os": "linux",
+        "config": {"Cmd": command, "Env": ["PATH=/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [layer.digest()]},
+    });
+    Ok(Blob::new("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?))
+}
+
+fn manifest(config: &Blob, layer: &Blob) -> Result<Blob> {
+    let media_type = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": media_type, "config": config.descriptor(), "layers": [layer.descriptor()],
+    });
+    Ok(Blob::new(media_type, serde_json::to_vec(&manifest)?))
+}
+
+fn named(manifest: &Blob, name: &str) -> Value {
+    let mut descriptor = manifest.descriptor();
+    descriptor["annotations"] = json!({"io.containerd.image.name": name});
+    descriptor
+}
+
+fn layer(busybox: &Path) -> Result<Vec<u8>> {
+    let program = fs::read(busybox).with_context(|| format!("read {}", busybox.display()))?;
+    let mut tar = Builder::new(Vec::new());
+    for folder in FOLDERS {
+        let mut header = header(EntryType::Directory, 0, 0o755);
+        tar.append_data(&mut header, folder, std::io::empty())?;
+    }
+    append(&mut tar, "bin/busybox", &program, 0o755)?;
+    for applet in APPLETS {
+        let mut header = header(EntryType::Symlink, 0, 0o777);
+        tar.append_link(&mut header, format!("bin/{applet}"), "busybox")?;
+    }
+    tar.into_inner().context("write the layer")
+}
+
+fn append<W: Write>(tar: &mut Builder<W>, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+    let mut header = header(EntryType::Regular, bytes.len() as u64, mode);
+    tar.append_data(&mut header, path, bytes).with_context(|| format!("append {path} to an archive"))
+}
+
+fn header(kind: EntryType, size: u64, mode: u32) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(size);
+    header.set_mode(mode);
+    header
+}
+
+fn busybox() -> Result<PathBuf> {
+    let places = ["/bin/busybox", "/usr/bin/busybox"].map(PathBuf::from);
+    places.into_iter().find(|place| place.is_file()).context("find busybox (integration/matrix/setup.sh installs busybox-static)")
+}

@@ -1,0 +1,44 @@
+//! A fake kubelet that makes the real one's syscalls, so that stories can move its clock.
+//!
+//! The layout is the real one's: `pods/UID/volumes/PLUGIN/VOLUME` and `pods/UID/volume-subpaths/VOLUME/CONTAINER/INDEX`.
+//! Three files mirror one of the kubelet's each and name it: `atomic_writer`, `safe_open` and `subpath`. Not mirrored:
+//! `SafeMakeDir` (a kubelet makes a directory where a sub path does not exist) and everything about fsGroup.
+
+mod atomic_writer;
+mod pod;
+mod root;
+mod safe_open;
+mod subpath;
+mod volume;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+pub use self::pod::Pod;
+pub use self::root::KubeletRoot;
+pub use self::subpath::{Behaviour, Subpath};
+pub use self::volume::{Volume, VolumeKind};
+
+/// The kubelet of a node.
+#[derive(Clone, Debug)]
+pub struct Kubelet {
+    root: PathBuf,
+}
+
+impl Kubelet {
+    /// Lays out the root in the node's folder on disk. Must be called inside the node.
+    pub(crate) fn start(disk: &Path, kind: KubeletRoot) -> Result<Self> {
+        Ok(Self { root: kind.lay_out(disk)? })
+    }
+
+    /// The root as the kubelet was told it (`--root-dir`): symlinks in it are not resolved.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A new pod's folder.
+    pub fn pod(&self, uid: &str) -> Result<Pod> {
+        Pod::create(&self.root, uid)
+    }
+}

@@ -1,0 +1,91 @@
+//! A pod's volume: what writes it, and what it lies on.
+//!
+//! configMap volumes are folders on the kubelet's disk. Secret, projected and downwardAPI volumes are tmpfs mounts (each
+//! plugin wraps an emptyDir with `medium: Memory`), so the root of a bind from them is relative to that tmpfs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::atomic_writer;
+use super::subpath::Subpath;
+use crate::node::tmpfs;
+
+/// The kind of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeKind {
+    /// Written by the kubelet, on disk.
+    ConfigMap,
+    /// Written by the kubelet, on tmpfs.
+    Secret,
+    /// Written by the kubelet, on tmpfs.
+    Projected,
+    /// Written by the kubelet, on tmpfs.
+    DownwardApi,
+    /// Written by the containers, on disk.
+    EmptyDir,
+    /// Written by the containers, on tmpfs.
+    EmptyDirMemory,
+}
+
+impl VolumeKind {
+    /// The volumes that the kubelet alone writes.
+    pub const KUBELET_WRITTEN: [Self; 4] = [Self::ConfigMap, Self::Secret, Self::Projected, Self::DownwardApi];
+
+    fn plugin(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "kubernetes.io~configmap",
+            Self::Secret => "kubernetes.io~secret",
+            Self::Projected => "kubernetes.io~projected",
+            Self::DownwardApi => "kubernetes.io~downward-api",
+            Self::EmptyDir | Self::EmptyDirMemory => "kubernetes.io~empty-dir",
+        }
+    }
+
+    fn is_tmpfs(self) -> bool {
+        match self {
+            Self::ConfigMap | Self::EmptyDir => false,
+            Self::Secret | Self::Projected | Self::DownwardApi | Self::EmptyDirMemory => true,
+        }
+    }
+}
+
+/// A volume of a pod.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    path: PathBuf,
+    subpaths: PathBuf,
+}
+
+impl Volume {
+    pub(super) fn create(pod: &Path, kind: VolumeKind, name: &str) -> Result<Self> {
+        let path = pod.join("volumes").join(kind.plugin()).join(name);
+        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        if kind.is_tmpfs() {
+            tmpfs(&path, "mode=777")?;
+        }
+        Ok(Self { path, subpaths: pod.join("volume-subpaths").join(name) })
+    }
+
+    /// The volume's folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The kubelet writes a new payload: all of it, names that are missing here go away.
+    pub fn update(&self, payload: &[(&str, &str)]) -> Result<()> {
+        atomic_writer::write(&self.path, payload)
+    }
+
+    /// How many timestamp directories there are: one, unless a removal failed and stranded the old one.
+    pub fn timestamp_directories(&self) -> Result<usize> {
+        let entries = fs::read_dir(&self.path).with_context(|| format!("list {}", self.path.display()))?;
+        Ok(entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("..2")).count())
+    }
+
+    /// The `subPath` of the volume mount with this index in the container's list.
+    pub fn subpath(&self, container: &str, index: u32, path: &str) -> Subpath {
+        Subpath::new(&self.path, self.subpaths.join(container).join(index.to_string()), path)
+    }
+}

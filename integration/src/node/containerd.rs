@@ -1,0 +1,161 @@
+//! One containerd of a node: its configuration, its start, its end.
+//!
+//! One `version = 2` file serves all three generations (2.1 migrates it). Plugins that no story needs are disabled,
+//! because most of a start's time goes into them. With a private `/run`, every path of containerd is the default one.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::post_mortem::tail;
+use crate::image::PAUSE;
+
+/// The socket of every node's containerd, in the node's private `/run`.
+pub const SOCKET: &str = "/run/containerd/containerd.sock";
+
+const NEVER_NEEDED: [&str; 5] = [
+    "io.containerd.internal.v1.opt",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.tracing.processor.v1.otlp",
+];
+const CRI_ONLY: [&str; 4] = [
+    "io.containerd.grpc.v1.cri",
+    "io.containerd.cri.v1.images",
+    "io.containerd.cri.v1.runtime",
+    "io.containerd.nri.v1.nri",
+];
+
+/// What a configuration is made from.
+#[derive(Debug)]
+pub(super) struct Configuration<'a> {
+    /// The node's folder on disk.
+    pub(super) disk: &'a Path,
+    /// The folder with the node's programs.
+    pub(super) programs: &'a Path,
+    /// Whether pods can be run.
+    pub(super) cri: bool,
+}
+
+impl Configuration<'_> {
+    /// Writes the file and returns its path.
+    pub(super) fn write(&self) -> Result<PathBuf> {
+        let file = self.disk.join("containerd.toml");
+        fs::write(&file, self.text()).with_context(|| format!("write {}", file.display()))?;
+        Ok(file)
+    }
+
+    fn text(&self) -> String {
+        let disabled = NEVER_NEEDED.iter().chain(if self.cri { [].iter() } else { CRI_ONLY.iter() });
+        let disabled: Vec<String> = disabled.map(|plugin| format!("{plugin:?}")).collect();
+        let mut text = format!(
+            "version = 2\nroot = \"{}/containerd\"\ndisabled_plugins = [{}]\n[grpc]\n  address = \"{SOCKET}\"\n[debug]\n  level = \"info\"\n",
+            self.disk.display(),
+            disabled.join(", "),
+        );
+        if self.cri {
+            text.push_str(&self.cri_text());
+        }
+        text
+    }
+
+    fn cri_text(&self) -> String {
+        let (disk, programs) = (self.disk.display(), self.programs.display());
+        format!(
+            r#"[plugins."io.containerd.nri.v1.nri"]
+  disable = true
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "{disk}/no-cni"
+  conf_dir = "{disk}/no-cni"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard]
+  runtime_type = "io.containerd.bindguard.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard-path]
+  runtime_type = "io.containerd.runc.v2"
+  runtime_path = "{programs}/containerd-shim-bindguard-v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard-wrapper]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard-wrapper.options]
+  BinaryName = "{programs}/bindguard-runtime"
+"#
+        )
+    }
+}
+
+/// A running containerd.
+#[derive(Debug)]
+pub(super) struct Containerd(Child);
+
+impl Containerd {
+    /// Starts it with `command` (which already says in which cgroup and environment) and waits until it answers.
+    pub(super) fn start(mut command: Command, log: &Path) -> Result<Self> {
+        let output = File::options().create(true).append(true).open(log);
+        let output = output.with_context(|| format!("open {}", log.display()))?;
+        let offset = output.metadata().context("look at containerd's log")?.len() as usize;
+        let errors = output.try_clone().context("duplicate containerd's log")?;
+        command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
+        let child = command.spawn().context("start containerd")?;
+        let mut containerd = Self(child);
+        containerd.wait_until_it_answers(log, offset)?;
+        Ok(containerd)
+    }
+
+    /// Sends `signal` and waits for its end, at most ten seconds.
+    pub(super) fn stop(mut self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.0.id().try_into().context("containerd's pid")?);
+        kill(pid, signal).with_context(|| format!("send {signal} to containerd"))?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.0.try_wait().context("wait for containerd")?.is_none() {
+            if Instant::now() > deadline {
+                bail!("containerd does not end after {signal}");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// "containerd successfully booted" is logged after the sockets are served, by every generation. Earlier starts wrote
+    /// to the same log, so only what lies past `offset` counts.
+    fn wait_until_it_answers(&mut self, log: &Path, offset: usize) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let text = fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
+            let since = text.get(offset..).unwrap_or_default();
+            if since.contains("containerd successfully booted") {
+                return Ok(());
+            }
+            if let Some(status) = self.0.try_wait().context("wait for containerd")? {
+                bail!("containerd ended at its start ({status}): {}", tail(since, 10));
+            }
+            if Instant::now() > deadline {
+                bail!("containerd does not answer: {}", tail(since, 10));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Containerd {
+    /// The keeper would end it too, but only its parent can reap it.
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}

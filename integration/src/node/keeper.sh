@@ -1,0 +1,48 @@
+# Ends a node: kills whatever still runs in its cgroups, then removes what it left on the host.
+#   keeper.sh NAME FOLDER...
+# Waits for the end of its stdin first. That end comes when the test drops the node, and just as well when the test is
+# SIGKILLed; so nothing of a node can outlive its test. It runs in the host's mount namespace, where none of the node's
+# mounts exist: removing the folders cannot reach through one of them.
+set -u
+name=$1; shift
+while read -r _; do :; done
+
+trees() {
+  for tree in /sys/fs/cgroup/"$name" /sys/fs/cgroup/*/"$name"; do
+    if [ -d "$tree" ] && [ ! -L "$(dirname "$tree")" ]; then echo "$tree"; fi
+  done
+}
+members() {
+  for tree in $(trees); do find "$tree" -name cgroup.procs -exec cat {} + 2>/dev/null; done | sort -u
+}
+thaw() { # a frozen process of a v1 freezer does not even die of SIGKILL
+  for tree in $(trees); do
+    find "$tree" -name freezer.state 2>/dev/null | while read -r state; do echo THAWED > "$state"; done
+  done 2>/dev/null
+}
+
+tries=0
+while left=$(members); [ -n "$left" ] && [ $tries -lt 100 ]; do
+  # shellcheck disable=SC2086
+  kill -9 $left 2>/dev/null
+  thaw
+  tries=$((tries + 1)); sleep 0.05
+done
+[ -z "$left" ] || echo "keeper of $name: these processes do not end: $left" >&2
+
+tries=0
+while [ -n "$(trees)" ] && [ $tries -lt 100 ]; do
+  for tree in $(trees); do find "$tree" -depth -type d -exec rmdir {} + 2>/dev/null; done
+  tries=$((tries + 1)); [ -z "$(trees)" ] || sleep 0.05
+done
+[ -z "$(trees)" ] || echo "keeper of $name: cgroups stay:" $(trees) >&2
+
+for folder in "$@"; do
+  case $folder in */bgt-*) ;; *) echo "keeper of $name: will not remove $folder" >&2; continue ;; esac
+  losetup --list --noheadings --raw --output NAME,BACK-FILE 2>/dev/null | while read -r device file; do
+    case $file in "$folder"/*) losetup --detach "$device" ;; esac
+  done
+  tries=0
+  until rm -rf "$folder" 2>/dev/null || [ $tries -ge 100 ]; do tries=$((tries + 1)); sleep 0.05; done
+  [ ! -e "$folder" ] || echo "keeper of $name: $folder stays" >&2
+done

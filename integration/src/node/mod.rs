@@ -1,0 +1,149 @@
+//! A private node: a mount namespace, a containerd with the shims under test, a kubelet's root, and their end.
+//!
+//! A node is made by [`Setup`] and lives on the thread that started it. Many nodes can run at once: everything with a
+//! name of its own (cgroups, the folder on disk) carries the node's, everything else lies in its private `/run`.
+
+mod containerd;
+mod keeper;
+mod namespace;
+mod post_mortem;
+mod setup;
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+
+pub use self::containerd::SOCKET;
+pub use self::keeper::{KeeperHandle, tracking_hierarchy};
+pub use self::namespace::{HostRoot, bind, tmpfs, unmount};
+pub use self::setup::Setup;
+
+use self::containerd::Containerd;
+use self::keeper::Keeper;
+use self::namespace::Namespace;
+use crate::cri::Cri;
+use crate::ctr::Ctr;
+use crate::kubelet::Kubelet;
+use crate::programs::Generation;
+
+/// A running node.
+///
+/// The fields' order is the order of the end: the thread leaves the namespace, then the keeper ends what is in it.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    generation: Generation,
+    disk: PathBuf,
+    ctr: PathBuf,
+    daemon: PathBuf,
+    environment: Vec<(String, String)>,
+    kubelet: Kubelet,
+    containerd: RefCell<Option<Containerd>>,
+    _namespace: Namespace,
+    _keeper: Keeper,
+}
+
+impl Node {
+    /// The node's unique name; also its containerd namespace and the parent of all its cgroups.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The generation of its containerd.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// The node's folder on the machine's root disk.
+    pub fn disk(&self) -> &Path {
+        &self.disk
+    }
+
+    /// The folder that comes first on containerd's `PATH`.
+    pub fn programs(&self) -> PathBuf {
+        self.disk.join("bin")
+    }
+
+    /// The kubelet of the node.
+    pub fn kubelet(&self) -> &Kubelet {
+        &self.kubelet
+    }
+
+    /// A client of the node's containerd. It may be sent to threads that the story starts.
+    pub fn ctr(&self) -> Ctr {
+        Ctr::new(&self.ctr, SOCKET, &self.name, &self.programs())
+    }
+
+    /// A client of the node's CRI. The node must have been set up with it.
+    pub fn cri(&self) -> Result<Cri> {
+        Cri::connect(SOCKET, &self.name)
+    }
+
+    /// A command that runs as a process of the node: in its cgroup, with containerd's environment.
+    pub fn command(&self, program: impl AsRef<Path>) -> Result<Command> {
+        // enter the cgroup before the program starts, so that no descendant can miss it
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$1\" && shift && exec \"$@\"", "sh"]).arg(self.own_group()?.join("cgroup.procs"));
+        command.arg(program.as_ref()).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+
+    /// Ends containerd with `signal` and starts it anew; shims and containers live on, as on a node that is upgraded.
+    pub fn restart_containerd(&self, signal: Signal) -> Result<()> {
+        if let Some(containerd) = self.containerd.borrow_mut().take() {
+            containerd.stop(signal)?;
+        }
+        self.start_containerd()
+    }
+
+    /// Everything containerd and its shims have logged.
+    pub fn log(&self) -> Result<String> {
+        let file = self.log_file();
+        fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))
+    }
+
+    /// The names of the node's own processes (containerd, shims, guards; not the containers'), as the kernel cuts them.
+    pub fn processes(&self) -> Result<Vec<String>> {
+        let members = self.own_group()?.join("cgroup.procs");
+        let pids = fs::read_to_string(&members).with_context(|| format!("read {}", members.display()))?;
+        // a process that ended meanwhile has no name any more
+        Ok(pids.lines().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok()).collect())
+    }
+
+    /// Prints what a reader of a failure needs.
+    pub fn print_post_mortem(&self) {
+        post_mortem::print(&format!("{} ({})", self.name, self.generation), &self.log_file());
+    }
+
+    fn start_containerd(&self) -> Result<()> {
+        let mut command = self.command(&self.daemon)?;
+        command.arg("--config").arg(self.disk.join("containerd.toml"));
+        *self.containerd.borrow_mut() = Some(Containerd::start(command, &self.log_file())?);
+        Ok(())
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.disk.join("containerd.log")
+    }
+
+    /// The leaf for the node's own processes: containers lie beside it, because a v2 cgroup with processes of its own
+    /// can have no children with controllers.
+    fn own_group(&self) -> Result<PathBuf> {
+        let hierarchy = tracking_hierarchy().context("find a cgroup hierarchy to track the node's processes in")?;
+        let group = hierarchy.join(&self.name).join("node");
+        fs::create_dir_all(&group).with_context(|| format!("create the cgroup {}", group.display()))?;
+        Ok(group)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.print_post_mortem();
+        }
+    }
+}

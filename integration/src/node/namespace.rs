@@ -1,0 +1,90 @@
+//! A mount namespace for one test: unshared by the test's own thread, so that everything it starts is inside.
+//!
+//! Inside, `/` looks like a real host's: shared (systemd makes it so), or private (what some embedded hosts have), with
+//! an empty `/run` of its own. Nothing mounted here can reach the machine, because `/` is made private first.
+//!
+//! unshare(2) and setns(2) act on the calling thread alone. Threads started later share its file system context; setns
+//! refuses as long as one of them lives, so they are joined before the namespace is left.
+
+use std::fs::File;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+
+/// How the node's `/` spreads mounts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostRoot {
+    /// As systemd leaves it: mounts reach other namespaces.
+    #[default]
+    Shared,
+    /// As the kernel leaves it without systemd: nothing spreads, and no option of a container can change that.
+    Private,
+}
+
+/// A mount namespace that the thread is in until this value is dropped.
+#[derive(Debug)]
+pub(super) struct Namespace {
+    home: File,
+    bound_to_its_thread: PhantomData<*const ()>,
+}
+
+impl Namespace {
+    /// Unshares the calling thread's mount namespace and arranges it as a node's.
+    pub(super) fn enter(host_root: HostRoot) -> Result<Self> {
+        let home = File::open("/proc/thread-self/ns/mnt").context("open the host's mount namespace")?;
+        unshare(CloneFlags::CLONE_NEWNS).context("unshare the mount namespace")?;
+        // from here on, a failure drops `namespace`, which returns the thread
+        let namespace = Self { home, bound_to_its_thread: PhantomData };
+        propagation("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC)?;
+        hide_the_unified_hierarchy()?;
+        tmpfs("/run", "mode=755")?;
+        if host_root == HostRoot::Shared {
+            propagation("/", MsFlags::MS_SHARED | MsFlags::MS_REC)?;
+        }
+        Ok(namespace)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(errno) = setns(&self.home, CloneFlags::CLONE_NEWNS) {
+            eprintln!("leave the node's mount namespace: {errno} (does a thread of the story still run?)");
+        }
+    }
+}
+
+/// Mounts a tmpfs.
+pub fn tmpfs(target: impl AsRef<Path>, options: &str) -> Result<()> {
+    let target = target.as_ref();
+    mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), Some(options))
+        .with_context(|| format!("mount a tmpfs on {}", target.display()))
+}
+
+/// Binds `source` over `target`, one mount only.
+pub fn bind(source: impl AsRef<Path>, target: impl AsRef<Path>) -> Result<()> {
+    let (source, target) = (source.as_ref(), target.as_ref());
+    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .with_context(|| format!("bind {} over {}", source.display(), target.display()))
+}
+
+/// Takes away the topmost mount on `target`, as umount(8) does: a busy one stays.
+pub fn unmount(target: impl AsRef<Path>) -> Result<()> {
+    let target = target.as_ref();
+    umount2(target, MntFlags::UMOUNT_NOFOLLOW).with_context(|| format!("umount {}", target.display()))
+}
+
+fn propagation(target: &str, flags: MsFlags) -> Result<()> {
+    mount(None::<&str>, target, None::<&str>, flags, None::<&str>).with_context(|| format!("make {target} {flags:?}"))
+}
+
+/// crun refuses a hybrid layout, v1 hierarchies with a unified one beside them, when the unified one has controllers.
+fn hide_the_unified_hierarchy() -> Result<()> {
+    match umount2("/sys/fs/cgroup/unified", MntFlags::MNT_DETACH) {
+        Ok(()) | Err(Errno::ENOENT | Errno::EINVAL) => Ok(()),
+        Err(errno) => Err(errno).context("umount /sys/fs/cgroup/unified"),
+    }
+}

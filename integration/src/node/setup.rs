@@ -1,0 +1,218 @@
+//! What a story wants of its node, and the making of it, step by step.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{cell::RefCell, process};
+
+use anyhow::{Context, Result};
+
+use super::containerd::Configuration;
+use super::keeper::{Keeper, KeeperHandle};
+use super::namespace::{HostRoot, Namespace};
+use super::Node;
+use crate::gate::Gate;
+use crate::image;
+use crate::kubelet::{Kubelet, KubeletRoot};
+use crate::privilege;
+use crate::programs::{CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, guard_with_fault_points};
+
+/// A node to be.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    generation: Generation,
+    oci: Oci,
+    host_root: HostRoot,
+    kubelet_root: KubeletRoot,
+    cri: bool,
+    gated: bool,
+    under_test: bool,
+    fault_points: bool,
+    policy: String,
+    environment: Vec<(String, String)>,
+}
+
+impl Setup {
+    /// A node with this containerd and the runc of its time.
+    pub fn on(generation: Generation) -> Self {
+        Self {
+            generation,
+            oci: Oci::Runc(generation),
+            host_root: HostRoot::default(),
+            kubelet_root: KubeletRoot::default(),
+            cri: false,
+            gated: false,
+            under_test: true,
+            fault_points: false,
+            policy: String::new(),
+            environment: Vec::new(),
+        }
+    }
+
+    /// Another OCI runtime.
+    pub fn oci(self, oci: Oci) -> Self {
+        Self { oci, ..self }
+    }
+
+    /// How the host's `/` spreads mounts.
+    pub fn host_root(self, host_root: HostRoot) -> Self {
+        Self { host_root, ..self }
+    }
+
+    /// Where the kubelet keeps its pods.
+    pub fn kubelet_root(self, kubelet_root: KubeletRoot) -> Self {
+        Self { kubelet_root, ..self }
+    }
+
+    /// With pods.
+    pub fn cri(self) -> Self {
+        Self { cri: true, ..self }
+    }
+
+    /// With a runtime whose `create` can be held back, see [`Gate`].
+    pub fn gated(self) -> Self {
+        Self { gated: true, ..self }
+    }
+
+    /// Without the binaries under test: for stories about the stock shim.
+    pub fn stock(self) -> Self {
+        Self { under_test: false, ..self }
+    }
+
+    /// With a guard that was built with fault points.
+    pub fn fault_points(self) -> Self {
+        Self { fault_points: true, ..self }
+    }
+
+    /// With a guard that always meets this fault: `PLACE` kills it there, `stop:PLACE` stops it there, `no-beneath` takes
+    /// the kernel's newer way of mounting from it.
+    pub fn fault(self, fault: &str) -> Self {
+        self.fault_points().env("BINDGUARD_FAULT", fault)
+    }
+
+    /// More lines for bindguard's `config.toml`, after the `[kubelet]` table.
+    pub fn policy(self, lines: &str) -> Self {
+        Self { policy: lines.to_owned(), ..self }
+    }
+
+    /// A variable in containerd's environment, which shims and runtimes inherit.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Tells a story on this node. Where nodes cannot be made it is skipped aloud; an error prints the post mortem and
+    /// fails the test.
+    pub fn story(self, tell: impl FnOnce(&Node) -> Result<()>) {
+        if let Some(why) = self.missing() {
+            return privilege::skipped(&why);
+        }
+        let generation = self.generation;
+        let node = match self.start() {
+            Ok(node) => node,
+            Err(error) => panic!("make a node with {generation}: {error:#}"),
+        };
+        if let Err(error) = tell(&node) {
+            // the panic makes `Drop` print the post mortem
+            panic!("on {generation}: {error:#}");
+        }
+    }
+
+    /// Makes the node. The calling thread is inside of it until it is dropped.
+    pub fn start(self) -> Result<Node> {
+        self.start_telling(drop)
+    }
+
+    /// Makes the node, and first of all hands out the way to end it: a signal may come while it is being made.
+    pub fn start_telling(self, tell: impl FnOnce(KeeperHandle)) -> Result<Node> {
+        let matrix = Matrix::locate()?;
+        let name = unique_name();
+        let disk = Path::new("/var/tmp").join(&name);
+        let keeper = Keeper::start(&name, &[&disk])?;
+        tell(keeper.handle());
+        fs::create_dir(&disk).with_context(|| format!("create {}", disk.display()))?;
+        let namespace = Namespace::enter(self.host_root)?;
+        let kubelet = Kubelet::start(&disk, self.kubelet_root)?;
+        let node = Node {
+            ctr: matrix.program(self.generation, "ctr"),
+            daemon: matrix.program(self.generation, "containerd"),
+            environment: self.environment(&disk, &kubelet)?,
+            generation: self.generation,
+            containerd: RefCell::new(None),
+            _keeper: keeper,
+            _namespace: namespace,
+            kubelet,
+            name,
+            disk,
+        };
+        self.lay_out_programs(&matrix, &node.programs())?;
+        let configuration = Configuration { disk: &node.disk, programs: &node.programs(), cri: self.cri };
+        configuration.write()?;
+        node.start_containerd()?;
+        self.import_images(&node)?;
+        Ok(node)
+    }
+
+    /// What the story needs and this machine or these binaries have not.
+    fn missing(&self) -> Option<String> {
+        let has_what_it_asks = !self.fault_points || guard_with_fault_points().is_some();
+        let without_fault_points = || (!has_what_it_asks).then(|| format!("no {GUARD} with the feature fault-points"));
+        privilege::missing().or_else(|| self.kubelet_root.unavailable()).or_else(without_fault_points)
+    }
+
+    fn environment(&self, disk: &Path, kubelet: &Kubelet) -> Result<Vec<(String, String)>> {
+        let policy = disk.join("bindguard.toml");
+        let text = format!("[kubelet]\nroots = [{:?}]\n{}", kubelet.root(), self.policy);
+        fs::write(&policy, text).with_context(|| format!("write {}", policy.display()))?;
+        let own = [
+            ("PATH".to_owned(), format!("{}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", disk.display())),
+            ("BINDGUARD_CONFIG".to_owned(), policy.display().to_string()),
+        ];
+        Ok(own.into_iter().chain(self.environment.iter().cloned()).collect())
+    }
+
+    /// containerd finds shims and runc on its `PATH`, so a folder of links decides which ones a node has.
+    fn lay_out_programs(&self, matrix: &Matrix, folder: &Path) -> Result<()> {
+        fs::create_dir(folder).with_context(|| format!("create {}", folder.display()))?;
+        let oci = matrix.oci(self.oci);
+        let shim = "containerd-shim-runc-v2";
+        let mut links = vec![(matrix.program(self.generation, shim), shim)];
+        if self.under_test {
+            let built = binaries_under_test()?;
+            // not a link: the shim looks for the guard beside its own executable
+            let shim = built.join(SHIM);
+            fs::copy(&shim, folder.join(SHIM)).with_context(|| format!("copy {}", shim.display()))?;
+            let guard = guard_with_fault_points().filter(|_| self.fault_points).unwrap_or_else(|| built.join(GUARD));
+            links.extend([(guard, GUARD), (built.join(CLI), CLI)]);
+        }
+        if self.gated {
+            Gate::of(folder).install(&oci)?;
+        } else {
+            links.push((oci, "runc"));
+        }
+        links.into_iter().try_for_each(|(program, name)| link(&program, &folder.join(name)))
+    }
+
+    fn import_images(&self, node: &Node) -> Result<()> {
+        let archive = node.disk.join("images.tar");
+        image::write(&archive)?;
+        node.ctr().import(&archive)?;
+        if self.cri {
+            node.ctr().in_namespace("k8s.io").import(&archive)?;
+            node.cri()?.wait_for_image(image::PAUSE)?;
+        }
+        Ok(())
+    }
+}
+
+fn link(program: &Path, name: &Path) -> Result<()> {
+    symlink(program, name).with_context(|| format!("link {} to {}", name.display(), program.display()))
+}
+
+/// Short, because a unix socket's path may have 107 bytes only.
+fn unique_name() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("bgt-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+

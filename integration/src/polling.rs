@@ -1,0 +1,69 @@
+//! A reader that never rests: proof that a path never showed the empty file underneath a mount.
+//!
+//! A kubelet's subpath is a bind mount over an empty file. Whoever takes the mount away and puts a new one there opens
+//! a window in which a container that starts reads nothing. One polling thread finds a window of a few microseconds
+//! within some thousand swaps.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+/// What a [`PollingReader`] saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// How often the path was opened and read.
+    pub reads: u64,
+    /// How often it was empty: the file underneath.
+    pub empty: u64,
+    /// How often it could not be opened or read.
+    pub failed: u64,
+}
+
+/// A thread that opens and reads one path in a tight loop.
+///
+/// It shares the mount namespace of the thread that starts it.
+#[derive(Debug)]
+pub struct PollingReader {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Seen>>,
+}
+
+impl PollingReader {
+    /// Starts reading `path`.
+    pub fn start(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut seen = Seen::default();
+            while !told.load(Ordering::Relaxed) {
+                seen.reads += 1;
+                match fs::read(&path) {
+                    Ok(content) if content.is_empty() => seen.empty += 1,
+                    Ok(_) => {}
+                    Err(_) => seen.failed += 1,
+                }
+            }
+            seen
+        });
+        Self { stop, thread: Some(thread) }
+    }
+
+    /// Stops, and tells what was seen.
+    pub fn stop(mut self) -> Seen {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Seen {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for PollingReader {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}

@@ -1,0 +1,151 @@
+//! Where the programs of a story come from: the binaries under test, and the matrix of containerds and OCI runtimes.
+//!
+//! The matrix is laid out by `integration/matrix/fetch.sh`. It is never the host's own containerd: the same three
+//! generations run everywhere, and a story that fails on one of them says which.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+/// The shim under test.
+pub const SHIM: &str = "containerd-shim-bindguard-v2";
+/// The OCI runtime wrapper under test, in which the guard works.
+pub const GUARD: &str = "bindguard-runtime";
+/// The operator's command line.
+pub const CLI: &str = "bindguard";
+
+/// A generation of containerd, with the shim, runc and crun of its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Generation {
+    /// containerd 1.6, runc 1.1, crun 1.8: Debian bookworm.
+    V1_6,
+    /// containerd 1.7, runc 1.1, crun 1.21: Debian trixie.
+    V1_7,
+    /// containerd 2.1, runc 1.3, crun 1.28: Debian sid.
+    V2_1,
+}
+
+impl Generation {
+    /// Every generation, oldest first.
+    pub const ALL: [Self; 3] = [Self::V1_6, Self::V1_7, Self::V2_1];
+
+    fn suite(self) -> &'static str {
+        match self {
+            Self::V1_6 => "bookworm",
+            Self::V1_7 => "trixie",
+            Self::V2_1 => "sid",
+        }
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V1_6 => "containerd 1.6",
+            Self::V1_7 => "containerd 1.7",
+            Self::V2_1 => "containerd 2.1",
+        })
+    }
+}
+
+/// The OCI runtime that is `runc` on the node's `PATH`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Oci {
+    /// runc as packaged with this generation.
+    Runc(Generation),
+    /// crun as packaged with this generation. containerd 2.1 needs crun 1.21 or newer.
+    Crun(Generation),
+}
+
+impl fmt::Display for Oci {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Runc(generation) => write!(f, "runc beside {generation}"),
+            Self::Crun(generation) => write!(f, "crun beside {generation}"),
+        }
+    }
+}
+
+/// The folder that `matrix/fetch.sh` filled.
+#[derive(Clone, Debug)]
+pub struct Matrix(PathBuf);
+
+impl Matrix {
+    /// `$BINDGUARD_MATRIX`, else `target/matrix` of the workspace.
+    pub fn locate() -> Result<Self> {
+        let folder = env::var_os("BINDGUARD_MATRIX").map_or_else(|| workspace().join("target/matrix"), PathBuf::from);
+        if !folder.join("v").is_dir() {
+            bail!("no containerds in {}: run integration/matrix/fetch.sh {0}, or set BINDGUARD_MATRIX", folder.display());
+        }
+        Ok(Self(folder))
+    }
+
+    /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`.
+    pub fn program(&self, generation: Generation, name: &str) -> PathBuf {
+        self.0.join("v").join(generation.suite()).join("bin").join(name)
+    }
+
+    /// The executable of an OCI runtime.
+    pub fn oci(&self, oci: Oci) -> PathBuf {
+        match oci {
+            Oci::Runc(generation) => self.program(generation, "runc"),
+            Oci::Crun(generation) => self.program(generation, "crun"),
+        }
+    }
+}
+
+/// The folder of the binaries under test: `$BINDGUARD_BIN_DIR`, else the first of `target/TRIPLE/release`,
+/// `target/release` and `target/debug` that has the shim.
+pub fn binaries_under_test() -> Result<PathBuf> {
+    if let Some(folder) = env::var_os("BINDGUARD_BIN_DIR").map(PathBuf::from) {
+        return match has_shim(&folder) {
+            true => Ok(folder),
+            false => bail!("BINDGUARD_BIN_DIR={} holds no {}", folder.display(), SHIM),
+        };
+    }
+    let searched: Vec<PathBuf> = target_folders().iter().flat_map(|target| profiles(target)).collect();
+    match searched.iter().find(|folder| has_shim(folder)) {
+        Some(folder) => Ok(folder.clone()),
+        None => bail!("{} is not built: run `cargo build --workspace`, or set BINDGUARD_BIN_DIR (looked in {searched:?})", SHIM),
+    }
+}
+
+/// A bindguard-runtime that was built with the feature `fault-points`, which gives a story places to kill it at: from
+/// `$BINDGUARD_FAULTS_DIR`, else the one under test itself, if it has them.
+pub fn guard_with_fault_points() -> Option<PathBuf> {
+    let apart = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
+    let folders = apart.into_iter().chain(binaries_under_test().ok());
+    folders.map(|folder| folder.join(GUARD)).find(|guard| has_fault_points(guard))
+}
+
+/// The variable's name is compiled in with the fault points, and with nothing else.
+fn has_fault_points(guard: &Path) -> bool {
+    let name = b"BINDGUARD_FAULT";
+    fs::read(guard).is_ok_and(|program| program.windows(name.len()).any(|window| window == name))
+}
+
+fn has_shim(folder: &Path) -> bool {
+    folder.join(SHIM).is_file()
+}
+
+/// The target folder this very program was built into comes first, so `CARGO_TARGET_DIR` needs no second mention.
+fn target_folders() -> Vec<PathBuf> {
+    let own = env::current_exe().ok().and_then(|exe| {
+        exe.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_path_buf)
+    });
+    own.into_iter().chain([workspace().join("target")]).collect()
+}
+
+fn profiles(target: &Path) -> Vec<PathBuf> {
+    let triples = target.read_dir().into_iter().flatten().flatten().map(|entry| entry.path().join("release"));
+    let triples = triples.filter(|folder| folder.is_dir());
+    triples.chain([target.join("release"), target.join("debug")]).collect()
+}
+
+fn workspace() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_path_buf()
+}

@@ -1,0 +1,106 @@
+//! Scenes that several stories play, each with another cast.
+//!
+//! A scene is a sequence of steps whose every outcome is checked; what a story varies is data.
+
+use anyhow::{Result, ensure};
+
+use crate::ctr::{Bind, Runtime};
+use crate::kubelet::{Subpath, VolumeKind};
+use crate::mounts;
+use crate::node::Node;
+
+/// What a `subPath` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A key of the volume.
+    File,
+    /// A folder of the volume.
+    Directory,
+    /// A key inside of a folder (`items[].path` with a slash).
+    NestedKey,
+}
+
+impl Shape {
+    /// Every shape.
+    pub const ALL: [Self; 3] = [Self::File, Self::Directory, Self::NestedKey];
+
+    fn key(self) -> &'static str {
+        match self {
+            Self::File => "app.conf",
+            Self::Directory | Self::NestedKey => "folder/app.conf",
+        }
+    }
+
+    fn sub_path(self) -> &'static str {
+        match self {
+            Self::File => "app.conf",
+            Self::Directory => "folder",
+            Self::NestedKey => "folder/app.conf",
+        }
+    }
+
+    /// Where the container reads, when the subpath is mounted on `/etc/app`.
+    fn file(self) -> &'static str {
+        match self {
+            Self::File | Self::NestedKey => "/etc/app",
+            Self::Directory => "/etc/app/app.conf",
+        }
+    }
+}
+
+/// A volume changes and its container restarts, twice; then the kubelet deletes the pod.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateThenRestart {
+    /// The volume.
+    pub kind: VolumeKind,
+    /// What of it is mounted.
+    pub shape: Shape,
+    /// The door through which the container is created.
+    pub runtime: Runtime,
+}
+
+impl UpdateThenRestart {
+    /// Plays it on a node.
+    pub fn play(self, node: &Node) -> Result<()> {
+        let before = mounts::table()?.len();
+        let (key, ctr) = (self.shape.key(), node.ctr());
+        let pod = node.kubelet().pod("a0c1")?;
+        let volume = pod.volume(self.kind, "conf", &[(key, "one"), ("other", "")])?;
+        let subpath = volume.subpath("app", 0, self.shape.sub_path());
+        subpath.bind()?;
+        self.restart(node, &subpath, "first", "one")?;
+        for (id, content) in [("second", "two"), ("third", "three")] {
+            let previous = if id == "second" { "first" } else { "second" };
+            let old = ctr.read(previous, self.shape.file())?;
+            volume.update(&[(key, content), ("other", "")])?;
+            // a bound directory is emptied by the update, a bound file lives on
+            if self.shape != Shape::Directory {
+                let still = ctr.read(previous, self.shape.file())?;
+                ensure!(still == old, "{previous} of {self:?} was started with {old:?}, and now reads {still:?}");
+            }
+            ctr.remove(previous)?;
+            self.restart(node, &subpath, id, content)?;
+        }
+        ctr.remove("third")?;
+        ensure!(volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
+        pod.delete()?;
+        let after = mounts::table()?.len();
+        ensure!(before == after, "{before} mounts before, {after} after");
+        Ok(())
+    }
+
+    fn restart(self, node: &Node, subpath: &Subpath, id: &str, content: &str) -> Result<()> {
+        let ctr = node.ctr();
+        ctr.container(id).runtime(self.runtime).mount(Bind::new(subpath.target(), "/etc/app")).start()?.success()?;
+        let read = ctr.read(id, self.shape.file())?;
+        ensure!(read == content, "{id} of {self:?} reads {read:?}, not {content:?}");
+        only_a_current_mount(subpath)
+    }
+}
+
+/// Checks that exactly one mount lies on a subpath, and that its file is not deleted.
+pub fn only_a_current_mount(subpath: &Subpath) -> Result<()> {
+    let mounts = subpath.mounts()?;
+    ensure!(mounts.len() == 1 && !mounts[0].is_deleted(), "not one current mount on {}: {mounts:?}", subpath.target().display());
+    Ok(())
+}

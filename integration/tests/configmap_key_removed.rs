@@ -1,0 +1,37 @@
+//! The key that a container mounts was removed from its configMap: nothing can mend that.
+//!
+//! A real kubelet fails once and then mounts an empty *directory* where the file was. bindguard lets the create fail with
+//! runc's own error, says why in the log, and never makes a directory appear.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, on_every_generation};
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(tell);
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("keyless")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one"), ("other", "")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let source = subpath.bind()?;
+    volume.update(&[("other", "")])?;
+
+    for attempt in ["first", "second"] {
+        let words = node.ctr().container(attempt).mount(Bind::new(source, "/etc/app.conf")).start()?.failure()?;
+        ensure!(words.contains("no such file or directory") && words.contains("volume-subpaths"), "not runc's error: {words}");
+        node.ctr().forget(attempt)?;
+        let kind = fs::symlink_metadata(source).context("look at the subpath")?;
+        ensure!(kind.is_file(), "something else than a file is at the subpath: {kind:?}");
+        ensure!(subpath.mounts()?.len() == 1, "the stale mount was touched: {:?}", subpath.mounts()?);
+    }
+    let target = source.display().to_string();
+    let log = node.log()?;
+    let ours = log.lines().find(|line| line.contains("bindguard: ") && line.contains(&target) && line.contains("orphaned"));
+    ensure!(ours.is_some(), "the log has no word of bindguard about {target}");
+    pod.delete()
+}

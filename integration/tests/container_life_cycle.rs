@@ -1,0 +1,92 @@
+//! What containerd and its users expect of any shim: exit codes, signals, exec, stdin, a terminal, a restart of
+//! containerd. Told through every door, so that the guard is never the reason why something else stops working.
+
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use bindguard_integration::process::run;
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+use nix::sys::signal::Signal;
+
+const DOORS: [Runtime; 3] = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(|node| {
+        for runtime in DOORS {
+            ends(node, runtime)?;
+            words(node, runtime)?;
+            signals(node, runtime)?;
+        }
+        containerd_restarts(node)
+    });
+}
+
+on_every_generation!(story);
+
+fn ends(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$; sleep 1; exit 3", 3)] {
+        let ended = ctr.container("ends").runtime(runtime).runs(&["sh", "-c", script]).run()?;
+        ensure!(ended.code() == code, "{runtime:?}: {script:?} ended with {}: {}", ended.code(), ended.stderr);
+    }
+    let ended = ctr.container("ends").runtime(runtime).runs(&["/no/such/program"]).run()?;
+    ensure!(ended.code() != 0 && ended.stderr.contains("no such file"), "{runtime:?}: {ended:?}");
+    // a container whose create failed is left to its creator
+    let _ = ctr.forget("ends");
+    Ok(())
+}
+
+fn words(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    let ended = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "echo out; echo err >&2"]).run()?;
+    ensure!(ended.stdout == "out\n" && ended.stderr == "err\n", "{runtime:?}: {ended:?}");
+    // more than all pipes on the way can hold: `ctr` forgets to close stdin when it ends before the container starts
+    let ended = ctr.container("words").runtime(runtime).runs(&["wc", "-c"]).run_with_input(&"x".repeat(1_000_000))?;
+    ensure!(ended.stdout.trim() == "1000000", "{runtime:?}: {ended:?}");
+    let ended = on_a_terminal(ctr.container("words").runtime(runtime).runs(&["sh", "-c", "tty; echo end"]).command(&["--rm", "--tty"]))?;
+    ensure!(ended.contains("/dev/pts/") && ended.contains("end"), "{runtime:?}: {ended}");
+    Ok(())
+}
+
+fn signals(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("signals").runtime(runtime).start()?.success()?;
+    ensure!(ctr.exec("signals", &["sh", "-c", "exit 5"])?.code() == 5);
+    ensure!(ctr.exec("signals", &["echo", "hello"])?.stdout == "hello\n");
+    let missing = ctr.exec("signals", &["/no/such/program"])?;
+    ensure!(missing.code() != 0, "{runtime:?}: {missing:?}");
+    ctr.kill("signals", "KILL")?;
+    ctr.wait_for_status("signals", "STOPPED")?;
+    ctr.remove("signals")
+}
+
+fn containerd_restarts(node: &Node) -> Result<()> {
+    let ctr = node.ctr();
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        for (number, runtime) in DOORS.into_iter().enumerate() {
+            ctr.container(&format!("lasting-{number}")).runtime(runtime).start()?.success()?;
+        }
+        node.restart_containerd(signal)?;
+        // 1.6 and 1.7 learn of their shims anew a moment after they answer
+        thread::sleep(Duration::from_millis(200));
+        for number in 0..DOORS.len() {
+            let id = format!("lasting-{number}");
+            ensure!(ctr.exec(&id, &["echo", "still here"])?.success()? == "still here\n");
+            ctr.kill(&id, "KILL")?;
+            ctr.wait_for_status(&id, "STOPPED")?;
+            ctr.remove(&id)?;
+        }
+    }
+    Ok(())
+}
+
+/// `ctr --tty` wants a terminal of its own; script(1) gives it one.
+fn on_a_terminal(command: Command) -> Result<String> {
+    let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy());
+    let line: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line.join(" "), "/dev/null"]);
+    run(script)?.success()
+}

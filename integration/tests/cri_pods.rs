@@ -1,0 +1,84 @@
+//! Pods as a kubelet runs them, through the CRI: two containers in one shim, a configMap that changes, a container that
+//! restarts, a containerd that restarts in between.
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
+use k8s_cri::v1::Mount;
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use nix::sys::signal::Signal;
+
+const SLEEP: [&str; 2] = ["sleep", "1000000"];
+
+fn story(generation: Generation) {
+    Setup::on(generation).cri().story(|node| {
+        stock_handler_fails(node)?;
+        handlers(generation).iter().try_for_each(|handler| configmap_update_then_restart(node, handler))
+    });
+}
+
+on_every_generation!(story);
+
+/// containerd 1.6 reads `runtime_path`, shows it in `containerd config dump`, and runs the stock shim all the same.
+fn handlers(generation: Generation) -> &'static [&'static str] {
+    match generation {
+        Generation::V1_6 => &["bindguard", "bindguard-wrapper"],
+        Generation::V1_7 | Generation::V2_1 => &["bindguard", "bindguard-path", "bindguard-wrapper"],
+    }
+}
+
+/// The fault as a pod meets it; it also proves the harness.
+fn stock_handler_fails(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("uid-stock")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app/app.conf", PropagationPrivate)];
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod("runc", "web", pod.uid())?;
+    let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+    volume.update(&[("app.conf", "two")])?;
+    let error = restart(&cri, &sandbox, &app, &mounts).err().context("the stock shim restarted it")?;
+    ensure!(format!("{error:#}").contains("no such file or directory"), "another error: {error:#}");
+    cri.remove_pod(&sandbox)?;
+    pod.delete()
+}
+
+fn configmap_update_then_restart(node: &Node, handler: &str) -> Result<()> {
+    let pod = node.kubelet().pod(&format!("uid-{handler}"))?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let mounts = [mount(subpath.bind()?, "/etc/app/app.conf", PropagationPrivate)];
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod(handler, "web", pod.uid())?;
+    let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+    let side = cri.start_container(&sandbox, "side", &["sh", "-c", "echo hello; exec sleep 1000000"], &[])?;
+    ensure!(cri.read(&app, "/etc/app/app.conf")? == "one");
+    ensure!(shims(node)? == 1, "{handler}: {} shims for one pod", shims(node)?);
+
+    volume.update(&[("app.conf", "two")])?;
+    node.restart_containerd(Signal::SIGTERM)?;
+    let cri = node.cri()?;
+    ensure!(cri.read(&app, "/etc/app/app.conf")? == "one", "a running container keeps its file");
+    let app = restart(&cri, &sandbox, &app, &mounts)?;
+    ensure!(cri.read(&app, "/etc/app/app.conf")? == "two", "{handler}: the restarted container reads something old");
+    ensure!(cri.logs(&side)?.contains("hello"), "{handler}: the other container's log is lost");
+    ensure!(cri.exec(&side, &["sh", "-c", "exit 4"])?.code == 4);
+    only_a_current_mount(&subpath)?;
+
+    cri.remove_pod(&sandbox)?;
+    ensure!(shims(node)? == 0, "{handler}: {} shims after the pod's end", shims(node)?);
+    pod.delete()
+}
+
+fn restart(cri: &Cri, sandbox: &Sandbox, id: &str, mounts: &[Mount]) -> Result<String> {
+    cri.stop(id, 0)?;
+    ensure!(cri.wait_for_exit(id)? == 137, "a killed container's exit code is 137");
+    cri.remove(id)?;
+    cri.start_container(sandbox, "app", &SLEEP, mounts)
+}
+
+/// The node's shims that serve right now: processes in its cgroup whose name begins so.
+fn shims(node: &Node) -> Result<usize> {
+    let names = node.processes()?;
+    Ok(names.iter().filter(|name| name.starts_with("containerd-shim")).count())
+}

@@ -1,0 +1,30 @@
+//! No guard at all: it is killed before it can look, or was never installed. Containers start all the same.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::programs::GUARD;
+use bindguard_integration::{Bind, Generation, Node, Setup};
+
+#[test]
+fn killed_at_its_start() {
+    Setup::on(Generation::V2_1).fault("start").story(|node| starts_and_says(node, "the guard did not hand over"));
+}
+
+#[test]
+fn not_installed() {
+    Setup::on(Generation::V1_6).story(|node| {
+        let guard = node.programs().join(GUARD);
+        fs::remove_file(&guard).with_context(|| format!("remove {}", guard.display()))?;
+        starts_and_says(node, "is not installed")
+    });
+}
+
+fn starts_and_says(node: &Node, words: &str) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("orphan").mount(Bind::new("/usr", "/mnt")).start()?.success()?;
+    ensure!(ctr.exec("orphan", &["test", "-d", "/mnt/bin"])?.code() == 0);
+    ctr.remove("orphan")?;
+    ensure!(node.log()?.contains(words), "the log does not say that there was no guard");
+    Ok(())
+}

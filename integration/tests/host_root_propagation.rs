@@ -1,0 +1,106 @@
+//! A container with a part of the host mounted must not keep the host's mounts alive (containerd#3667).
+//!
+//! With whatever propagation it asks for, a umount on the host reaches it, with runc and with crun; what asked for
+//! rshared stays shared. On a host whose `/` is private nothing can reach it: bindguard says so, and the container starts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::node::{HostRoot, tmpfs, unmount};
+use bindguard_integration::{Bind, Generation, Node, Oci, Runtime, Setup, mounts, on_every_generation};
+
+const PROPAGATIONS: [Option<&str>; 5] = [Some("rprivate"), None, Some("private"), Some("slave"), Some("rshared")];
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(|node| {
+        for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
+            umount_reaches_the_container(node, runtime, Path::new("/"), Some("rprivate"))?;
+        }
+        Ok(())
+    });
+}
+
+on_every_generation!(story);
+
+#[test]
+fn runc() {
+    every_source_and_option(Oci::Runc(Generation::V2_1));
+}
+
+#[test]
+fn crun() {
+    every_source_and_option(Oci::Crun(Generation::V2_1));
+}
+
+fn every_source_and_option(oci: Oci) {
+    Setup::on(Generation::V2_1).oci(oci).story(|node| {
+        let kubelet = node.kubelet().root();
+        for source in [Path::new("/"), Path::new("/run"), Path::new("/var"), kubelet] {
+            for propagation in PROPAGATIONS {
+                umount_reaches_the_container(node, Runtime::Bindguard, source, propagation)
+                    .with_context(|| format!("{} with {propagation:?}", source.display()))?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn private_host_root_is_said() {
+    Setup::on(Generation::V1_7).host_root(HostRoot::Private).story(|node| {
+        let bind = Bind::new("/", "/host").options(&["rbind", "rprivate"]);
+        node.ctr().container("monitor").mount(bind).start()?.success()?;
+        node.ctr().remove("monitor")?;
+        let log = node.log()?;
+        let ours = log.lines().find(|line| line.contains("bindguard: bind of / at /host") && line.contains("private"));
+        ensure!(ours.is_some(), "no word about the private host root");
+        Ok(())
+    });
+}
+
+fn umount_reaches_the_container(node: &Node, runtime: Runtime, source: &Path, propagation: Option<&str>) -> Result<()> {
+    let volume = HostVolume::mount_below(source, node)?;
+    let options: Vec<&str> = ["rbind"].into_iter().chain(propagation).collect();
+    let ctr = node.ctr();
+    let mut container = ctr.container("monitor").runtime(runtime).mount(Bind::new(source, "/host").options(&options));
+    if propagation == Some("rshared") {
+        // as the CRI does for Bidirectional: crun makes everything private without it
+        container = container.argument("--rootfs-propagation").argument("rshared");
+    }
+    container.start()?.success()?;
+    let pid = ctr.pid("monitor")?;
+
+    let table = mounts::table_of(pid)?;
+    let bind = table.iter().find(|mount| mount.target == Path::new("/host")).context("find /host in the container")?;
+    let is_shared = bind.propagation.iter().any(|field| field.starts_with("shared:"));
+    ensure!(is_shared || bind.has_master(), "/host gets nothing from the host: {bind:?}");
+    ensure!(is_shared == (propagation == Some("rshared")), "asked for {propagation:?}, got {bind:?}");
+    ensure!(volume.is_seen_by(pid)?, "the container never saw the host's volume");
+
+    volume.unmount()?;
+    ensure!(!volume.is_seen_by(pid)?, "the container still holds the host's volume");
+    ctr.remove("monitor")
+}
+
+/// A tmpfs that the host mounts somewhere below a source, and wants back.
+struct HostVolume(PathBuf);
+
+impl HostVolume {
+    fn mount_below(source: &Path, node: &Node) -> Result<Self> {
+        let below = if node.disk().starts_with(source) { node.disk() } else { source };
+        let folder = below.join("host-volume");
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        tmpfs(&folder, "size=1m")?;
+        Ok(Self(folder))
+    }
+
+    fn unmount(&self) -> Result<()> {
+        unmount(&self.0)
+    }
+
+    fn is_seen_by(&self, pid: u32) -> Result<bool> {
+        let name = self.0.file_name().context("a volume has a name")?;
+        Ok(mounts::table_of(pid)?.iter().any(|mount| mount.target.starts_with("/host") && mount.target.ends_with(name)))
+    }
+}

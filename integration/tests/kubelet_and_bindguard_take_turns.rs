@@ -1,0 +1,35 @@
+//! A kubelet since 1.19 mends stale subpaths itself when it restarts a container. Sometimes it is first, sometimes
+//! bindguard is: neither leaves anything that disturbs the other.
+
+use anyhow::{Result, ensure};
+use bindguard_integration::kubelet::Behaviour;
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind};
+
+#[test]
+fn either_may_be_first() {
+    Setup::on(Generation::V2_1).story(|node| {
+        for kind in VolumeKind::KUBELET_WRITTEN {
+            take_turns(node, kind)?;
+        }
+        Ok(())
+    });
+}
+
+fn take_turns(node: &Node, kind: VolumeKind) -> Result<()> {
+    let pod = node.kubelet().pod("turns")?;
+    let volume = pod.volume(kind, "conf", &[("turn", "start")])?;
+    let subpath = volume.subpath("app", 0, "turn");
+    let source = subpath.bind()?;
+    let container = |id| node.ctr().container(id).mount(Bind::new(source, "/etc/turn")).runs(&["cat", "/etc/turn"]).run()?.success();
+    for turn in ["kubelet", "bindguard", "bindguard again", "kubelet again"] {
+        volume.update(&[("turn", turn)])?;
+        if turn.starts_with("kubelet") {
+            subpath.bind_again(Behaviour::Since1_19)?;
+        }
+        let read = container("app")?;
+        ensure!(read == turn, "{kind:?}: in the turn of {turn} the container reads {read:?}");
+        only_a_current_mount(&subpath)?;
+    }
+    pod.delete()
+}

@@ -1,0 +1,31 @@
+//! The kubelet's root on a filesystem of its own, bind-mounted, or behind a symlink: the mount table shows the same
+//! volume differently each time (kubernetes#93691, #103836).
+
+use bindguard_integration::scenes::{Shape, UpdateThenRestart};
+use bindguard_integration::{Generation, KubeletRoot, Runtime, Setup, VolumeKind};
+
+fn story(root: KubeletRoot) {
+    Setup::on(Generation::V2_1).kubelet_root(root).story(|node| {
+        for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
+            for shape in Shape::ALL {
+                UpdateThenRestart { kind, shape, runtime: Runtime::Bindguard }.play(node)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn own_filesystem() {
+    story(KubeletRoot::OwnFilesystem);
+}
+
+#[test]
+fn bind_mounted() {
+    story(KubeletRoot::BindMounted);
+}
+
+#[test]
+fn symlinked() {
+    story(KubeletRoot::Symlinked);
+}

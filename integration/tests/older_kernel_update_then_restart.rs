@@ -1,0 +1,51 @@
+//! A kernel from before 6.5, which cannot mount beneath another mount: the guard takes that way from itself here.
+//!
+//! With a shared parent mount (what systemd sets up) the new mount is tucked under the stale one by propagation. With a
+//! private one the stale mount stays, and the container's spec is pointed at the volume's own path.
+
+use anyhow::{Result, ensure};
+use bindguard_integration::node::HostRoot;
+use bindguard_integration::scenes::{Shape, UpdateThenRestart};
+use bindguard_integration::{Bind, Generation, Node, PollingReader, Runtime, Setup, VolumeKind};
+
+#[test]
+fn shared_parent() {
+    Setup::on(Generation::V1_6).fault("no-beneath").story(|node| {
+        for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
+            for shape in Shape::ALL {
+                UpdateThenRestart { kind, shape, runtime: Runtime::Bindguard }.play(node)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn private_parent() {
+    Setup::on(Generation::V1_6).host_root(HostRoot::Private).fault("no-beneath").story(|node| {
+        for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
+            points_at_the_volume(node, kind)?;
+        }
+        Ok(())
+    });
+}
+
+fn points_at_the_volume(node: &Node, kind: VolumeKind) -> Result<()> {
+    let pod = node.kubelet().pod("old")?;
+    let volume = pod.volume(kind, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let bind = Bind::new(subpath.bind()?, "/etc/app.conf");
+    let reader = PollingReader::start(subpath.target());
+    let ctr = node.ctr();
+    for content in ["two", "three"] {
+        volume.update(&[("app.conf", content)])?;
+        ctr.container(content).mount(bind.clone()).start()?.success()?;
+        let read = ctr.read(content, "/etc/app.conf")?;
+        ensure!(read == content, "{kind:?}: the container reads {read:?}, not {content:?}");
+        ctr.remove(content)?;
+    }
+    let seen = reader.stop();
+    ensure!(seen.empty == 0 && seen.failed == 0, "a reader saw the file underneath: {seen:?}");
+    ensure!(subpath.mounts()?.len() == 1, "not one mount: {:?}", subpath.mounts()?);
+    pod.delete()
+}

@@ -1,0 +1,44 @@
+//! Two containers of a pod, one stale subpath, both created in the same moment: both start, one mount remains.
+
+use std::thread;
+
+use anyhow::{Result, anyhow, ensure};
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::{Bind, Ctr, Generation, Node, PollingReader, Setup, VolumeKind};
+
+#[test]
+fn both_start() {
+    Setup::on(Generation::V1_7).story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("twins")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("round", "start")])?;
+    let subpath = volume.subpath("app", 0, "round");
+    let source = Bind::new(subpath.bind()?, "/etc/round");
+    let reader = PollingReader::start(subpath.target());
+    for round in 0..10 {
+        let content = round.to_string();
+        volume.update(&[("round", &content)])?;
+        both_read(&node.ctr(), &source, &content)?;
+        only_a_current_mount(&subpath)?;
+    }
+    let seen = reader.stop();
+    ensure!(seen.empty == 0 && seen.failed == 0, "a reader saw the file underneath: {seen:?}");
+    ensure!(volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
+    pod.delete()
+}
+
+fn both_read(ctr: &Ctr, source: &Bind, content: &str) -> Result<()> {
+    thread::scope(|scope| {
+        let twins = ["left", "right"].map(|side| {
+            let container = ctr.container(&format!("{side}-{content}")).mount(source.clone());
+            scope.spawn(move || container.runs(&["cat", "/etc/round"]).run()?.success())
+        });
+        for twin in twins {
+            let read = twin.join().map_err(|_| anyhow!("a creating thread panicked"))??;
+            ensure!(read == content, "a twin of round {content} reads {read:?}");
+        }
+        Ok(())
+    })
+}

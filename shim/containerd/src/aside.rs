@@ -1,0 +1,24 @@
+//! Work that may block, away from the event loop.
+//!
+//! Mounting and unmounting can wait for a disk, and the loop serves every container of the pod. Such work gets a thread of
+//! its own that ends with it: a pool would keep threads and their memory in a process that is idle nearly always.
+
+use std::{io, thread};
+
+use tokio::sync::oneshot;
+
+/// Runs `work` on a thread of its own; an error means there was no thread, or the work panicked.
+pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    let (send, receive) = oneshot::channel();
+    thread::Builder::new().stack_size(256 * 1024).spawn(move || drop(send.send(work())))?;
+    receive.await.map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    #[tokio::test]
+    async fn a_panic_is_an_error() {
+        assert_eq!(super::aside(|| 7).await.unwrap(), 7);
+        assert!(super::aside(|| panic!("no")).await.is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! Sockets: where a group's server listens, and where containerd does.
+
+use std::{
+    fmt::Write as _,
+    fs::{self, DirBuilder, Permissions},
+    io,
+    os::unix::{
+        fs::{DirBuilderExt, PermissionsExt},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+/// The directory all of containerd's shims put their sockets in.
+const SOCKET_DIRECTORY: &str = "/run/containerd/s";
+/// The file in a bundle that tells containerd 1.x, after its restart, where the server is.
+const ADDRESS_FILE: &str = "address";
+
+/// A socket that is ours, or somebody else's already.
+pub(super) enum Claim {
+    /// Bound now.
+    Bound(UnixListener),
+    /// A server answers there.
+    Serving,
+}
+
+/// The socket of a group: a hash, since paths of sockets are short. Another containerd, or another namespace, has another.
+pub(super) fn socket_of_group(containerd: &str, namespace: &str, group: &str) -> PathBuf {
+    let key = Path::new(containerd).join(namespace).join(group);
+    let digest = Sha256::digest(key.as_os_str().as_encoded_bytes());
+    let name = digest.iter().fold(String::with_capacity(64), |mut name, byte| {
+        let _ = write!(name, "{byte:02x}");
+        name
+    });
+    Path::new(SOCKET_DIRECTORY).join(name)
+}
+
+/// Binds the socket, unless a server answers there. What a dead server left is removed.
+pub(super) fn claim(path: &Path) -> io::Result<Claim> {
+    if let Some(directory) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    }
+    match bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+        bound => return bound.map(Claim::Bound),
+    }
+    if UnixStream::connect(path).is_ok() {
+        return Ok(Claim::Serving);
+    }
+    tracing::debug!(path = %path.display(), "removing a stale socket");
+    fs::remove_file(path)?;
+    bind(path).map(Claim::Bound)
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Leaves the address in the bundle, which is the current directory.
+pub(super) fn write(address: &str) -> io::Result<()> {
+    crate::bundle::write_beside(Path::new(ADDRESS_FILE), address.as_bytes())
+}
+
+/// Removes the socket that the bundle in the current directory names: no server listens there any more.
+pub(crate) fn remove_socket_of_bundle() {
+    let Ok(address) = fs::read_to_string(ADDRESS_FILE) else { return };
+    let path = address.trim().strip_prefix("unix://").unwrap_or(&address);
+    if let Err(error) = fs::remove_file(path) {
+        tracing::debug!(path, %error, "the socket is gone already");
+    }
+}
+
+/// As `remove_socket_of_bundle`, but not under a server that answers: other containers may be in its group.
+pub(super) fn remove_stale_socket_of_bundle(bundle: &Path) {
+    let Ok(address) = fs::read_to_string(bundle.join(ADDRESS_FILE)) else { return };
+    let path = address.trim().strip_prefix("unix://").unwrap_or(&address);
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if UnixStream::connect(path).is_err_and(refused) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Where containerd takes events: what it says in the environment, else by the name it always gives that socket.
+pub(crate) fn of_events(containerd: &str) -> String {
+    match std::env::var("TTRPC_ADDRESS") {
+        Ok(address) if !address.is_empty() => address,
+        _ => format!("{containerd}.ttrpc"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_is_the_one_gos_shim_has() {
+        // sha256("/run/containerd/containerd.sock/k8s.io/abc")
+        let path = socket_of_group("/run/containerd/containerd.sock", "k8s.io", "abc");
+        assert_eq!(
+            path,
+            Path::new("/run/containerd/s/a99a1752d3a0fadfb1f869026f16760475df03a572e20f4ccea9e6c1e5470b72")
+        );
+        assert_ne!(path, socket_of_group("/run/containerd/containerd.sock", "moby", "abc"));
+    }
+
+    #[test]
+    fn a_living_server_is_found_and_a_dead_one_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s").join("socket");
+        let Claim::Bound(server) = claim(&path).unwrap() else { panic!("somebody serves") };
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(dir.path().join("s")).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(matches!(claim(&path).unwrap(), Claim::Serving));
+        drop(server);
+        assert!(matches!(claim(&path).unwrap(), Claim::Bound(_)));
+    }
+
+    #[test]
+    fn only_a_stale_socket_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let Claim::Bound(server) = claim(&path).unwrap() else { panic!("somebody serves") };
+        fs::write(dir.path().join(ADDRESS_FILE), format!("unix://{}", path.display())).unwrap();
+        remove_stale_socket_of_bundle(dir.path());
+        assert!(path.try_exists().unwrap());
+        drop(server);
+        remove_stale_socket_of_bundle(dir.path());
+        assert!(!path.try_exists().unwrap());
+    }
+}

@@ -1,0 +1,84 @@
+//! `delete`: what is left to do when a server has died.
+//!
+//! containerd runs it in a process of its own, with the bundle in `-bundle` or as current directory. The container is removed
+//! from the runtime whatever its state, its root filesystem is unmounted, and the answer is that of a process that was
+//! killed. The bundle may have been made by Go's shim or by another version of this one. containerd removes it afterwards.
+
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use containerd_shim_protos::api::DeleteResponse;
+use nix::libc::SIGKILL;
+use protobuf::Message;
+
+use super::address;
+use crate::{
+    args::Args,
+    bundle::{Bundle, SpecView},
+    events::timestamp,
+    exits::Exits,
+    logging,
+    options::Options,
+    runtime::Runtime,
+    task::Rollback,
+};
+
+/// An answer that could not be given. The cleaning up itself is done as far as it goes, and what is left is logged.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeleteError {
+    /// Before or after the work.
+    #[error("{step}")]
+    Step {
+        /// Which.
+        step: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The answer.
+    #[error("encode the answer")]
+    Encode(#[from] protobuf::Error),
+}
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> DeleteError {
+    move |source| DeleteError::Step { step, source }
+}
+
+/// Cleans up after a dead server and answers on stdout.
+pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
+    logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
+    let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
+    let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
+    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    event_loop.map_err(failed("start an event loop"))?.block_on(clean_up(args, &bundle));
+    address::remove_stale_socket_of_bundle(bundle.path());
+    let answer = DeleteResponse {
+        pid,
+        exit_status: 128 + SIGKILL.unsigned_abs(),
+        exited_at: timestamp(SystemTime::now()),
+        ..Default::default()
+    };
+    io::stdout().write_all(&answer.write_to_bytes()?).map_err(failed("answer"))
+}
+
+async fn clean_up(args: &Args, bundle: &Bundle) {
+    let options = bundle.read_options().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the usual runtime is asked to delete the container");
+        Options::default()
+    });
+    let systemd = bundle.spec().as_ref().is_ok_and(SpecView::asks_for_systemd);
+    let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), systemd, Arc::new(Exits::default()));
+    Rollback { runtime: &runtime, id: &args.id, rootfs: bundle.rootfs() }.run().await;
+}
+
+/// `-bundle` where it is given. Older containerds start us in the bundle; its last part is the id in any case.
+fn bundle_path(args: &Args) -> io::Result<PathBuf> {
+    if !args.bundle.is_empty() {
+        return Ok(PathBuf::from(&args.bundle));
+    }
+    let here = std::env::current_dir()?;
+    Ok(here.parent().unwrap_or(Path::new("/")).join(&args.id))
+}

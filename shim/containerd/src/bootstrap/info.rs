@@ -1,0 +1,53 @@
+//! `-info` and `-v`: what this shim is.
+
+use std::{
+    io::{self, Write},
+    process::{Command, Stdio},
+};
+
+use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
+use protobuf::{Message, MessageField, well_known_types::any::Any};
+
+use super::stdin::Sent;
+use crate::{RUNTIME_NAME, runtime::look_up};
+
+/// The name Go's containerd registers the runtime spec's features under.
+const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
+
+/// An answer that could not be given.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InfoError {
+    /// The answer.
+    #[error("encode the answer")]
+    Encode(#[from] protobuf::Error),
+    /// Its way.
+    #[error("answer on stdout")]
+    Stdout(#[from] io::Error),
+}
+
+/// Answers with a RuntimeInfo. containerd 2.x asks for it to learn, above all, whether the runtime can id-map mounts.
+pub(crate) fn info() -> Result<(), InfoError> {
+    let sent = Sent::read();
+    let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), ..Default::default() };
+    let info = RuntimeInfo {
+        name: RUNTIME_NAME.to_owned(),
+        version: MessageField::some(version),
+        features: MessageField::from_option(features(&sent.options.binary_name)),
+        options: MessageField::from_option(sent.any),
+        ..Default::default()
+    };
+    Ok(io::stdout().write_all(&info.write_to_bytes()?)?)
+}
+
+/// What `runc features` prints, if it prints JSON: older runtimes have no such verb, and then nothing is said.
+fn features(binary: &str) -> Option<Any> {
+    let program = look_up(if binary.is_empty() { "runc" } else { binary })?;
+    let output = Command::new(program).arg("features").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    serde_json::from_slice::<serde::de::IgnoredAny>(&output.stdout).ok()?;
+    output.status.success().then(|| Any { type_url: FEATURES.to_owned(), value: output.stdout, ..Default::default() })
+}
+
+/// Prints the version for people.
+pub(crate) fn version() {
+    println!("containerd-shim-bindguard-v2:\n  Version:  {}", env!("CARGO_PKG_VERSION"));
+}

@@ -1,0 +1,83 @@
+//! Where the server stands among the node's processes: out-of-memory order, cgroup, core scheduling.
+//!
+//! None of it may fail a `start`: a node where one of these cannot be had still has to run containers.
+
+use std::{fs, io, path::Path};
+
+use rustix::{
+    process::Pid,
+    thread::{CoreSchedulingScope, create_core_scheduling_cookie},
+};
+
+/// The kernel's last word before it kills nothing.
+const HIGHEST_OOM_SCORE: i32 = 1000;
+
+/// Gives this process, and so the server it starts, a core scheduling group of its own where containerd wants that.
+pub(super) fn schedule_apart() {
+    if std::env::var_os("SCHED_CORE").is_none_or(|wanted| wanted.is_empty()) {
+        return;
+    }
+    let this = rustix::process::getpid();
+    if let Err(error) = create_core_scheduling_cookie(this, CoreSchedulingScope::ProcessGroup) {
+        tracing::warn!(%error, "no core scheduling for the shim");
+    }
+}
+
+/// Lets the kernel kill the shim rather than containerd: one more than the score of containerd, our parent.
+pub(super) fn adjust_oom_score(server: u32) {
+    let result = oom_score_of(rustix::process::getppid()).and_then(|score| {
+        let score = (score + 1).min(HIGHEST_OOM_SCORE);
+        fs::write(format!("/proc/{server}/oom_score_adj"), score.to_string())
+    });
+    if let Err(error) = result {
+        tracing::debug!(%error, "the shim's oom_score_adj stays as it is");
+    }
+}
+
+fn oom_score_of(parent: Option<Pid>) -> io::Result<i32> {
+    let pid = parent.map_or_else(|| "self".to_owned(), |pid| pid.as_raw_nonzero().to_string());
+    let text = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
+    text.trim().parse().map_err(io::Error::other)
+}
+
+/// Moves the server into the cgroup the options name: below every v1 hierarchy, or in the one of v2.
+pub(super) fn join_cgroup(server: u32, cgroup: &str) {
+    if cgroup.is_empty() {
+        return;
+    }
+    for hierarchy in hierarchies(Path::new("/sys/fs/cgroup")) {
+        let directory = hierarchy.join(cgroup.trim_start_matches('/'));
+        let joined =
+            fs::create_dir_all(&directory).and_then(|()| fs::write(directory.join("cgroup.procs"), server.to_string()));
+        if let Err(error) = joined {
+            tracing::warn!(%error, cgroup = %directory.display(), "the shim stays out of a cgroup");
+        }
+    }
+}
+
+fn hierarchies(root: &Path) -> Vec<std::path::PathBuf> {
+    if fs::metadata(root.join("cgroup.controllers")).is_ok() {
+        return vec![root.to_owned()];
+    }
+    let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
+    // Links such as `cpu` name the same hierarchy as `cpu,cpuacct`.
+    let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    directories.map(|entry| entry.path()).filter(|path| fs::metadata(path.join("cgroup.procs")).is_ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_two_has_one_hierarchy_and_version_one_many() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["cpu", "memory"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            fs::write(dir.path().join(name).join("cgroup.procs"), "").unwrap();
+        }
+        assert_eq!(hierarchies(dir.path()).len(), 2);
+        fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
+        assert_eq!(hierarchies(dir.path()), [dir.path()]);
+    }
+}

@@ -1,0 +1,85 @@
+//! `start`: the address of the server that takes the container.
+
+use std::{
+    io::{self, Write},
+    os::{fd::OwnedFd, unix::net::UnixListener, unix::process::CommandExt},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use super::{
+    address::{self, Claim},
+    group::group_of,
+    placement,
+    stdin::Sent,
+};
+use crate::{args::Args, bundle::Bundle, logging};
+
+/// A server that could not be found or started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// The bundle's spec says which group.
+    #[error(transparent)]
+    Bundle(#[from] crate::bundle::BundleError),
+    /// A step on the way.
+    #[error("{step}")]
+    Step {
+        /// Which.
+        step: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> StartError {
+    move |source| StartError::Step { step, source }
+}
+
+/// Answers with the address of the group's server, starting it where there is none. Runs in the bundle's directory.
+pub(crate) fn start(args: &Args) -> Result<(), StartError> {
+    // Without the fifo nobody hears what `start` has to say; that is no reason not to start.
+    let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
+    let sent = Sent::read();
+    let spec = Bundle::at(".").spec()?;
+    let socket = address::socket_of_group(&args.address, &args.namespace, &group_of(&spec, &args.id));
+    let address = format!("unix://{}", socket.display());
+    let claim = address::claim(&socket).map_err(failed("bind the shim's socket"))?;
+    if let Claim::Bound(listener) = claim
+        && let Err(error) = start_server(args, &sent, listener)
+    {
+        let _ = std::fs::remove_file(&socket);
+        return Err(error);
+    }
+    // Into every bundle, also of a container that joins a server: containerd 1.x reads it when it restarts.
+    address::write(&address).map_err(failed("write the address into the bundle"))?;
+    answer(&address).map_err(failed("answer with the address"))
+}
+
+fn start_server(args: &Args, sent: &Sent, listener: UnixListener) -> Result<(), StartError> {
+    placement::schedule_apart();
+    // The link, not its target: bindguard-runtime is looked for beside it after an upgrade, too.
+    let program = std::env::current_exe().map_err(failed("find this program"))?;
+    let mut server = Command::new(program);
+    server.args(["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address]);
+    if args.debug {
+        server.arg("-debug");
+    }
+    if !sent.ttrpc_address.is_empty() {
+        server.env("TTRPC_ADDRESS", &sent.ttrpc_address);
+    }
+    // A group of its own: a signal to containerd's does not reach it.
+    server.process_group(0);
+    server.stdin(Stdio::from(OwnedFd::from(listener))).stdout(Stdio::null()).stderr(Stdio::null());
+    let server = server.spawn().map_err(failed("start the server"))?.id();
+    crate::bundle::write_beside(Path::new("shim.pid"), server.to_string().as_bytes())
+        .map_err(failed("write the shim's pid into the bundle"))?;
+    placement::join_cgroup(server, &sent.options.shim_cgroup);
+    placement::adjust_oom_score(server);
+    Ok(())
+}
+
+fn answer(address: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(address.as_bytes())?;
+    stdout.flush()
+}

@@ -1,0 +1,221 @@
+//! The files of a bundle that the shim reads and writes.
+//!
+//! `runtime`, `options.json` and `init.pid` have the names and forms of Go's shim: after a crash,
+//! `delete` may have to work on a bundle that another shim, or another version of this one, left.
+//! Of `config.json` only a few fields are read; the shim never writes it.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::options::Options;
+
+/// A bundle file that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BundleError {
+    /// Reading failed.
+    #[error("read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Writing failed.
+    #[error("write {path}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The file is there and its content makes no sense.
+    #[error("parse {path}: {why}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// A bundle's directory.
+#[derive(Debug, Clone)]
+pub(crate) struct Bundle {
+    path: PathBuf,
+}
+
+/// What the shim wants to know of an OCI spec.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SpecView {
+    /// The spec's annotations.
+    pub(crate) annotations: HashMap<String, String>,
+    linux: LinuxView,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct LinuxView {
+    cgroups_path: String,
+    namespaces: Vec<NamespaceView>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct NamespaceView {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+}
+
+impl SpecView {
+    /// Is the cgroup path in systemd's form, `slice:prefix:name`? Then runc must be told so: kubelets with the
+    /// systemd driver write it, and a foreign runtime type may have lost the option that says it.
+    pub(crate) fn asks_for_systemd(&self) -> bool {
+        let parts: Vec<&str> = self.linux.cgroups_path.split(':').collect();
+        matches!(parts[..], [slice, _, name] if !name.is_empty() && (slice.is_empty() || slice.ends_with(".slice")))
+    }
+
+    /// Will the kernel end the container's other processes together with its init? Only an init that is
+    /// number 1 of a pid namespace of its own takes them along.
+    pub(crate) fn has_own_pid_namespace(&self) -> bool {
+        self.linux.namespaces.iter().any(|ns| ns.kind == "pid" && ns.path.is_empty())
+    }
+}
+
+impl Bundle {
+    /// The bundle at this path; nothing is looked at yet.
+    pub(crate) fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the container's root filesystem is mounted.
+    pub(crate) fn rootfs(&self) -> PathBuf {
+        self.path.join("rootfs")
+    }
+
+    /// Where the runtime writes the pid of the container's init.
+    pub(crate) fn init_pid_file(&self) -> PathBuf {
+        self.path.join("init.pid")
+    }
+
+    /// Where the runtime writes the pid of an exec.
+    pub(crate) fn exec_pid_file(&self, exec_id: &str) -> PathBuf {
+        self.path.join(format!("{exec_id}.pid"))
+    }
+
+    /// Reads what the shim needs of `config.json`.
+    pub(crate) fn spec(&self) -> Result<SpecView, BundleError> {
+        let path = self.path.join("config.json");
+        let bytes = fs::read(&path).map_err(|source| BundleError::Read { path: path.clone(), source })?;
+        serde_json::from_slice(&bytes).map_err(|error| BundleError::Parse { path, why: error.to_string() })
+    }
+
+    /// Leaves for `delete` how this container's runtime is run.
+    pub(crate) fn write_options(&self, options: &Options) -> Result<(), BundleError> {
+        let path = self.path.join("options.json");
+        let json = serde_json::to_vec(options)
+            .map_err(|error| BundleError::Parse { path: path.clone(), why: error.to_string() })?;
+        write(path, &json)?;
+        write(self.path.join("runtime"), options.binary_name.as_bytes())
+    }
+
+    /// The options a shim left here; defaults where it left none.
+    pub(crate) fn read_options(&self) -> Result<Options, BundleError> {
+        let mut options: Options = match read_if_there(&self.path.join("options.json"))? {
+            Some(json) if !json.trim().is_empty() => serde_json::from_str(&json)
+                .map_err(|error| BundleError::Parse { path: self.path.join("options.json"), why: error.to_string() })?,
+            _ => Options::default(),
+        };
+        if let Some(runtime) = read_if_there(&self.path.join("runtime"))? {
+            options.binary_name = runtime.trim().to_owned();
+        }
+        Ok(options)
+    }
+
+    /// The pid in a pid-file.
+    pub(crate) fn read_pid(path: &Path) -> Result<u32, BundleError> {
+        let text = fs::read_to_string(path).map_err(|source| BundleError::Read { path: path.to_owned(), source })?;
+        match text.trim().parse() {
+            Ok(pid) if pid > 0 => Ok(pid),
+            _ => Err(BundleError::Parse { path: path.to_owned(), why: format!("{text:?} is no pid") }),
+        }
+    }
+}
+
+fn write(path: PathBuf, bytes: &[u8]) -> Result<(), BundleError> {
+    write_beside(&path, bytes).map_err(|source| BundleError::Write { path, source })
+}
+
+/// Writes a file that others may be reading: whole, or not at all.
+pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    let beside = path.with_file_name(name);
+    fs::write(&beside, bytes)?;
+    fs::rename(&beside, path)
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>, BundleError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(BundleError::Read { path: path.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(linux: &str) -> SpecView {
+        serde_json::from_str(&format!(r#"{{"ociVersion":"1.0.2","linux":{linux}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn systemd_is_told_from_the_cgroup_path() {
+        assert!(spec(r#"{"cgroupsPath":"kubepods-pod1.slice:cri-containerd:abc"}"#).asks_for_systemd());
+        assert!(!spec(r#"{"cgroupsPath":"/kubepods/besteffort/pod1/abc"}"#).asks_for_systemd());
+        assert!(!spec(r#"{"cgroupsPath":"a:b:c"}"#).asks_for_systemd());
+        assert!(!spec("{}").asks_for_systemd());
+    }
+
+    #[test]
+    fn only_a_new_pid_namespace_takes_the_children_along() {
+        assert!(spec(r#"{"namespaces":[{"type":"mount"},{"type":"pid"}]}"#).has_own_pid_namespace());
+        assert!(!spec(r#"{"namespaces":[{"type":"pid","path":"/proc/7/ns/pid"}]}"#).has_own_pid_namespace());
+        assert!(!spec("{}").has_own_pid_namespace());
+    }
+
+    #[test]
+    fn options_survive_the_bundle_and_a_bare_bundle_has_defaults() {
+        let dir = tempfile::tempdir().unwrap();
+        let bundle = Bundle::at(dir.path());
+        assert_eq!(bundle.read_options().unwrap(), Options::default());
+        let options = Options { binary_name: "crun".into(), root: "/r".into(), ..Default::default() };
+        bundle.write_options(&options).unwrap();
+        assert_eq!(bundle.read_options().unwrap(), options);
+        assert_eq!(fs::read_to_string(dir.path().join("runtime")).unwrap(), "crun");
+    }
+
+    #[test]
+    fn a_pid_file_must_hold_a_pid() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("init.pid");
+        fs::write(&file, "4711\n").unwrap();
+        assert_eq!(Bundle::read_pid(&file).unwrap(), 4711);
+        fs::write(&file, "").unwrap();
+        assert!(matches!(Bundle::read_pid(&file), Err(BundleError::Parse { .. })));
+    }
+}

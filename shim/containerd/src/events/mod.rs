@@ -1,0 +1,127 @@
+//! What containerd is told, in order.
+//!
+//! Every event goes into one queue, at the moment it is known, and one task sends them: so the order in the queue is the
+//! order containerd sees, and no caller ever waits for containerd. An event that cannot be sent, because containerd is
+//! being restarted, is sent again until it arrives: a lost exit leaves a dead container "running" for ever.
+
+mod publish;
+
+use std::time::{Duration, SystemTime};
+
+use containerd_shim_protos::{events::task as proto, topics};
+use protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp};
+use tokio::sync::{mpsc, oneshot};
+
+/// One event of a task.
+#[derive(Debug, Clone)]
+pub(crate) enum Event {
+    /// The container exists.
+    Created(proto::TaskCreate),
+    /// Its program runs.
+    Started(proto::TaskStart),
+    /// An exec is known.
+    ExecAdded(proto::TaskExecAdded),
+    /// An exec runs.
+    ExecStarted(proto::TaskExecStarted),
+    /// An init or an exec has ended.
+    Exited(proto::TaskExit),
+    /// The container is gone.
+    Deleted(proto::TaskDelete),
+    /// The container is frozen.
+    Paused(proto::TaskPaused),
+    /// The container is thawed.
+    Resumed(proto::TaskResumed),
+}
+
+/// An event on its way.
+struct Queued {
+    at: SystemTime,
+    topic: &'static str,
+    type_url: &'static str,
+    value: Vec<u8>,
+}
+
+enum Item {
+    Event(Queued),
+    /// Answered when everything before it has been sent.
+    Flush(oneshot::Sender<()>),
+}
+
+/// The queue's end to put events in.
+#[derive(Debug, Clone)]
+pub(crate) struct Events {
+    queue: mpsc::UnboundedSender<Item>,
+}
+
+impl Events {
+    /// Starts the task that sends to containerd's ttrpc socket.
+    pub(crate) fn publish_to(address: String, namespace: String) -> Self {
+        let (queue, items) = mpsc::unbounded_channel();
+        tokio::spawn(publish::publish(address, namespace, items));
+        Self { queue }
+    }
+
+    /// Puts an event in the queue.
+    pub(crate) fn send(&self, event: &Event) {
+        let (topic, type_url, value) = event.encode();
+        match value {
+            Ok(value) => {
+                let _ = self.queue.send(Item::Event(Queued { at: SystemTime::now(), topic, type_url, value }));
+            }
+            Err(error) => tracing::error!(topic, %error, "cannot encode an event"),
+        }
+    }
+
+    /// Waits until all that is in the queue has been sent, but not for ever: containerd may be gone for good.
+    pub(crate) async fn flush(&self, limit: Duration) {
+        let (sent, flushed) = oneshot::channel();
+        let _ = self.queue.send(Item::Flush(sent));
+        if tokio::time::timeout(limit, flushed).await.is_err() {
+            tracing::warn!("the last events did not reach containerd");
+        }
+    }
+}
+
+impl Event {
+    /// Topic, type name as Go registers it, and bytes.
+    fn encode(&self) -> (&'static str, &'static str, protobuf::Result<Vec<u8>>) {
+        match self {
+            Self::Created(e) => (topics::TASK_CREATE_EVENT_TOPIC, "containerd.events.TaskCreate", e.write_to_bytes()),
+            Self::Started(e) => (topics::TASK_START_EVENT_TOPIC, "containerd.events.TaskStart", e.write_to_bytes()),
+            Self::ExecAdded(e) => {
+                (topics::TASK_EXEC_ADDED_EVENT_TOPIC, "containerd.events.TaskExecAdded", e.write_to_bytes())
+            }
+            Self::ExecStarted(e) => {
+                (topics::TASK_EXEC_STARTED_EVENT_TOPIC, "containerd.events.TaskExecStarted", e.write_to_bytes())
+            }
+            Self::Exited(e) => (topics::TASK_EXIT_EVENT_TOPIC, "containerd.events.TaskExit", e.write_to_bytes()),
+            Self::Deleted(e) => (topics::TASK_DELETE_EVENT_TOPIC, "containerd.events.TaskDelete", e.write_to_bytes()),
+            Self::Paused(e) => (topics::TASK_PAUSED_EVENT_TOPIC, "containerd.events.TaskPaused", e.write_to_bytes()),
+            Self::Resumed(e) => (topics::TASK_RESUMED_EVENT_TOPIC, "containerd.events.TaskResumed", e.write_to_bytes()),
+        }
+    }
+}
+
+/// A point in time as protobuf has it.
+pub(crate) fn timestamp(at: SystemTime) -> MessageField<Timestamp> {
+    MessageField::some(Timestamp::from(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_is_what_containerd_expects() {
+        let exit = proto::TaskExit {
+            container_id: "c".into(),
+            id: "c".into(),
+            pid: 7,
+            exit_status: 137,
+            ..Default::default()
+        };
+        let (topic, type_url, value) = Event::Exited(exit.clone()).encode();
+        assert_eq!((topic, type_url), ("/tasks/exit", "containerd.events.TaskExit"));
+        assert_eq!(proto::TaskExit::parse_from_bytes(&value.unwrap()).unwrap(), exit);
+    }
+}

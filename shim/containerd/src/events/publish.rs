@@ -1,0 +1,115 @@
+//! The one task that talks to containerd's event service.
+//!
+//! It connects when there is something to send and keeps the connection. What fails for the way (no socket, a broken
+//! connection, no answer in time) is tried again without end, with a growing pause. What containerd itself rejects, again
+//! and again, is dropped in the end, aloud: it would block everything behind it.
+
+use std::time::Duration;
+
+use containerd_shim_protos::shim::{event::Envelope, events::ForwardRequest};
+use containerd_shim_protos::shim_async::EventsClient;
+use protobuf::{MessageField, well_known_types::any::Any};
+use tokio::{net::UnixStream, sync::mpsc, time::sleep};
+use ttrpc::{
+    Code,
+    asynchronous::{Client, transport::Socket},
+    context,
+};
+
+use super::{Item, Queued, timestamp};
+
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// So often containerd may reject the same event.
+const REJECTIONS: u32 = 8;
+
+enum Failure {
+    /// containerd could not be reached.
+    Way(String),
+    /// containerd said no.
+    Rejected(String),
+}
+
+/// Sends what is queued, in order, until the queue is closed.
+pub(super) async fn publish(address: String, namespace: String, mut items: mpsc::UnboundedReceiver<Item>) {
+    let mut publisher = Publisher { address, namespace, client: None };
+    while let Some(item) = items.recv().await {
+        match item {
+            Item::Event(event) => publisher.deliver(&event).await,
+            Item::Flush(done) => drop(done.send(())),
+        }
+    }
+}
+
+struct Publisher {
+    address: String,
+    namespace: String,
+    client: Option<EventsClient>,
+}
+
+impl Publisher {
+    async fn deliver(&mut self, event: &Queued) {
+        let mut pause = FIRST_PAUSE;
+        let mut rejections = 0;
+        loop {
+            match self.try_deliver(event).await {
+                Ok(()) => return,
+                Err(Failure::Rejected(why)) => {
+                    rejections += 1;
+                    if rejections >= REJECTIONS {
+                        tracing::error!(topic = event.topic, "containerd does not take an event: {why}");
+                        return;
+                    }
+                }
+                Err(Failure::Way(why)) => {
+                    self.client = None;
+                    tracing::debug!(topic = event.topic, "containerd cannot be reached: {why}");
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn try_deliver(&mut self, event: &Queued) -> Result<(), Failure> {
+        let request = self.request(event);
+        let client = self.connected().await?;
+        match client.forward(context::with_duration(ANSWER_LIMIT), &request).await {
+            Ok(_) => Ok(()),
+            Err(ttrpc::Error::RpcStatus(status))
+                if !matches!(status.code(), Code::UNAVAILABLE | Code::DEADLINE_EXCEEDED) =>
+            {
+                Err(Failure::Rejected(status.message))
+            }
+            Err(error) => Err(Failure::Way(error.to_string())),
+        }
+    }
+
+    async fn connected(&mut self) -> Result<&EventsClient, Failure> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => {
+                let path = self.address.strip_prefix("unix://").unwrap_or(&self.address);
+                let connecting = tokio::time::timeout(ANSWER_LIMIT, UnixStream::connect(path)).await;
+                let stream = connecting
+                    .map_err(|elapsed| Failure::Way(elapsed.to_string()))?
+                    .map_err(|error| Failure::Way(format!("connect to {path}: {error}")))?;
+                EventsClient::new(Client::new(Socket::from(stream)))
+            }
+        };
+        Ok(self.client.insert(client))
+    }
+
+    fn request(&self, event: &Queued) -> ForwardRequest {
+        let any = Any { type_url: event.type_url.to_owned(), value: event.value.clone(), ..Default::default() };
+        let envelope = Envelope {
+            timestamp: timestamp(event.at),
+            namespace: self.namespace.clone(),
+            topic: event.topic.to_owned(),
+            event: MessageField::some(any),
+            ..Default::default()
+        };
+        ForwardRequest { envelope: MessageField::some(envelope), ..Default::default() }
+    }
+}

@@ -1,0 +1,132 @@
+//! The socket over which the runtime hands the terminal's master.
+//!
+//! As the OCI runtime's `--console-socket` wants it: a stream socket on which one message arrives that carries one
+//! descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns and waits for no answer, so the shim
+//! needs no task of its own: once the runtime has succeeded, the message is in the socket's queue. Where a create was
+//! tried again there is a connection per try, and the last one is the container's.
+
+use std::{
+    fs::{self, DirBuilder, Permissions},
+    io::{self, IoSliceMut},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{
+            fs::{DirBuilderExt, PermissionsExt},
+            net::UnixListener,
+        },
+    },
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+/// A socket's path may have 107 bytes and a bundle's path is longer: so a short directory of our own.
+const DIRECTORY: &str = "/run/containerd/s";
+static COUNTER: AtomicU64 = AtomicU64::new(0);
+
+/// A console socket that the runtime can be pointed to; its path goes when it is dropped.
+pub(crate) struct ConsoleSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl ConsoleSocket {
+    /// Binds a fresh socket.
+    pub(crate) fn bind() -> io::Result<Self> {
+        Self::bind_in(Path::new(DIRECTORY))
+    }
+
+    fn bind_in(directory: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!("bindguard-pty-{}-{number}", std::process::id()));
+        // Left by a shim that had our pid and died.
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, path })
+    }
+
+    /// For the runtime's `--console-socket`.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The master the runtime sent, non-blocking. To be asked after the runtime has succeeded.
+    pub(crate) fn take_master(&self) -> io::Result<OwnedFd> {
+        let mut master = None;
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => master = receive(&stream)?.or(master),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let master =
+            master.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the runtime sent no terminal"))?;
+        let flags = rustix::fs::fcntl_getfl(&master)?;
+        rustix::fs::fcntl_setfl(&master, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(master)
+    }
+}
+
+fn receive(stream: impl AsFd) -> io::Result<Option<OwnedFd>> {
+    let mut name = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    recvmsg(stream, &mut [IoSliceMut::new(&mut name)], &mut ancillary, flags)?;
+    let mut fds = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    Ok(fds.next().and_then(|mut fds| fds.next()))
+}
+
+impl Drop for ConsoleSocket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::IoSlice, os::unix::net::UnixStream};
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+    use super::*;
+
+    fn send(path: &Path, fd: impl AsFd) {
+        let stream = UnixStream::connect(path).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&stream, &[IoSlice::new(b"/dev/ptmx")], &mut ancillary, SendFlags::empty()).unwrap();
+    }
+
+    #[test]
+    fn the_last_try_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = ConsoleSocket::bind_in(dir.path()).unwrap();
+        let (first, second) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        send(socket.path(), &first);
+        send(socket.path(), &second);
+        let got = rustix::fs::fstat(socket.take_master().unwrap()).unwrap();
+        assert_eq!(got.st_ino, rustix::fs::fstat(&second).unwrap().st_ino);
+    }
+
+    #[test]
+    fn no_terminal_is_an_error_and_the_path_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = ConsoleSocket::bind_in(dir.path()).unwrap();
+        let path = socket.path().to_owned();
+        assert!(socket.take_master().is_err());
+        drop(socket);
+        assert!(!path.try_exists().unwrap());
+    }
+}

@@ -1,0 +1,173 @@
+//! Moving bytes from one descriptor to another, as a task of its own.
+//!
+//! The buffer lives on the stack of the step that reads and writes, not in the task: an idle stream costs no memory.
+//! Only what the reader on the other side has not taken yet is kept, and while it is kept nothing more is read, so a slow
+//! reader slows its own container and no other.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::io::Errno;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::watch,
+    task::AbortHandle,
+};
+
+/// As much as one step moves; a pipe holds 64 KiB.
+const STEP: usize = 16 * 1024;
+
+/// A running copy.
+#[derive(Debug)]
+pub(crate) struct Copy {
+    task: AbortHandle,
+    moved: Arc<AtomicU64>,
+    finished: watch::Receiver<bool>,
+}
+
+impl Copy {
+    /// Starts copying until the source ends or the destination is gone. Both descriptors must be non-blocking.
+    pub(crate) fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
+        let moved = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&moved);
+        let (finish, finished) = watch::channel(false);
+        let task = tokio::spawn(async move {
+            let ended = run(&from, &to, &counter).await;
+            // The descriptors close before anybody hears of the end: the reader must see it, too.
+            drop((from, to));
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a stream ended early");
+            }
+            finish.send_replace(true);
+        });
+        Self { task: task.abort_handle(), moved, finished }
+    }
+
+    /// Ends the copy where it stands.
+    pub(crate) fn stop(&self) {
+        self.task.abort();
+    }
+
+    /// Waits for the end of the stream; stops it when nothing moved for `idle`.
+    pub(crate) async fn finish_or_stall(&self, idle: Duration) {
+        let mut finished = self.finished.clone();
+        let mut before = self.moved.load(Ordering::Relaxed);
+        while tokio::time::timeout(idle, finished.wait_for(|done| *done)).await.is_err() {
+            let now = self.moved.load(Ordering::Relaxed);
+            if now == before {
+                tracing::warn!("gave up a stream that nobody reads, or that a process left behind holds open");
+                self.stop();
+                return;
+            }
+            before = now;
+        }
+    }
+}
+
+async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, moved: &AtomicU64) -> io::Result<()> {
+    loop {
+        let mut ready = from.readable().await?;
+        let mut rest = match ready.try_io(|from| step(from.get_ref(), to.get_ref(), moved)) {
+            Ok(Ok(Step::Moved)) => continue,
+            Ok(Ok(Step::Kept(rest))) => rest,
+            Ok(Ok(Step::End)) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_would_block) => continue,
+        };
+        while !rest.is_empty() {
+            let written = to.async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?)).await?;
+            moved.fetch_add(written as u64, Ordering::Relaxed);
+            rest.drain(..written);
+        }
+    }
+}
+
+enum Step {
+    Moved,
+    /// Read, but not taken by the other side yet.
+    Kept(Vec<u8>),
+    End,
+}
+
+/// One read and as many writes as the destination takes at once.
+fn step(from: impl AsFd, to: impl AsFd, moved: &AtomicU64) -> io::Result<Step> {
+    let mut buffer = [0; STEP];
+    let read = match rustix::io::read(from, &mut buffer) {
+        Ok(0) => return Ok(Step::End),
+        Ok(read) => read,
+        // A pty's master answers EIO when the last process has closed the other side.
+        Err(Errno::IO) => return Ok(Step::End),
+        Err(Errno::INTR) => return Ok(Step::Moved),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut left = &buffer[..read];
+    while !left.is_empty() {
+        match rustix::io::write(&to, left) {
+            Ok(written) => {
+                moved.fetch_add(written as u64, Ordering::Relaxed);
+                left = &left[written..];
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(Step::Kept(left.to_vec())),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(Step::Moved)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+
+    fn pipe() -> (Arc<AsyncFd<OwnedFd>>, Arc<AsyncFd<OwnedFd>>) {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        let read = crate::kernel::watch(read, Interest::READABLE).unwrap();
+        let write = crate::kernel::watch(write, Interest::WRITABLE).unwrap();
+        (Arc::new(read), Arc::new(write))
+    }
+
+    #[tokio::test]
+    async fn more_than_all_pipes_hold_arrives_whole_and_in_order() {
+        let ((source, feed), (drain, target)) = (pipe(), pipe());
+        let copy = Copy::spawn(source, target);
+        let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[n as usize % 3]).collect();
+        let feeding = sent.clone();
+        tokio::spawn(async move {
+            let mut left = &feeding[..];
+            while !left.is_empty() {
+                let written = feed.async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, left)?)).await.unwrap();
+                left = &left[written..];
+            }
+        });
+        let mut got = Vec::new();
+        loop {
+            let mut buffer = [0; 5000];
+            let read = drain.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut buffer)?)).await.unwrap();
+            if read == 0 {
+                break;
+            }
+            got.extend_from_slice(&buffer[..read]);
+        }
+        assert!(got == sent);
+        copy.finish_or_stall(Duration::from_secs(5)).await;
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_nobody_reads_is_given_up() {
+        let ((source, feed), (_drain, target)) = (pipe(), pipe());
+        let copy = Copy::spawn(source, target);
+        while rustix::io::write(feed.get_ref(), &[1; 4096]).is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        tokio::time::timeout(Duration::from_secs(5), copy.finish_or_stall(Duration::from_millis(50))).await.unwrap();
+    }
+}

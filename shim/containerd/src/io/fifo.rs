@@ -1,0 +1,122 @@
+//! Opening what containerd names as a stream.
+//!
+//! Fifos are opened so that nothing blocks and nobody's disconnect hurts: an output is opened for reading *and* writing,
+//! so that it can be opened before its reader comes and a write after the reader has gone fills the fifo instead of
+//! breaking with EPIPE. The same is true of the writer's end of an input that the shim holds until `CloseIO`.
+//! Anything that is no fifo (a regular file, /dev/null, `file://`) is handed to the process itself.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::OFlags;
+
+/// What stands at the path of an output.
+pub(crate) enum Output {
+    /// A fifo, open for both; to be copied into.
+    Fifo(OwnedFd),
+    /// Anything else; the process may write it itself.
+    File(OwnedFd),
+}
+
+/// An input fifo: the end to read and the end that keeps it from ending.
+pub(crate) struct Input {
+    /// For the copy.
+    pub(crate) read: OwnedFd,
+    /// Until `CloseIO`.
+    pub(crate) hold: OwnedFd,
+}
+
+/// A stream containerd names as a URI.
+pub(crate) fn scheme(stream: &str) -> Option<(&str, &str)> {
+    stream.split_once("://")
+}
+
+/// Opens an output.
+pub(crate) fn open_output(path: &Path) -> io::Result<Output> {
+    if fs::metadata(path)?.file_type().is_fifo() {
+        let fifo = OpenOptions::new().read(true).write(true).custom_flags(nonblock()).open(path)?;
+        return Ok(Output::Fifo(fifo.into()));
+    }
+    Ok(Output::File(OpenOptions::new().append(true).open(path)?.into()))
+}
+
+/// Opens the log file of a `file://` stream, which the shim has to make.
+pub(crate) fn open_log_file(path: &str) -> io::Result<OwnedFd> {
+    let path = PathBuf::from(path);
+    if let Some(dir) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    }
+    Ok(OpenOptions::new().append(true).create(true).mode(0o644).open(path)?.into())
+}
+
+/// Opens an input.
+pub(crate) fn open_input(path: &Path) -> io::Result<Input> {
+    if !fs::metadata(path)?.file_type().is_fifo() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "stdin is not a fifo"));
+    }
+    // The reader first: a writer that does not block is refused (ENXIO) as long as there is none.
+    let read = OpenOptions::new().read(true).custom_flags(nonblock()).open(path)?;
+    let hold = OpenOptions::new().write(true).custom_flags(nonblock()).open(path)?;
+    Ok(Input { read: read.into(), hold: hold.into() })
+}
+
+fn nonblock() -> i32 {
+    OFlags::NONBLOCK.bits().cast_signed()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    fn fifo() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        mknodat(CWD, &path, FileType::Fifo, Mode::from(0o600), 0).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn an_output_opens_before_its_reader_and_survives_it() {
+        let (_dir, path) = fifo();
+        let Output::Fifo(fd) = open_output(&path).unwrap() else { panic!("no fifo") };
+        let mut writer = fs::File::from(fd);
+        writer.write_all(b"one").unwrap();
+        let mut reader = fs::File::open(&path).unwrap();
+        let mut got = [0; 3];
+        reader.read_exact(&mut got).unwrap();
+        drop(reader);
+        writer.write_all(b"two").unwrap();
+    }
+
+    #[test]
+    fn an_input_ends_only_when_it_is_let_go() {
+        let (_dir, path) = fifo();
+        let input = open_input(&path).unwrap();
+        drop(OpenOptions::new().write(true).open(&path).unwrap());
+        let mut read = fs::File::from(input.read);
+        let mut buffer = [0; 8];
+        assert_eq!(read.read(&mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(input.hold);
+        assert_eq!(read.read(&mut buffer).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_regular_file_is_appended_to_by_the_process_itself() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(matches!(open_output(file.path()).unwrap(), Output::File(_)));
+        assert!(open_output(Path::new("/nonexistent/x")).is_err());
+        assert_eq!(scheme("binary:///bin/x?a=b"), Some(("binary", "/bin/x?a=b")));
+        assert_eq!(scheme("/run/fifo"), None);
+    }
+}

@@ -1,0 +1,91 @@
+//! A process's standard streams, from containerd's paths to the runtime's descriptors and back.
+//!
+//! ```text
+//!            containerd's fifos        shim             container
+//!   stdin   ────────────────────►  copy task  ──pipe──►
+//!   stdout  ◄────────────────────  copy task  ◄──pipe──
+//!   terminal: both ways through the one pty master that the runtime sends over the console socket
+//! ```
+//! First everything is opened (`Wiring`), then the runtime runs with the container's ends, and only when it has succeeded
+//! do the copies begin (`Attached`). A create that is tried again uses the same wiring.
+
+mod console;
+mod copy;
+mod fifo;
+mod wiring;
+
+use std::time::Duration;
+
+use rustix::termios::Winsize;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub(crate) use copy::Copy;
+use tokio::io::unix::AsyncFd;
+pub(crate) use wiring::{IoError, Owner, Wiring};
+
+/// A pty's master, shared by both directions.
+pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;
+
+/// After so long without a byte moved, the rest of a dead process's output is given up, as Go's shim does.
+const IDLE_LIMIT: Duration = Duration::from_secs(2);
+/// Not even a reader that is slow but alive may hold a delete longer than this; its copy then goes on alone.
+const DRAIN_LIMIT: Duration = Duration::from_secs(8);
+
+/// Where containerd wants a process's streams, as it says in `Create` and `Exec`. Empty means nowhere.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Streams {
+    /// Path of the fifo to read.
+    pub(crate) stdin: String,
+    /// Path of the fifo to write.
+    pub(crate) stdout: String,
+    /// Path of the fifo to write; unused with a terminal.
+    pub(crate) stderr: String,
+    /// One pty instead of three pipes.
+    pub(crate) terminal: bool,
+}
+
+/// The streams of a process that runs.
+#[derive(Debug, Default)]
+pub(crate) struct Attached {
+    /// Held so that the process sees no end of its input before `CloseIO`, however often clients come and go.
+    stdin_hold: Mutex<Option<OwnedFd>>,
+    stdin: Option<Copy>,
+    outputs: Vec<Copy>,
+    console: Option<Master>,
+}
+
+impl Attached {
+    /// Lets go of stdin: the process sees its end as soon as the client's side is closed, too.
+    pub(crate) fn close_stdin(&self) {
+        self.stdin_hold.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// Sets the terminal's size; without a terminal there is nothing to set.
+    pub(crate) fn resize(&self, columns: u16, rows: u16) -> std::io::Result<()> {
+        let Some(console) = &self.console else { return Ok(()) };
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        Ok(rustix::termios::tcsetwinsize(console.get_ref(), size)?)
+    }
+
+    /// Waits until all that the dead process wrote has been passed on.
+    pub(crate) async fn drained(&self) {
+        let [first, second] = [self.outputs.first(), self.outputs.get(1)].map(|output| async move {
+            if let Some(output) = output {
+                output.finish_or_stall(IDLE_LIMIT).await;
+            }
+        });
+        let both = async { tokio::join!(first, second) };
+        if tokio::time::timeout(DRAIN_LIMIT, both).await.is_err() {
+            tracing::warn!("a slow reader still takes the output of a process that is being deleted");
+        }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Some(stdin) = &self.stdin {
+            stdin.stop();
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The three calls for which the libraries offer no safe form. All `unsafe` of this crate is here.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+};
+
+use nix::libc;
+use rustix::process::Signal;
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the classic ones only.
+pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
+    let fd = pidfd.as_fd().as_raw_fd();
+    // SAFETY: pidfd_send_signal(2) reads a descriptor that outlives the call, two numbers and a null siginfo, which
+    // means "as kill(2) would send it"; it writes no memory of ours.
+    let sent =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, std::ptr::null::<libc::siginfo_t>(), 0) };
+    if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Has the kernel kill the child when the shim dies, so that no half-finished `create` goes on while `delete` cleans
+/// up. The kernel ties this to the thread that forks: call it from the event loop's thread only.
+pub(crate) fn die_with_parent(command: &mut tokio::process::Command) {
+    // SAFETY: between fork and exec the closure makes one prctl(2) and neither allocates nor takes a lock.
+    unsafe {
+        command
+            .pre_exec(|| rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from));
+    }
+}
+
+/// Puts a descriptor into the event loop.
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the AsyncFd owns the descriptor, which is thus open as long as it is registered; nothing in this crate
+    // takes it out or replaces the one inside.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
+}

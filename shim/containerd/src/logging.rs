@@ -1,0 +1,146 @@
+//! The shim's log: logfmt lines into the fifo `log` that containerd reads in the bundle.
+//!
+//! containerd copies what arrives there into its own log, so the lines look like its own. The fifo is opened for reading
+//! and writing and never blocks: without a reader (containerd is being restarted) lines wait in it, and when it is full
+//! they are lost. A log must never stop a container.
+
+use std::{
+    fmt::{self, Write as _},
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use rustix::fs::OFlags;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    level_filters::LevelFilter,
+    span,
+};
+
+/// The fifo's name in the bundle, which is a shim's current directory.
+pub(crate) const FIFO: &str = "log";
+
+/// Writes one line an event. The shim uses no spans.
+struct Logfmt {
+    file: File,
+    level: LevelFilter,
+}
+
+/// Logs into the fifo, and nowhere else. For `start`: containerd takes all it prints, stderr included, for the address.
+pub(crate) fn to_fifo(path: &Path, debug: bool) -> io::Result<()> {
+    install(open_fifo(path)?, debug)
+}
+
+/// Logs into the fifo, and sends there what goes to stderr, too. For the server.
+pub(crate) fn all_to_fifo(path: &Path, debug: bool) -> io::Result<()> {
+    let fifo = open_fifo(path)?;
+    rustix::stdio::dup2_stderr(&fifo)?;
+    install(fifo, debug)
+}
+
+fn open_fifo(path: &Path) -> io::Result<File> {
+    let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+    OpenOptions::new().read(true).write(true).custom_flags(nonblock).open(path)
+}
+
+/// Logs to stderr. For `delete`, whose stderr containerd keeps for its own log.
+pub(crate) fn to_stderr(debug: bool) -> io::Result<()> {
+    let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
+    install(File::from(stderr), debug)
+}
+
+fn install(file: File, debug: bool) -> io::Result<()> {
+    let level = if debug { LevelFilter::DEBUG } else { LevelFilter::INFO };
+    tracing::subscriber::set_global_default(Logfmt { file, level }).map_err(io::Error::other)?;
+    // A panic is caught where it happens, see `service::guarded`; what it was must be found in the log.
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+    Ok(())
+}
+
+impl Subscriber for Logfmt {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= self.level
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.level)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let now = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
+        let mut line = Line::default();
+        event.record(&mut line);
+        let text = line.finish(&now, *event.metadata().level());
+        // One write, shorter than PIPE_BUF as a rule, so lines of two shims never mix; a full fifo drops the line.
+        let _ = (&self.file).write_all(text.as_bytes());
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Line {
+    fn finish(self, now: &str, level: Level) -> String {
+        let level = match level {
+            Level::ERROR => "error",
+            Level::WARN => "warning",
+            Level::INFO => "info",
+            Level::DEBUG => "debug",
+            Level::TRACE => "trace",
+        };
+        format!("time=\"{now}\" level={level} msg={:?}{}\n", self.message, self.fields)
+    }
+}
+
+impl Visit for Line {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let text = format!("{value:?}");
+        if field.name() == "message" {
+            self.message = text;
+            return;
+        }
+        let bare = !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._/@^+:".contains(&b));
+        let _ = match bare {
+            true => write!(self.fields, " {}={text}", field.name()),
+            false => write!(self.fields, " {}={text:?}", field.name()),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_logfmt() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let log = Logfmt { file: file.reopen().unwrap(), level: LevelFilter::INFO };
+        tracing::subscriber::with_default(log, || {
+            tracing::warn!(id = "abc", why = "two words", pid = 7, "it \"happened\"");
+            tracing::debug!("not this");
+        });
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        let (_time, rest) = text.split_once(" level=").unwrap();
+        assert_eq!(rest, "warning msg=\"it \\\"happened\\\"\" id=abc why=\"two words\" pid=7\n");
+    }
+}

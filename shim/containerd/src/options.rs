@@ -1,0 +1,228 @@
+//! How a container's runtime is to be run: the options that come with `Create`.
+//!
+//! They arrive in two shapes, told apart by their type URL only. With the runtime type
+//! `io.containerd.runc.v2` it is `containerd.runc.v1.Options`; with any other type containerd packs the
+//! TOML table of its config into `runtimeoptions.v1.Options`. Merging bytes without a look at the type
+//! turns one into garbage of the other, so an unknown type is refused.
+//!
+//! They are kept in the bundle as `options.json`, in the form Go's shim writes, so that `delete` works
+//! on a bundle whichever of the two shims made it.
+
+use containerd_shim_protos::shim::oci;
+use protobuf::{CodedInputStream, Message, well_known_types::any::Any};
+use serde::{Deserialize, Serialize};
+
+/// Why options could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OptionsError {
+    /// A type URL this shim does not know.
+    #[error("options of unknown type {0:?}")]
+    UnknownType(String),
+    /// The bytes are not what the type URL says.
+    #[error("decode options of type {kind}")]
+    Malformed {
+        /// The type the bytes were meant to be.
+        kind: &'static str,
+        /// What protobuf says.
+        source: protobuf::Error,
+    },
+    /// The TOML table is not one.
+    #[error("read the options table{}", path.as_deref().map(|p| format!(" of {p}")).unwrap_or_default())]
+    Table {
+        /// The file it came from, if it came from a file.
+        path: Option<String>,
+        /// What the TOML reader says.
+        source: Box<toml::de::Error>,
+    },
+    /// The file the options point to could not be read.
+    #[error("read the options file {path}")]
+    File {
+        /// The file.
+        path: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// The options, whatever shape they came in. Field names in JSON are Go's.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Options {
+    /// chroot instead of pivot_root.
+    #[serde(alias = "NoPivotRoot", skip_serializing_if = "is_default")]
+    pub(crate) no_pivot_root: bool,
+    /// Leave the session keyring as it is.
+    #[serde(alias = "NoNewKeyring", skip_serializing_if = "is_default")]
+    pub(crate) no_new_keyring: bool,
+    /// The cgroup for the shim itself.
+    #[serde(alias = "ShimCgroup", skip_serializing_if = "is_default")]
+    pub(crate) shim_cgroup: String,
+    /// Owner of the container's pipes.
+    #[serde(alias = "IoUid", skip_serializing_if = "is_default")]
+    pub(crate) io_uid: u32,
+    /// Group of the container's pipes.
+    #[serde(alias = "IoGid", skip_serializing_if = "is_default")]
+    pub(crate) io_gid: u32,
+    /// The OCI runtime, a name on PATH or an absolute path; empty means runc.
+    #[serde(alias = "BinaryName", skip_serializing_if = "is_default")]
+    pub(crate) binary_name: String,
+    /// The OCI runtime's state directory, without the namespace; empty means the usual one.
+    #[serde(alias = "Root", skip_serializing_if = "is_default")]
+    pub(crate) root: String,
+    /// Let systemd make the cgroups.
+    #[serde(alias = "SystemdCgroup", skip_serializing_if = "is_default")]
+    pub(crate) systemd_cgroup: bool,
+    /// The criu binary; containerd 2.0 dropped it, older ones still send it.
+    #[serde(alias = "CriuPath", skip_serializing_if = "is_default")]
+    pub(crate) criu_path: String,
+    /// Where criu keeps images.
+    #[serde(alias = "CriuImagePath", skip_serializing_if = "is_default")]
+    pub(crate) criu_image_path: String,
+    /// Where criu works.
+    #[serde(alias = "CriuWorkPath", skip_serializing_if = "is_default")]
+    pub(crate) criu_work_path: String,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Options {
+    /// Decodes by the type URL. No message at all, or an empty one, means defaults.
+    pub(crate) fn from_any(any: Option<&Any>) -> Result<Self, OptionsError> {
+        let Some(any) = any else { return Ok(Self::default()) };
+        let full_name = any.type_url.rsplit('/').next().unwrap_or_default();
+        match full_name {
+            "" if any.value.is_empty() => Ok(Self::default()),
+            "containerd.runc.v1.Options" => Self::from_runc(&any.value),
+            "runtimeoptions.v1.Options" => Self::from_generic(&any.value),
+            _ => Err(OptionsError::UnknownType(any.type_url.clone())),
+        }
+    }
+
+    fn from_runc(bytes: &[u8]) -> Result<Self, OptionsError> {
+        let malformed = |source| OptionsError::Malformed { kind: "containerd.runc.v1.Options", source };
+        let sent = oci::Options::parse_from_bytes(bytes).map_err(malformed)?;
+        Ok(Self {
+            no_pivot_root: sent.no_pivot_root,
+            no_new_keyring: sent.no_new_keyring,
+            shim_cgroup: sent.shim_cgroup,
+            io_uid: sent.io_uid,
+            io_gid: sent.io_gid,
+            binary_name: sent.binary_name,
+            root: sent.root,
+            systemd_cgroup: sent.systemd_cgroup,
+            criu_path: String::new(),
+            criu_image_path: sent.criu_image_path,
+            criu_work_path: sent.criu_work_path,
+        })
+    }
+
+    fn from_generic(bytes: &[u8]) -> Result<Self, OptionsError> {
+        let sent = Generic::decode(bytes)
+            .map_err(|source| OptionsError::Malformed { kind: "runtimeoptions.v1.Options", source })?;
+        if !sent.config_body.is_empty() {
+            return Self::from_table(&String::from_utf8_lossy(&sent.config_body), None);
+        }
+        if sent.config_path.is_empty() {
+            return Ok(Self::default());
+        }
+        let text = std::fs::read_to_string(&sent.config_path)
+            .map_err(|source| OptionsError::File { path: sent.config_path.clone(), source })?;
+        Self::from_table(&text, Some(sent.config_path))
+    }
+
+    fn from_table(text: &str, path: Option<String>) -> Result<Self, OptionsError> {
+        toml::from_str(text).map_err(|source| OptionsError::Table { path, source: Box::new(source) })
+    }
+}
+
+/// `runtimeoptions.v1.Options`, for which the protos crate has no type.
+#[derive(Default)]
+struct Generic {
+    config_path: String,
+    config_body: Vec<u8>,
+}
+
+impl Generic {
+    fn decode(bytes: &[u8]) -> protobuf::Result<Self> {
+        const CONFIG_PATH: u32 = (2 << 3) | 2;
+        const CONFIG_BODY: u32 = (3 << 3) | 2;
+        let mut generic = Self::default();
+        let mut input = CodedInputStream::from_bytes(bytes);
+        while let Some(tag) = input.read_raw_tag_or_eof()? {
+            match tag {
+                CONFIG_PATH => generic.config_path = input.read_string()?,
+                CONFIG_BODY => generic.config_body = input.read_bytes()?,
+                other => protobuf::rt::skip_field_for_tag(other, &mut input)?,
+            }
+        }
+        Ok(generic)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any(type_url: &str, value: Vec<u8>) -> Any {
+        Any { type_url: type_url.into(), value, ..Default::default() }
+    }
+
+    fn generic(path: &str, body: &str) -> Vec<u8> {
+        let mut out = vec![0x0a, 1, b'T'];
+        for (tag, text) in [(0x12, path), (0x1a, body)] {
+            out.push(tag);
+            out.push(u8::try_from(text.len()).unwrap());
+            out.extend_from_slice(text.as_bytes());
+        }
+        out
+    }
+
+    #[test]
+    fn nothing_means_defaults() {
+        assert_eq!(Options::from_any(None).unwrap(), Options::default());
+        assert_eq!(Options::from_any(Some(&any("", vec![]))).unwrap(), Options::default());
+    }
+
+    #[test]
+    fn runc_options_with_and_without_a_url_prefix() {
+        let sent = oci::Options { binary_name: "crun".into(), systemd_cgroup: true, ..Default::default() };
+        let bytes = sent.write_to_bytes().unwrap();
+        for url in ["containerd.runc.v1.Options", "types.containerd.io/containerd.runc.v1.Options"] {
+            let options = Options::from_any(Some(&any(url, bytes.clone()))).unwrap();
+            assert_eq!(options.binary_name, "crun");
+            assert!(options.systemd_cgroup);
+        }
+    }
+
+    #[test]
+    fn a_table_in_the_body_or_in_a_file() {
+        let table = "BinaryName = '/usr/bin/crun'\nRoot='/run/x'\nSystemdCgroup = true\nFancy = 3\n";
+        let options = Options::from_any(Some(&any("runtimeoptions.v1.Options", generic("", table)))).unwrap();
+        assert_eq!((options.binary_name.as_str(), options.root.as_str()), ("/usr/bin/crun", "/run/x"));
+
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), table).unwrap();
+        let sent = generic(file.path().to_str().unwrap(), "");
+        assert_eq!(Options::from_any(Some(&any("runtimeoptions.v1.Options", sent))).unwrap(), options);
+    }
+
+    #[test]
+    fn a_foreign_type_is_refused_and_not_guessed() {
+        let refused = Options::from_any(Some(&any("io.example.Options", vec![1])));
+        assert!(matches!(refused, Err(OptionsError::UnknownType(_))));
+        let garbage = Options::from_any(Some(&any("containerd.runc.v1.Options", vec![0xff])));
+        assert!(matches!(garbage, Err(OptionsError::Malformed { .. })));
+        let table = Options::from_any(Some(&any("runtimeoptions.v1.Options", generic("", "IoUid = 'x'"))));
+        assert!(matches!(table, Err(OptionsError::Table { path: None, .. })));
+    }
+
+    #[test]
+    fn the_json_is_what_gos_shim_writes_and_reads() {
+        let options = Options { binary_name: "crun".into(), io_uid: 7, ..Default::default() };
+        assert_eq!(serde_json::to_string(&options).unwrap(), r#"{"io_uid":7,"binary_name":"crun"}"#);
+        let gos = r#"{"root":"/run/y","systemd_cgroup":true,"task_api_version":3}"#;
+        assert_eq!(serde_json::from_str::<Options>(gos).unwrap().root, "/run/y");
+    }
+}

@@ -1,0 +1,123 @@
+//! fstab's words, as mount(2) wants them: flags, propagation and the rest for the filesystem itself.
+//!
+//! The table is mount(8)'s. Propagation changes need a call of their own, see mount(2), so they are kept apart.
+
+use nix::mount::MsFlags;
+
+/// What a word does to the flags.
+#[derive(Clone, Copy)]
+enum Word {
+    Set(MsFlags),
+    Clear(MsFlags),
+    Propagate(MsFlags),
+}
+
+const WORDS: &[(&str, Word)] = &[
+    ("async", Word::Clear(MsFlags::MS_SYNCHRONOUS)),
+    ("atime", Word::Clear(MsFlags::MS_NOATIME)),
+    ("bind", Word::Set(MsFlags::MS_BIND)),
+    ("defaults", Word::Set(MsFlags::empty())),
+    ("dev", Word::Clear(MsFlags::MS_NODEV)),
+    ("diratime", Word::Clear(MsFlags::MS_NODIRATIME)),
+    ("dirsync", Word::Set(MsFlags::MS_DIRSYNC)),
+    ("exec", Word::Clear(MsFlags::MS_NOEXEC)),
+    ("mand", Word::Set(MsFlags::MS_MANDLOCK)),
+    ("noatime", Word::Set(MsFlags::MS_NOATIME)),
+    ("nodev", Word::Set(MsFlags::MS_NODEV)),
+    ("nodiratime", Word::Set(MsFlags::MS_NODIRATIME)),
+    ("noexec", Word::Set(MsFlags::MS_NOEXEC)),
+    ("nomand", Word::Clear(MsFlags::MS_MANDLOCK)),
+    ("norelatime", Word::Clear(MsFlags::MS_RELATIME)),
+    ("nostrictatime", Word::Clear(MsFlags::MS_STRICTATIME)),
+    ("nosuid", Word::Set(MsFlags::MS_NOSUID)),
+    ("private", Word::Propagate(MsFlags::MS_PRIVATE)),
+    ("rbind", Word::Set(MsFlags::MS_BIND.union(MsFlags::MS_REC))),
+    ("relatime", Word::Set(MsFlags::MS_RELATIME)),
+    ("remount", Word::Set(MsFlags::MS_REMOUNT)),
+    ("ro", Word::Set(MsFlags::MS_RDONLY)),
+    ("rprivate", Word::Propagate(MsFlags::MS_PRIVATE.union(MsFlags::MS_REC))),
+    ("rshared", Word::Propagate(MsFlags::MS_SHARED.union(MsFlags::MS_REC))),
+    ("rslave", Word::Propagate(MsFlags::MS_SLAVE.union(MsFlags::MS_REC))),
+    ("runbindable", Word::Propagate(MsFlags::MS_UNBINDABLE.union(MsFlags::MS_REC))),
+    ("rw", Word::Clear(MsFlags::MS_RDONLY)),
+    ("shared", Word::Propagate(MsFlags::MS_SHARED)),
+    ("slave", Word::Propagate(MsFlags::MS_SLAVE)),
+    ("strictatime", Word::Set(MsFlags::MS_STRICTATIME)),
+    ("suid", Word::Clear(MsFlags::MS_NOSUID)),
+    ("sync", Word::Set(MsFlags::MS_SYNCHRONOUS)),
+    ("unbindable", Word::Propagate(MsFlags::MS_UNBINDABLE)),
+];
+
+/// Words that ask for more than mount(2): a loop device, an id-mapped mount.
+const UNSUPPORTED: &[&str] = &["loop", "uidmap", "gidmap"];
+
+/// A mount's options, sorted by what takes them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MountOptions {
+    /// For the mount itself.
+    pub(super) flags: MsFlags,
+    /// For a second call; empty when nothing is asked.
+    pub(super) propagation: MsFlags,
+    /// For the filesystem, in order.
+    pub(super) data: Vec<String>,
+}
+
+impl MountOptions {
+    /// Sorts the words; the error is one that cannot be applied.
+    pub(super) fn parse(words: &[String]) -> Result<Self, String> {
+        let mut options = Self { flags: MsFlags::empty(), propagation: MsFlags::empty(), data: Vec::new() };
+        for word in words {
+            let key = word.split('=').next().unwrap_or_default();
+            if UNSUPPORTED.contains(&key) {
+                return Err(word.clone());
+            }
+            match WORDS.iter().find(|(name, _)| name == word) {
+                Some((_, Word::Set(flags))) => options.flags |= *flags,
+                Some((_, Word::Clear(flags))) => options.flags -= *flags,
+                Some((_, Word::Propagate(flags))) => options.propagation = *flags,
+                None => options.data.push(word.clone()),
+            }
+        }
+        Ok(options)
+    }
+
+    /// A remount without data changes flags only, and those are applied by the calls that follow.
+    pub(super) fn is_remount_only(&self) -> bool {
+        self.flags.contains(MsFlags::MS_REMOUNT) && self.data.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<MountOptions, String> {
+        MountOptions::parse(&line.split(',').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn an_overlay_keeps_its_own_words_in_order() {
+        let options = parse("index=off,workdir=/w,upperdir=/u,lowerdir=/a:/b").unwrap();
+        assert!(options.flags.is_empty() && options.propagation.is_empty());
+        assert_eq!(options.data, ["index=off", "workdir=/w", "upperdir=/u", "lowerdir=/a:/b"]);
+    }
+
+    #[test]
+    fn later_words_win_and_propagation_stands_apart() {
+        let options = parse("rbind,ro,rw,ro,rslave").unwrap();
+        assert_eq!(options.flags, MsFlags::MS_BIND | MsFlags::MS_REC | MsFlags::MS_RDONLY);
+        assert_eq!(options.propagation, MsFlags::MS_SLAVE | MsFlags::MS_REC);
+        assert_eq!(parse("ro,rw").unwrap().flags, MsFlags::empty());
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_not_skipped() {
+        assert_eq!(parse("ro,loop"), Err("loop".into()));
+        assert_eq!(parse("uidmap=0:1000:1"), Err("uidmap=0:1000:1".into()));
+    }
+
+    #[test]
+    fn the_table_is_sorted_and_has_no_doubles() {
+        assert!(WORDS.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+}

@@ -1,0 +1,270 @@
+//! `create`, by way of the guard.
+//!
+//! `bindguard-runtime` is called with the runtime's own arguments. It looks at the bundle's mounts, mends what is stale and
+//! then *becomes* the runtime by exec. Right before, it says so in one line on a pipe:
+//!
+//! ```text
+//!   handover          the runtime runs now; its result is the create's
+//!   refused REASON    policy; the create fails with the reason
+//!   unchanged         (only when asked again after a failure) nothing was stale: the failure stands
+//!   end of file       the guard died
+//!   nothing in time   the guard hangs, on a dead mount perhaps: it is killed and not waited for
+//! ```
+//! In the last two cases the runtime is run without the guard: a guard that breaks creates is worse than the fault it
+//! guards against. After a failure of the runtime the guard is asked again, up to three times: a volume may have been
+//! updated between its look and the runtime's mount (kubernetes#127602). What the runtime says is not looked at.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::{
+    io::{FdFlags, fcntl_setfd},
+    pipe::{PipeFlags, pipe_with},
+};
+use tokio::{io::AsyncReadExt, net::unix::pipe};
+
+use super::{
+    Runtime,
+    invoke::{Call, Ends, Running, RuntimeError},
+    is_program, look_up,
+};
+use crate::io::Wiring;
+
+const GUARD: &str = "bindguard-runtime";
+const RETRIES: u32 = 3;
+/// A reason longer than that is cut.
+const LONGEST_LINE: usize = 4096;
+/// How long a killed guard, that may have become the runtime, is given to be gone.
+const KILL_GRACE: Duration = Duration::from_millis(500);
+
+/// What `create` needs.
+pub(crate) struct CreateCall<'a> {
+    /// The container.
+    pub(crate) id: &'a str,
+    /// Its streams.
+    pub(crate) wiring: &'a Wiring,
+    /// chroot instead of pivot_root.
+    pub(crate) no_pivot_root: bool,
+    /// Leave the session keyring as it is.
+    pub(crate) no_new_keyring: bool,
+    /// How long the guard may take.
+    pub(crate) deadline: Duration,
+}
+
+/// What came of one walk through the guard.
+enum Passage {
+    Created,
+    RuntimeFailed(RuntimeError),
+    Refused(String),
+    Unchanged,
+    /// No runtime ran; why.
+    NoGuard(String),
+}
+
+/// The guard's one line.
+#[derive(Debug, PartialEq, Eq)]
+enum Word {
+    Handover,
+    Refused(String),
+    Unchanged,
+    Garbled,
+}
+
+impl Runtime {
+    /// Creates the container, admitted by the guard where there is one.
+    pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<(), RuntimeError> {
+        self.resolve_binary()?;
+        let Some(guard) = guard_program() else {
+            tracing::warn!(
+                id = call.id,
+                "{GUARD} is not installed: the container is created without a look at its mounts"
+            );
+            return self.create_plainly(call).await;
+        };
+        match self.pass(&guard, call, 0).await? {
+            Passage::Created => Ok(()),
+            Passage::Refused(reason) => Err(RuntimeError::Refused { reason }),
+            Passage::RuntimeFailed(failure) => self.create_again(&guard, call, failure).await,
+            Passage::Unchanged => self.create_unguarded(call, "it answered as if asked again").await,
+            Passage::NoGuard(why) => self.create_unguarded(call, &why).await,
+        }
+    }
+
+    async fn create_again(&self, guard: &Path, call: &CreateCall<'_>, first: RuntimeError) -> Result<(), RuntimeError> {
+        let mut failure = first;
+        for attempt in 1..=RETRIES {
+            self.clear_away(call.id).await;
+            match self.pass(guard, call, attempt).await? {
+                Passage::Created => {
+                    tracing::info!(id = call.id, attempt, "created after a mount was mended; before: {failure}");
+                    return Ok(());
+                }
+                Passage::Refused(reason) => return Err(RuntimeError::Refused { reason }),
+                Passage::RuntimeFailed(again) => failure = again,
+                Passage::Unchanged => return Err(failure),
+                Passage::NoGuard(why) => {
+                    tracing::warn!(id = call.id, attempt, "no second look at the mounts: {why}");
+                    return Err(failure);
+                }
+            }
+        }
+        Err(failure)
+    }
+
+    async fn create_unguarded(&self, call: &CreateCall<'_>, why: &str) -> Result<(), RuntimeError> {
+        tracing::warn!(id = call.id, "the guard did not hand over ({why}): the container is created without it");
+        self.create_plainly(call).await
+    }
+
+    async fn create_plainly(&self, call: &CreateCall<'_>) -> Result<(), RuntimeError> {
+        let program = self.resolve_binary()?;
+        let plain = Call::new(self, program.into(), "create", self.create_args(call));
+        plain.run(Ends::Process(call.wiring)).await.map(drop)
+    }
+
+    async fn pass(&self, guard: &Path, call: &CreateCall<'_>, attempt: u32) -> Result<Passage, RuntimeError> {
+        let _hold = self.exits.hold();
+        let (running, mut line) = match self.send_guard(guard, call, attempt) {
+            Ok(sent) => sent,
+            Err(error) => return Ok(Passage::NoGuard(error.to_string())),
+        };
+        let mut said = Vec::new();
+        if tokio::time::timeout(call.deadline, hear(&mut line, &mut said)).await.is_err() {
+            self.abandon(running, &mut line, &mut said, call.id).await;
+            return Ok(Passage::NoGuard(format!("no answer within {:?}", call.deadline)));
+        }
+        match word(&said) {
+            Some(Word::Handover) => Ok(match running.finish().await {
+                Ok(_) => Passage::Created,
+                Err(error) => Passage::RuntimeFailed(error),
+            }),
+            other => {
+                self.dismiss(running, KILL_GRACE).await;
+                Ok(match other {
+                    Some(Word::Refused(reason)) => Passage::Refused(reason),
+                    Some(Word::Unchanged) => Passage::Unchanged,
+                    _ => Passage::NoGuard(format!("it said {:?}", String::from_utf8_lossy(&said))),
+                })
+            }
+        }
+    }
+
+    fn send_guard(&self, guard: &Path, call: &CreateCall<'_>, attempt: u32) -> io::Result<(Running, pipe::Receiver)> {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        let line = pipe::Receiver::from_owned_fd(read)?;
+        let mut request = Call::new(self, guard.into(), "create", self.create_args(call));
+        request.env("BINDGUARD_RUNTIME", &self.binary);
+        request.env("BINDGUARD_HANDOVER_FD", write.as_raw_fd().to_string());
+        request.env("BINDGUARD_ATTEMPT", attempt.to_string());
+        // A probe that the guard forked holds the container's streams: it has to go together with a guard that is late.
+        request.lead_group();
+        let running = spawn_inheriting(request, call.wiring, write)?;
+        Ok((running, line))
+    }
+
+    /// Kills a guard that is late. It may, at the very last moment, have become the runtime: then what it began must
+    /// go before the runtime is run again.
+    async fn abandon(&self, mut running: Running, line: &mut pipe::Receiver, said: &mut Vec<u8>, id: &str) {
+        running.kill_group();
+        self.dismiss(running, KILL_GRACE).await;
+        let _ = line.try_read_buf(said);
+        if word(said) == Some(Word::Handover) || self.knows(id) {
+            self.clear_away(id).await;
+        }
+    }
+
+    /// Lets a guard that has nothing more to do end. One that hangs in the kernel cannot even be killed: it is left to
+    /// a task of its own and never waited for here.
+    async fn dismiss(&self, mut running: Running, grace: Duration) {
+        let known = running.child.id().map(|pid| self.exits.know(pid));
+        let ended = tokio::time::timeout(grace, running.child.wait()).await.is_ok();
+        running.forward_log();
+        if !ended {
+            running.kill_group();
+            tokio::spawn(async move {
+                let _ = running.child.wait().await;
+                drop(known);
+            });
+        }
+    }
+
+    /// Removes what a failed create left, so that the next one finds the name free.
+    pub(crate) async fn clear_away(&self, id: &str) {
+        let _ = std::fs::remove_file(self.bundle.init_pid_file());
+        if let Err(error) = self.force_delete(id).await {
+            // crun calls it an error when there is nothing to remove.
+            if self.knows(id) {
+                tracing::warn!(id, %error, "cannot remove what a failed create left");
+            }
+        }
+    }
+
+    fn create_args(&self, call: &CreateCall<'_>) -> Vec<OsString> {
+        let mut args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into()];
+        args.extend(["--pid-file".into(), self.bundle.init_pid_file().into()]);
+        if let Some(socket) = call.wiring.console_socket() {
+            args.extend(["--console-socket".into(), socket.into()]);
+        }
+        args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
+        args.extend(call.no_new_keyring.then(|| "--no-new-keyring".into()));
+        args.push(call.id.into());
+        args
+    }
+}
+
+/// Beside the shim first: the two belong together, and PATH may hold another version.
+fn guard_program() -> Option<PathBuf> {
+    let beside = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(GUARD)));
+    beside.filter(|path| is_program(path)).or_else(|| look_up(GUARD))
+}
+
+/// The child alone must inherit the pipe. Nothing else is spawned meanwhile: all spawning is done by this one thread.
+fn spawn_inheriting(request: Call, wiring: &Wiring, write: OwnedFd) -> io::Result<Running> {
+    fcntl_setfd(&write, FdFlags::empty())?;
+    request.spawn(Ends::Process(wiring)).map_err(io::Error::other)
+}
+
+/// Reads up to the end of the line, or of the pipe.
+async fn hear(line: &mut pipe::Receiver, said: &mut Vec<u8>) {
+    while said.len() < LONGEST_LINE && !said.contains(&b'\n') {
+        match line.read_buf(said).await {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the guard's answer");
+                return;
+            }
+        }
+    }
+}
+
+fn word(said: &[u8]) -> Option<Word> {
+    let end = said.iter().position(|byte| *byte == b'\n').unwrap_or(said.len());
+    let line = String::from_utf8_lossy(&said[..end]);
+    match line.split_once(' ').unwrap_or((&line, "")) {
+        ("", _) => None,
+        ("handover", _) => Some(Word::Handover),
+        ("unchanged", _) => Some(Word::Unchanged),
+        ("refused", reason) => Some(Word::Refused(reason.to_owned())),
+        _ => Some(Word::Garbled),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_the_contract() {
+        assert_eq!(word(b"handover\n"), Some(Word::Handover));
+        assert_eq!(word(b"unchanged\n"), Some(Word::Unchanged));
+        assert_eq!(word(b"refused /mnt is not mounted\nmore"), Some(Word::Refused("/mnt is not mounted".into())));
+        assert_eq!(word(b""), None);
+        assert_eq!(word(b"panic at"), Some(Word::Garbled));
+    }
+}

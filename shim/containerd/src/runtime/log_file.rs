@@ -1,0 +1,107 @@
+//! The runtime's `--log` file: one JSON object a line.
+//!
+//! Each call has a file of its own, so that the last `error` line is this call's error and not an older one's. A line
+//! that is only half there, because its writer was killed, must not hide the ones around it. The guard writes its remarks
+//! into the same file, below the level of an error; they are passed on to the shim's log.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use serde::Deserialize;
+
+static COUNTER: AtomicU64 = AtomicU64::new(0);
+
+/// The log file of one call; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct LogFile {
+    path: PathBuf,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+struct Line {
+    level: String,
+    msg: String,
+}
+
+impl LogFile {
+    /// A name in the bundle that no other call has; the runtime makes the file.
+    pub(crate) fn in_bundle(bundle: &Path, verb: &str) -> Self {
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        Self { path: bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id())) }
+    }
+
+    /// For `--log`.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Passes on what is no error, and answers the last error.
+    pub(crate) fn read(&self) -> Option<String> {
+        let bytes = fs::read(&self.path).ok()?;
+        let lines = parse(&String::from_utf8_lossy(&bytes));
+        for line in &lines {
+            match line.level.as_str() {
+                "warning" | "warn" => tracing::warn!(from = "runtime", "{}", line.msg),
+                "info" => tracing::info!(from = "runtime", "{}", line.msg),
+                "debug" | "trace" => tracing::debug!(from = "runtime", "{}", line.msg),
+                _ => {}
+            }
+        }
+        last_error(lines)
+    }
+}
+
+impl Drop for LogFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn parse(text: &str) -> Vec<Line> {
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn last_error(lines: Vec<Line>) -> Option<String> {
+    let is_error = |line: &Line| matches!(line.level.as_str(), "error" | "fatal" | "panic");
+    lines.into_iter().rfind(is_error).map(|line| line.msg.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_error_counts_and_remarks_do_not() {
+        let text = r#"
+            {"level":"error","msg":"first","time":"2026-11-21T05:10:00Z"}
+            {"level":"error","msg":"runc create failed: no such file or directory\n","time":"2026-11-21T05:10:00Z"}
+            {"level":"warning","msg":"re-bound /var/lib/kubelet/x"}"#;
+        assert_eq!(last_error(parse(text)).as_deref(), Some("runc create failed: no such file or directory"));
+    }
+
+    #[test]
+    fn a_half_written_line_hides_nothing() {
+        let text = "{\"level\":\"error\",\"msg\":\"the one\"}\n{\"level\":\"err";
+        assert_eq!(last_error(parse(text)).as_deref(), Some("the one"));
+        let text = "{\"level\":\"err\n{\"level\":\"error\",\"msg\":\"the one\"}\nnot json\n";
+        assert_eq!(last_error(parse(text)).as_deref(), Some("the one"));
+        assert_eq!(last_error(parse("")), None);
+    }
+
+    #[test]
+    fn the_file_goes_with_the_call() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = LogFile::in_bundle(dir.path(), "create");
+        assert_ne!(log.path(), LogFile::in_bundle(dir.path(), "create").path());
+        assert_eq!(log.read(), None);
+        fs::write(log.path(), "{\"level\":\"error\",\"msg\":\"x\"}").unwrap();
+        assert_eq!(log.read().as_deref(), Some("x"));
+        let path = log.path().to_owned();
+        drop(log);
+        assert!(!path.try_exists().unwrap());
+    }
+}

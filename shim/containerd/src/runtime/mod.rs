@@ -1,0 +1,153 @@
+//! The OCI runtime's command line: one method per verb.
+//!
+//! `create` goes through the guard (`guard_door`), everything else straight to runc, crun or what the options name.
+//! What a runtime *says* is passed on, never interpreted: decisions rest on exit codes, files and pidfds.
+
+mod guard_door;
+mod invoke;
+mod log_file;
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+pub(crate) use guard_door::CreateCall;
+pub(crate) use invoke::RuntimeError;
+
+use crate::{bundle::Bundle, exits::Exits, io::Wiring, options::Options};
+use invoke::{Call, Ends};
+
+/// runc's state directory under containerd, without the namespace; Go's shim uses it for every runtime.
+const DEFAULT_ROOT: &str = "/run/containerd/runc";
+const DEFAULT_BINARY: &str = "runc";
+
+/// The runtime of one container.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    binary: String,
+    root: PathBuf,
+    systemd_cgroup: bool,
+    bundle: Bundle,
+    exits: Arc<Exits>,
+}
+
+/// What `exec` needs.
+pub(crate) struct ExecCall<'a> {
+    /// The OCI process, as JSON in a file.
+    pub(crate) process: &'a Path,
+    /// Where the runtime is to write the pid.
+    pub(crate) pid_file: &'a Path,
+    /// The process's streams.
+    pub(crate) wiring: &'a Wiring,
+}
+
+impl Runtime {
+    /// The runtime that these options name, for a container of this namespace.
+    pub(crate) fn new(
+        options: &Options,
+        namespace: &str,
+        bundle: Bundle,
+        systemd_cgroup: bool,
+        exits: Arc<Exits>,
+    ) -> Self {
+        let or = |value: &str, default: &str| if value.is_empty() { default.to_owned() } else { value.to_owned() };
+        Self {
+            binary: or(&options.binary_name, DEFAULT_BINARY),
+            root: PathBuf::from(or(&options.root, DEFAULT_ROOT)).join(namespace),
+            systemd_cgroup: options.systemd_cgroup || systemd_cgroup,
+            bundle,
+            exits,
+        }
+    }
+
+    /// Runs the program of a created container.
+    pub(crate) async fn start(&self, id: &str) -> Result<(), RuntimeError> {
+        self.run("start", [id.into()]).await.map(drop)
+    }
+
+    /// Sends a signal to the container's init, or to all its processes.
+    pub(crate) async fn kill(&self, id: &str, signal: u32, all: bool) -> Result<(), RuntimeError> {
+        let all = all.then(|| OsString::from("--all"));
+        self.run("kill", all.into_iter().chain([id.into(), signal.to_string().into()])).await.map(drop)
+    }
+
+    /// Removes a container that has stopped, or was never started.
+    pub(crate) async fn delete(&self, id: &str) -> Result<(), RuntimeError> {
+        self.run("delete", [id.into()]).await.map(drop)
+    }
+
+    /// Removes a container in whatever state it is.
+    pub(crate) async fn force_delete(&self, id: &str) -> Result<(), RuntimeError> {
+        self.run("delete", ["--force".into(), id.into()]).await.map(drop)
+    }
+
+    /// Freezes all processes.
+    pub(crate) async fn pause(&self, id: &str) -> Result<(), RuntimeError> {
+        self.run("pause", [id.into()]).await.map(drop)
+    }
+
+    /// Thaws all processes.
+    pub(crate) async fn resume(&self, id: &str) -> Result<(), RuntimeError> {
+        self.run("resume", [id.into()]).await.map(drop)
+    }
+
+    /// Changes resource limits; `resources` is a file with an OCI LinuxResources.
+    pub(crate) async fn update(&self, id: &str, resources: &Path) -> Result<(), RuntimeError> {
+        self.run("update", ["--resources".into(), resources.into(), id.into()]).await.map(drop)
+    }
+
+    /// The pids of all processes of the container.
+    pub(crate) async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
+        let json = self.run("ps", ["--format".into(), "json".into(), id.into()]).await?;
+        // An empty container is `null` in Go's JSON.
+        serde_json::from_slice::<Option<Vec<u32>>>(&json)
+            .map(Option::unwrap_or_default)
+            .map_err(|error| RuntimeError::Answer { verb: "ps", why: error.to_string() })
+    }
+
+    /// Adds a process to a running container.
+    pub(crate) async fn exec(&self, id: &str, exec: &ExecCall<'_>) -> Result<(), RuntimeError> {
+        let mut args: Vec<OsString> = vec!["--process".into(), exec.process.into(), "--detach".into()];
+        args.extend(["--pid-file".into(), exec.pid_file.into()]);
+        if let Some(socket) = exec.wiring.console_socket() {
+            args.extend(["--console-socket".into(), socket.into()]);
+        }
+        args.push(id.into());
+        let call = Call::new(self, self.resolve_binary()?.into(), "exec", args);
+        call.run(Ends::Process(exec.wiring)).await.map(drop)
+    }
+
+    /// Does the runtime still keep state of this container? runc, crun and youki have a directory per container. What
+    /// cannot be looked at counts as kept.
+    pub(crate) fn knows(&self, id: &str) -> bool {
+        self.root.join(id).try_exists().unwrap_or(true)
+    }
+
+    async fn run(&self, verb: &'static str, args: impl IntoIterator<Item = OsString>) -> Result<Vec<u8>, RuntimeError> {
+        let call = Call::new(self, self.resolve_binary()?.into(), verb, args.into_iter().collect());
+        call.run(Ends::Caught).await
+    }
+
+    fn resolve_binary(&self) -> Result<PathBuf, RuntimeError> {
+        look_up(&self.binary).ok_or_else(|| RuntimeError::Missing { binary: self.binary.clone() })
+    }
+}
+
+/// Finds a program as exec(3) would: a name with a slash is a path, any other is looked for on PATH.
+pub(crate) fn look_up(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Some(PathBuf::from(program)).filter(|path| is_program(path));
+    }
+    let path = std::env::var_os("PATH")
+        .unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| is_program(file))
+}
+
+/// execvp(3) passes over what it cannot run, be it a directory or one it may not search.
+pub(crate) fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}

@@ -1,0 +1,119 @@
+//! The server: from an inherited socket to its end.
+//!
+//! One thread, one event loop. It ends when containerd asks for it (`Shutdown`) and no containers are left; a SIGTERM counts
+//! as that wish, too, but never ends a shim whose containers run: containerd would take that for a crash and kill them.
+
+use std::{io, os::unix::net::UnixListener, path::Path, sync::Arc, time::Duration};
+
+use tokio::signal::unix::{SignalKind, signal};
+use ttrpc::asynchronous::{Server, transport::Listener};
+
+use crate::{
+    args::Args,
+    bootstrap::address,
+    events::Events,
+    exits::{Exits, reap_on_sigchld},
+    logging,
+    service::{self, Containers},
+    task::Surroundings,
+};
+
+/// How long the last events may take; Go's shim waits as long.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+/// How long the answer to `Shutdown` may take to leave.
+const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
+/// How often a shim that was asked to terminate looks whether it may.
+const TERMINATE_POLL: Duration = Duration::from_millis(500);
+
+/// Why the server could not run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeError {
+    /// A step of becoming a server.
+    #[error("{step}")]
+    Step {
+        /// Which.
+        step: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// ttrpc.
+    #[error("serve the task service")]
+    Ttrpc(#[from] ttrpc::Error),
+}
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
+    move |source| ServeError::Step { step, source }
+}
+
+/// Serves until containerd has no more use for this shim.
+pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
+    let listener = take_over_socket().map_err(failed("take over the socket from `start`"))?;
+    if let Err(error) = logging::all_to_fifo(Path::new(logging::FIFO), args.debug) {
+        // Started by hand, or containerd is gone already. The containers matter more.
+        eprintln!("no log fifo in this directory: {error}");
+    }
+    let this = rustix::process::getpid();
+    rustix::process::set_child_subreaper(Some(this))
+        .map_err(|errno| failed("become the subreaper of containers")(errno.into()))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(failed("start the event loop"))?.block_on(run(args, listener))
+}
+
+/// `start` bound the socket and gave it to us as stdin: the one descriptor that can be handed on and taken up without
+/// `unsafe`. Its place is taken by /dev/null at once.
+fn take_over_socket() -> io::Result<UnixListener> {
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    let nowhere = std::fs::File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&nowhere)?;
+    let listener = UnixListener::from(socket);
+    // Fails if it is no socket.
+    listener.local_addr()?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
+    let exits = Arc::new(Exits::default());
+    tokio::spawn(reap_on_sigchld(Arc::clone(&exits)));
+    let loaded = bindguard_config::load();
+    if let Some(problem) = &loaded.problem {
+        tracing::warn!("the config is not in force, defaults are: {}", crate::causes::with_causes(problem));
+    }
+    let around = Surroundings {
+        namespace: args.namespace.clone(),
+        events: Events::publish_to(address::of_events(&args.address), args.namespace.clone()),
+        exits,
+        deadline: loaded.config.deadline(),
+    };
+    let containers = Arc::new(Containers::new(around.clone()));
+
+    let listener = Listener::try_from(listener).map_err(failed("watch the socket"))?;
+    let mut server = Server::new().add_listener(listener).register_service(service::services(&containers));
+    server.start().await?;
+    tracing::debug!(id = args.id, "serving");
+    tokio::select! {
+        () = containers.shutdown_requested() => {}
+        () = terminated(&containers) => {}
+    }
+    address::remove_socket_of_bundle();
+    server.stop_listen().await;
+    around.events.flush(FLUSH_LIMIT).await;
+    let _ = tokio::time::timeout(GOODBYE_LIMIT, server.disconnect()).await;
+    Ok(())
+}
+
+/// Resolves when somebody asked us to terminate and no container runs.
+async fn terminated(containers: &Containers) {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("asked to terminate: as soon as no container runs");
+    while containers.any_alive() {
+        tokio::time::sleep(TERMINATE_POLL).await;
+    }
+}

@@ -1,0 +1,74 @@
+//! What stands between ttrpc and every method.
+//!
+//! ttrpc drops a method's future when its client goes away or its deadline passes. A `create` that is dropped between the
+//! runtime's run and the record of it leaves a container nobody knows; so what changes something runs in a task of its own
+//! that ends when it is done. And a method that panics would never answer: the panic is caught and answered as INTERNAL,
+//! and the other containers of the pod live on.
+
+use std::{future::Future, panic::AssertUnwindSafe, pin::pin, task::Poll};
+
+use super::refusal::Refusal;
+
+/// Runs a method that changes something, to its end, whoever still listens.
+pub(super) async fn detached<T: Send + 'static>(
+    method: &'static str,
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> ttrpc::Result<T> {
+    match tokio::spawn(work).await {
+        Ok(result) => result.map_err(|refusal| refusal.logged(method).into()),
+        Err(_panicked) => Err(Refusal::panicked(method).into()),
+    }
+}
+
+/// Runs a method that only looks; it may be dropped at any time.
+pub(super) async fn answered<T>(
+    method: &'static str,
+    work: impl Future<Output = Result<T, Refusal>> + Send,
+) -> ttrpc::Result<T> {
+    let mut work = pin!(work);
+    let caught = std::future::poll_fn(|context| {
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(Refusal::panicked(method))))
+    });
+    caught.await.map_err(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+        time::Duration,
+    };
+
+    use super::*;
+
+    fn code(result: ttrpc::Result<()>) -> ttrpc::Code {
+        match result {
+            Err(ttrpc::Error::RpcStatus(status)) => status.code(),
+            other => panic!("no status: {other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_answered() {
+        assert_eq!(code(detached("x", async { panic!("no") }).await), ttrpc::Code::INTERNAL);
+        assert_eq!(code(answered("x", async { panic!("no") }).await), ttrpc::Code::INTERNAL);
+    }
+
+    #[tokio::test]
+    async fn a_change_is_finished_though_nobody_listens() {
+        let done = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&done);
+        let work = detached("x", async move {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            flag.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        assert!(tokio::time::timeout(Duration::from_millis(5), work).await.is_err());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(done.load(Ordering::Relaxed));
+    }
+}

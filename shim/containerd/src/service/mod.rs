@@ -1,0 +1,206 @@
+//! The task service: containerd's requests, each to its task.
+//!
+//! containerd 1.x calls it `containerd.task.v2.Task`, 2.x `containerd.task.v3.Task`; the messages are the same, so one
+//! implementation stands under both names. Every method is explicit: the default of ttrpc for a method that is left out is
+//! NOT_FOUND, which containerd takes for a container that is gone.
+
+mod containers;
+mod guarded;
+mod refusal;
+
+use std::{collections::HashMap, sync::Arc};
+
+use async_trait::async_trait;
+use containerd_shim_protos::{
+    api::{
+        CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest, CreateTaskResponse,
+        DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest, PauseRequest, PidsRequest, PidsResponse,
+        ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest, StartResponse, StateRequest, StateResponse,
+        StatsRequest, StatsResponse, UpdateTaskRequest, WaitRequest, WaitResponse,
+    },
+    shim_async::{Task as TaskMethods, create_task},
+};
+use protobuf::well_known_types::empty::Empty;
+use ttrpc::asynchronous::{Service, TtrpcContext};
+
+pub(crate) use containers::Containers;
+use guarded::{answered, detached};
+use refusal::Refusal;
+
+use crate::events::timestamp;
+
+const V2: &str = "containerd.task.v2.Task";
+const V3: &str = "containerd.task.v3.Task";
+
+/// Both names of the service, over the same containers.
+pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
+    let service = || Arc::new(TaskService { containers: Arc::clone(containers) });
+    let mut both = create_task(service());
+    if let Some(twin) = create_task(service()).remove(V3) {
+        both.insert(V2.to_owned(), twin);
+    }
+    both
+}
+
+struct TaskService {
+    containers: Arc<Containers>,
+}
+
+type Answer<T> = ttrpc::Result<T>;
+
+#[async_trait]
+impl TaskMethods for TaskService {
+    async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> Answer<CreateTaskResponse> {
+        let containers = Arc::clone(&self.containers);
+        detached("create", async move {
+            let pid = containers.create(request).await?;
+            Ok(CreateTaskResponse { pid, ..Default::default() })
+        })
+        .await
+    }
+
+    async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Answer<StartResponse> {
+        let containers = Arc::clone(&self.containers);
+        detached("start", async move {
+            let pid = containers.find(&request.id)?.start(&request.exec_id).await?;
+            Ok(StartResponse { pid, ..Default::default() })
+        })
+        .await
+    }
+
+    async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Answer<Empty> {
+        let containers = Arc::clone(&self.containers);
+        detached("exec", async move {
+            containers.find(&request.id)?.add_exec(request)?;
+            Ok(Empty::new())
+        })
+        .await
+    }
+
+    async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> Answer<DeleteResponse> {
+        let containers = Arc::clone(&self.containers);
+        detached("delete", async move { containers.delete(&request.id, &request.exec_id).await }).await
+    }
+
+    async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Answer<Empty> {
+        let containers = Arc::clone(&self.containers);
+        detached("kill", async move {
+            containers.find(&request.id)?.kill(&request.exec_id, request.signal, request.all).await?;
+            Ok(Empty::new())
+        })
+        .await
+    }
+
+    async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> Answer<Empty> {
+        let containers = Arc::clone(&self.containers);
+        detached("pause", async move {
+            containers.find(&request.id)?.pause().await?;
+            Ok(Empty::new())
+        })
+        .await
+    }
+
+    async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> Answer<Empty> {
+        let containers = Arc::clone(&self.containers);
+        detached("resume", async move {
+            containers.find(&request.id)?.resume().await?;
+            Ok(Empty::new())
+        })
+        .await
+    }
+
+    async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> Answer<Empty> {
+        let containers = Arc::clone(&self.containers);
+        detached("update", async move {
+            containers.find(&request.id)?.update(&request.resources.value).await?;
+            Ok(Empty::new())
+        })
+        .await
+    }
+
+    async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Answer<StateResponse> {
+        answered("state", async { Ok(self.containers.find(&request.id)?.state(&request.exec_id)?) }).await
+    }
+
+    async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Answer<PidsResponse> {
+        answered("pids", async {
+            let processes = self.containers.find(&request.id)?.pids().await?;
+            Ok(PidsResponse { processes, ..Default::default() })
+        })
+        .await
+    }
+
+    async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> Answer<WaitResponse> {
+        answered("wait", async {
+            let exit = self.containers.find(&request.id)?.wait(&request.exec_id).await?;
+            Ok(WaitResponse { exit_status: exit.status, exited_at: timestamp(exit.at), ..Default::default() })
+        })
+        .await
+    }
+
+    async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> Answer<Empty> {
+        answered("close io", async {
+            let task = self.containers.find(&request.id)?;
+            if request.stdin {
+                task.close_stdin(&request.exec_id)?;
+            }
+            Ok(Empty::new())
+        })
+        .await
+    }
+
+    async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Answer<Empty> {
+        answered("resize", async {
+            self.containers.find(&request.id)?.resize(&request.exec_id, request.width, request.height)?;
+            Ok(Empty::new())
+        })
+        .await
+    }
+
+    async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Answer<ConnectResponse> {
+        answered("connect", async {
+            // Answered for an unknown container, too: it is how a restarted containerd learns of the shim.
+            let task_pid = self.containers.find(&request.id).map_or(0, |task| task.pid());
+            let shim_pid = std::process::id();
+            Ok(ConnectResponse { shim_pid, task_pid, version: String::new(), ..Default::default() })
+        })
+        .await
+    }
+
+    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Answer<Empty> {
+        answered("shutdown", async {
+            self.containers.shut_down(request.now);
+            Ok(Empty::new())
+        })
+        .await
+    }
+
+    async fn checkpoint(&self, _: &TtrpcContext, _: CheckpointTaskRequest) -> Answer<Empty> {
+        Err(Refusal::unimplemented("checkpoint").into())
+    }
+
+    async fn stats(&self, _: &TtrpcContext, _: StatsRequest) -> Answer<StatsResponse> {
+        Err(Refusal::unimplemented("stats").into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{events::Events, exits::Exits, task::Surroundings};
+
+    #[tokio::test]
+    async fn both_names_have_all_methods() {
+        let around = Surroundings {
+            namespace: "n".into(),
+            events: Events::publish_to("/nonexistent".into(), "n".into()),
+            exits: Arc::new(Exits::default()),
+            deadline: std::time::Duration::from_secs(1),
+        };
+        let services = services(&Arc::new(Containers::new(around)));
+        assert_eq!(services.len(), 2);
+        for name in [V2, V3] {
+            assert_eq!(services[name].methods.len(), 17, "{name}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! An error as containerd gets it: a gRPC code and one line.
+//!
+//! containerd decides by the code: NOT_FOUND to a kill means that the process has ended, and anything it cannot use it
+//! shows to its user, text and all. So every error of a task has its code here, and the match has no other arm.
+
+use ttrpc::{Code, get_status};
+
+use crate::{causes::with_causes, task::TaskError};
+
+/// Why a request was not done.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    code: Code,
+    message: String,
+}
+
+impl Refusal {
+    /// A method this shim does not have.
+    pub(super) fn unimplemented(method: &str) -> Self {
+        Self { code: Code::UNIMPLEMENTED, message: format!("{method} is not implemented") }
+    }
+
+    /// A method that broke; the log says how.
+    pub(super) fn panicked(method: &str) -> Self {
+        Self { code: Code::INTERNAL, message: format!("the shim broke in {method}; its log says where") }
+    }
+
+    /// A container this shim does not have.
+    pub(super) fn no_container(id: &str) -> Self {
+        TaskError::NotFound(format!("container {id}")).into()
+    }
+
+    /// Notes it in the debug log: containerd's own log has it at the level that containerd thinks right.
+    pub(super) fn logged(self, method: &str) -> Self {
+        tracing::debug!(method, code = ?self.code, "{}", self.message);
+        self
+    }
+}
+
+impl From<TaskError> for Refusal {
+    fn from(error: TaskError) -> Self {
+        Self { code: code(&error), message: with_causes(&error) }
+    }
+}
+
+impl From<Refusal> for ttrpc::Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::RpcStatus(get_status(refusal.code, refusal.message))
+    }
+}
+
+fn code(error: &TaskError) -> Code {
+    match error {
+        TaskError::NotFound(_) => Code::NOT_FOUND,
+        TaskError::AlreadyExists(_) => Code::ALREADY_EXISTS,
+        TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
+        TaskError::Unsupported(_) => Code::UNIMPLEMENTED,
+        TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
+        // What Go's shim has no code for either; containerd adds ": unknown" to the text.
+        TaskError::Bundle(_)
+        | TaskError::Rootfs(_)
+        | TaskError::Io(_)
+        | TaskError::Watch(_)
+        | TaskError::File { .. }
+        | TaskError::Runtime { .. } => Code::UNKNOWN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::RuntimeError;
+
+    #[test]
+    fn a_failed_create_reads_as_with_gos_shim() {
+        let source = RuntimeError::Failed { message: "runc create failed: no such file or directory".into() };
+        let refusal = Refusal::from(TaskError::Runtime { stage: "create", source });
+        assert_eq!(refusal.code, Code::UNKNOWN);
+        assert_eq!(refusal.message, "OCI runtime create failed: runc create failed: no such file or directory");
+    }
+}

@@ -1,0 +1,147 @@
+//! `Create`: from containerd's request to an init that waits for its start.
+//!
+//! Whatever fails on the way, what was done before is undone: streams are closed, the root filesystem is unmounted, and
+//! what the runtime began is deleted.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
+use protobuf::MessageField;
+
+use super::{Process, Surroundings, Task, TaskError};
+use crate::{
+    bundle::{Bundle, SpecView},
+    events::Event,
+    exits::Watched,
+    io::{Owner, Streams, Wiring},
+    options::Options,
+    rootfs,
+    runtime::{CreateCall, Runtime},
+};
+
+/// What `delete` and a failed create have in common: the way back.
+pub(crate) struct Rollback<'a> {
+    /// The container's runtime.
+    pub(crate) runtime: &'a Runtime,
+    /// The container.
+    pub(crate) id: &'a str,
+    /// Where its root filesystem is, or may be, mounted.
+    pub(crate) rootfs: PathBuf,
+}
+
+impl Rollback<'_> {
+    /// Removes the container from the runtime, whatever its state, and unmounts its root filesystem.
+    pub(crate) async fn run(self) {
+        self.runtime.clear_away(self.id).await;
+        if let Err(error) = rootfs::unmount(self.rootfs).await {
+            tracing::warn!(
+                id = self.id,
+                error = crate::causes::with_causes(&error),
+                "the root filesystem stays mounted"
+            );
+        }
+    }
+}
+
+impl Task {
+    /// Creates the container and tells containerd.
+    pub(crate) async fn create(around: &Surroundings, request: CreateTaskRequest) -> Result<Arc<Self>, TaskError> {
+        if !request.checkpoint.is_empty() {
+            return Err(TaskError::Unsupported("restoring a checkpoint"));
+        }
+        let options = Options::from_any(request.options.as_ref())?;
+        let bundle = Bundle::at(&request.bundle);
+        let spec = bundle.spec()?;
+        bundle.write_options(&options)?;
+        let exits = Arc::clone(&around.exits);
+        let runtime = Runtime::new(&options, &around.namespace, bundle.clone(), spec.asks_for_systemd(), exits);
+        // Refused here, not by the runtime: what a failed create leaves is deleted by force, and this is not ours.
+        if runtime.knows(&request.id) {
+            return Err(TaskError::AlreadyExists(request.id));
+        }
+        let task = Self::prepare(around, &request, &options, bundle, runtime, &spec);
+
+        rootfs::mount(request.rootfs.clone(), task.bundle.rootfs()).await?;
+        match task.make_init(&options).await {
+            Ok(watched) => {
+                let task = Arc::new(task);
+                task.announce(request);
+                task.await_init(watched);
+                Ok(task)
+            }
+            Err(error) => {
+                Rollback { runtime: &task.runtime, id: &task.id, rootfs: task.bundle.rootfs() }.run().await;
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare(
+        around: &Surroundings,
+        request: &CreateTaskRequest,
+        options: &Options,
+        bundle: Bundle,
+        runtime: Runtime,
+        spec: &SpecView,
+    ) -> Self {
+        let streams = Streams {
+            stdin: request.stdin.clone(),
+            stdout: request.stdout.clone(),
+            stderr: request.stderr.clone(),
+            terminal: request.terminal,
+        };
+        Self {
+            id: request.id.clone(),
+            bundle,
+            runtime,
+            owner: Owner { uid: options.io_uid, gid: options.io_gid },
+            outlives_init: !spec.has_own_pid_namespace(),
+            init: Arc::new(Process::new(request.id.clone(), streams)),
+            execs: Mutex::new(HashMap::new()),
+            turn: tokio::sync::Mutex::new(()),
+            delete_turn: tokio::sync::Mutex::new(()),
+            around: around.clone(),
+        }
+    }
+
+    async fn make_init(&self, options: &Options) -> Result<Arc<Watched>, TaskError> {
+        let wiring = Wiring::open(self.init.streams(), self.owner)?;
+        // Until the pid is known, an init that is dead already must not be taken for an orphan.
+        let _hold = self.around.exits.hold();
+        let call = CreateCall {
+            id: &self.id,
+            wiring: &wiring,
+            no_pivot_root: options.no_pivot_root,
+            no_new_keyring: options.no_new_keyring,
+            deadline: self.around.deadline,
+        };
+        self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
+        let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
+        let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
+        self.init.born(Arc::clone(&watched), wiring.attach()?);
+        Ok(watched)
+    }
+
+    fn announce(&self, request: CreateTaskRequest) {
+        let io = proto::TaskIO {
+            stdin: request.stdin,
+            stdout: request.stdout,
+            stderr: request.stderr,
+            terminal: request.terminal,
+            ..Default::default()
+        };
+        self.around.events.send(&Event::Created(proto::TaskCreate {
+            container_id: self.id.clone(),
+            bundle: request.bundle,
+            rootfs: request.rootfs,
+            io: MessageField::some(io),
+            checkpoint: request.checkpoint,
+            pid: self.init.pid(),
+            ..Default::default()
+        }));
+    }
+}

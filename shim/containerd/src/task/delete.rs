@@ -1,0 +1,90 @@
+//! `Delete`: of an init with its container, or of an exec.
+//!
+//! What a process wrote has been passed on before its delete is answered: the client closes its side then. An exec's end
+//! is no TaskDelete; containerd takes that for the container's.
+
+use std::{fs, sync::Arc, time::Duration};
+
+use containerd_shim_protos::events::task as proto;
+
+use super::{Process, Task, TaskError, exec::Exec, state::ProcessState};
+use crate::{
+    events::{Event, timestamp},
+    exits::Exit,
+    rootfs,
+};
+
+/// How long the end of an init that was never started may take after the runtime has killed it.
+const KILLED_LIMIT: Duration = Duration::from_secs(5);
+
+impl Task {
+    /// Removes an exec, or the container; answers the process and its end, where it had one.
+    pub(crate) async fn delete(&self, exec_id: &str) -> Result<(Arc<Process>, Option<Exit>), TaskError> {
+        let process = self.process(exec_id)?;
+        match exec_id {
+            "" => self.delete_init().await?,
+            _ => self.delete_exec(self.exec(exec_id)?).await?,
+        }
+        let exit = process.exit();
+        Ok((process, exit))
+    }
+
+    async fn delete_exec(&self, exec: Arc<Exec>) -> Result<(), TaskError> {
+        let _turn = exec.turn.lock().await;
+        exec.process.state().deleted()?;
+        release(&exec.process).await;
+        exec.process.advance(ProcessState::deleted)?;
+        self.execs().remove(exec.process.id());
+        Ok(())
+    }
+
+    async fn delete_init(&self) -> Result<(), TaskError> {
+        let _turn = self.delete_turn.lock().await;
+        if self.init.state() == ProcessState::Deleted {
+            return Err(TaskError::NotFound(format!("container {}", self.id)));
+        }
+        self.init.state().deleted()?;
+        if self.init.state() == ProcessState::Stopped {
+            release(&self.init).await;
+        }
+        self.delete_from_runtime().await?;
+        if self.init.state() == ProcessState::Created {
+            let ended = Arc::clone(&self.init).wait();
+            if tokio::time::timeout(KILLED_LIMIT, ended).await.is_err() {
+                tracing::warn!(id = self.id, "an init that was never started outlives its container");
+            }
+            release(&self.init).await;
+        }
+        rootfs::unmount(self.bundle.rootfs()).await?;
+        let _ = fs::remove_file(self.bundle.init_pid_file());
+        self.init.advance(ProcessState::deleted)?;
+        self.tell_deleted();
+        Ok(())
+    }
+
+    /// A runtime that has forgotten the container already has nothing left to delete.
+    async fn delete_from_runtime(&self) -> Result<(), TaskError> {
+        match self.runtime.delete(&self.id).await {
+            Err(error) if self.runtime.knows(&self.id) => Err(TaskError::runtime("delete")(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn tell_deleted(&self) {
+        let exit = self.init.exit();
+        self.around.events.send(&Event::Deleted(proto::TaskDelete {
+            container_id: self.id.clone(),
+            pid: self.init.pid(),
+            exit_status: exit.map_or(0, |exit| exit.status),
+            exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
+            ..Default::default()
+        }));
+    }
+}
+
+async fn release(process: &Process) {
+    if let Some(attached) = process.attached() {
+        attached.drained().await;
+    }
+    process.detach();
+}

@@ -1,0 +1,72 @@
+//! `Exec`: a process that is to be added to the container.
+//!
+//! Here it only gets its name; `Start` makes it. The process's description stays the bytes that containerd sent, but for
+//! one field: whether there is a terminal is said by the request.
+
+use std::{collections::BTreeMap, collections::hash_map::Entry, sync::Arc};
+
+use containerd_shim_protos::{api::ExecProcessRequest, events::task as proto};
+use serde_json::value::RawValue;
+
+use super::{Process, Task, TaskError};
+use crate::{events::Event, io::Streams};
+
+/// An added process.
+#[derive(Debug)]
+pub(super) struct Exec {
+    /// The process.
+    pub(super) process: Arc<Process>,
+    /// The OCI process, as JSON.
+    pub(super) spec: Vec<u8>,
+    /// Held while it is being started or deleted.
+    pub(super) turn: tokio::sync::Mutex<()>,
+}
+
+impl Task {
+    /// Adds a process by name and tells containerd.
+    pub(crate) fn add_exec(&self, request: ExecProcessRequest) -> Result<(), TaskError> {
+        let exec_id = request.exec_id;
+        // The id becomes part of file names in the bundle.
+        if exec_id.is_empty() || exec_id.contains('/') {
+            return Err(TaskError::Invalid(format!("exec id {exec_id:?} is no name")));
+        }
+        self.init.state().admits_exec()?;
+        let spec = with_terminal(&request.spec.value, request.terminal)
+            .map_err(|why| TaskError::Invalid(format!("process of exec {exec_id}: {why}")))?;
+        let streams = Streams {
+            stdin: request.stdin,
+            stdout: request.stdout,
+            stderr: request.stderr,
+            terminal: request.terminal,
+        };
+        let exec =
+            Exec { process: Arc::new(Process::new(exec_id.clone(), streams)), spec, turn: tokio::sync::Mutex::new(()) };
+        match self.execs().entry(exec_id.clone()) {
+            Entry::Occupied(_) => return Err(TaskError::AlreadyExists(exec_id)),
+            Entry::Vacant(free) => free.insert(Arc::new(exec)),
+        };
+        let added = proto::TaskExecAdded { container_id: self.id.clone(), exec_id, ..Default::default() };
+        self.around.events.send(&Event::ExecAdded(added));
+        Ok(())
+    }
+}
+
+fn with_terminal(process: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
+    let mut fields: BTreeMap<&str, &RawValue> = serde_json::from_slice(process)?;
+    let word: Box<RawValue> = serde_json::value::to_raw_value(&terminal)?;
+    fields.insert("terminal", &word);
+    serde_json::to_vec(&fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_terminal_is_said_anew() {
+        let sent = br#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/"}"#;
+        let got = String::from_utf8(with_terminal(sent, true).unwrap()).unwrap();
+        assert_eq!(got, r#"{"args":["sh"],"cwd":"/","terminal":true,"x-new":{"b":1,"a":1e400}}"#);
+        assert!(with_terminal(b"{}{", true).is_err());
+    }
+}

@@ -1,0 +1,74 @@
+//! The end of a process, from the kernel's word to containerd's event.
+
+use std::{sync::Arc, time::Duration};
+
+use containerd_shim_protos::events::task as proto;
+use nix::libc::SIGKILL;
+
+use super::{Process, Task, exec::Exec};
+use crate::{
+    events::{Event, timestamp},
+    exits::{Exit, Watched},
+};
+
+/// How long an init's exit may wait for those of its execs. They are dead by then, or as good as: only one that hangs in
+/// the kernel can take longer.
+const EXECS_LIMIT: Duration = Duration::from_secs(10);
+
+impl Task {
+    /// Waits for the init in a task of its own.
+    pub(super) fn await_init(self: &Arc<Self>, watched: Arc<Watched>) {
+        let task = Arc::clone(self);
+        tokio::spawn(async move {
+            let exit = watched.exit().await;
+            if task.outlives_init {
+                task.kill_the_rest().await;
+            }
+            if tokio::time::timeout(EXECS_LIMIT, task.execs_ended()).await.is_err() {
+                tracing::warn!(id = task.id, "an exec outlives its container's init");
+            }
+            // Whoever starts the init right now is to be heard first.
+            let _turn = task.turn.lock().await;
+            task.tell_end(&task.init, exit);
+        });
+    }
+
+    /// Waits for an exec in a task of its own.
+    pub(super) fn await_exec(self: &Arc<Self>, process: Arc<Process>, watched: Arc<Watched>) {
+        let task = Arc::clone(self);
+        tokio::spawn(async move {
+            let exit = watched.exit().await;
+            task.tell_end(&process, exit);
+        });
+    }
+
+    fn tell_end(&self, process: &Process, exit: Exit) {
+        process.ended(exit);
+        self.around.events.send(&Event::Exited(proto::TaskExit {
+            container_id: self.id.clone(),
+            id: process.id().to_owned(),
+            pid: process.pid(),
+            exit_status: exit.status,
+            exited_at: timestamp(exit.at),
+            ..Default::default()
+        }));
+    }
+
+    /// Without a pid namespace of the container's own the kernel leaves its other processes running.
+    async fn kill_the_rest(&self) {
+        if let Err(error) = self.runtime.kill(&self.id, SIGKILL.unsigned_abs(), true).await {
+            tracing::debug!(id = self.id, %error, "kill what the init left");
+        }
+    }
+
+    async fn execs_ended(&self) {
+        let execs: Vec<Arc<Exec>> = self.execs().values().cloned().collect();
+        for exec in execs {
+            // One that is just being started is there, or has failed, after its turn.
+            drop(exec.turn.lock().await);
+            if exec.process.watched().is_some() {
+                Arc::clone(&exec.process).wait().await;
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Questions about a task. None of them changes anything or waits for its turn.
+
+use std::{collections::HashMap, sync::Arc};
+
+use containerd_shim_protos::{api::StateResponse, shim::oci::ProcessDetails, types::task::ProcessInfo};
+use protobuf::{EnumOrUnknown, Message, MessageField, well_known_types::any::Any};
+
+use super::{Task, TaskError, state::ProcessState};
+use crate::events::timestamp;
+
+impl Task {
+    /// Where a process stands.
+    pub(crate) fn state(&self, exec_id: &str) -> Result<StateResponse, TaskError> {
+        let process = self.process(exec_id)?;
+        let streams = process.streams();
+        let exit = process.exit();
+        Ok(StateResponse {
+            id: process.id().to_owned(),
+            bundle: self.bundle.path().display().to_string(),
+            pid: process.pid(),
+            status: EnumOrUnknown::new(process.state().status()),
+            stdin: streams.stdin.clone(),
+            stdout: streams.stdout.clone(),
+            stderr: streams.stderr.clone(),
+            terminal: streams.terminal,
+            exit_status: exit.map_or(0, |exit| exit.status),
+            exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
+            exec_id: exec_id.to_owned(),
+            ..Default::default()
+        })
+    }
+
+    /// The init's pid.
+    pub(crate) fn pid(&self) -> u32 {
+        self.init.pid()
+    }
+
+    /// Does a process of it still run, or could it be started?
+    pub(crate) fn is_alive(&self) -> bool {
+        self.init.state().is_alive()
+    }
+
+    /// All processes of the container, those of execs by name.
+    ///
+    /// A containerd that was restarted asks this first, and takes a container without processes for one that leaked: it
+    /// kills the shim, and with it the exit status of a container that has only just stopped. So a stopped init is still
+    /// listed until it is deleted.
+    pub(crate) async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
+        if !self.is_alive() {
+            return match self.init.state() {
+                ProcessState::Deleted => Err(TaskError::NotFound(format!("container {}", self.id))),
+                _ => Ok(vec![ProcessInfo { pid: self.pid(), ..Default::default() }]),
+            };
+        }
+        let pids = self.runtime.pids(&self.id).await.map_err(TaskError::runtime("ps"))?;
+        let names = self.exec_names();
+        pids.into_iter().map(|pid| describe(pid, names.get(&pid))).collect()
+    }
+
+    fn exec_names(&self) -> HashMap<u32, String> {
+        let execs = self.execs();
+        execs.values().map(|exec| (exec.process.pid(), exec.process.id().to_owned())).collect()
+    }
+
+    /// Closes a process's stdin.
+    pub(crate) fn close_stdin(&self, exec_id: &str) -> Result<(), TaskError> {
+        if let Some(attached) = self.process(exec_id)?.attached() {
+            attached.close_stdin();
+        }
+        Ok(())
+    }
+
+    /// Sets the size of a process's terminal.
+    pub(crate) fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<(), TaskError> {
+        let narrow = |n: u32| u16::try_from(n).map_err(|_| TaskError::Invalid(format!("a terminal of size {n}")));
+        let (columns, rows) = (narrow(columns)?, narrow(rows)?);
+        let Some(attached) = self.process(exec_id)?.attached() else { return Ok(()) };
+        attached
+            .resize(columns, rows)
+            .map_err(|source| TaskError::File { what: "set the terminal's size".to_owned(), source })
+    }
+
+    /// The init where the exec id is empty, to be waited for.
+    pub(crate) async fn wait(self: Arc<Self>, exec_id: &str) -> Result<crate::exits::Exit, TaskError> {
+        let process = self.process(exec_id)?;
+        drop(self);
+        process.wait().await.ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
+    }
+}
+
+fn describe(pid: u32, exec_id: Option<&String>) -> Result<ProcessInfo, TaskError> {
+    let mut info = ProcessInfo { pid, ..Default::default() };
+    if let Some(exec_id) = exec_id {
+        let details = ProcessDetails { exec_id: exec_id.clone(), ..Default::default() };
+        let value = details.write_to_bytes().map_err(|error| TaskError::Invalid(error.to_string()))?;
+        let type_url = "containerd.runc.v1.ProcessDetails".to_owned();
+        info.info = MessageField::some(Any { type_url, value, ..Default::default() });
+    }
+    Ok(info)
+}

@@ -1,0 +1,141 @@
+//! A container and its processes, from `Create` to `Delete`.
+//!
+//! One file per thing that can happen. Two rules keep the events in order. `turn` is held from before a runtime call that
+//! changes the init to after its event has been queued, and the init's end waits for its turn: so TaskStart comes before
+//! TaskExit even when the program ends at once. And an init's exit is told only after those of its execs. Looking (`State`,
+//! `Wait`, `Pids`) takes no turn and never waits for the runtime.
+
+mod create;
+mod delete;
+mod exec;
+mod exit;
+mod look;
+mod process;
+mod signal;
+mod start;
+mod state;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+pub(crate) use create::Rollback;
+pub(crate) use process::Process;
+pub(crate) use state::IllegalMove;
+
+use crate::{
+    bundle::{Bundle, BundleError},
+    events::Events,
+    exits::{Exits, WatchError},
+    io::{IoError, Owner},
+    options::OptionsError,
+    rootfs::RootfsError,
+    runtime::{Runtime, RuntimeError},
+};
+use exec::Exec;
+
+/// What all tasks of this shim share.
+#[derive(Debug, Clone)]
+pub(crate) struct Surroundings {
+    /// containerd's namespace.
+    pub(crate) namespace: String,
+    /// Where events go.
+    pub(crate) events: Events,
+    /// Who waits for whom.
+    pub(crate) exits: Arc<Exits>,
+    /// How long the guard may take.
+    pub(crate) deadline: Duration,
+}
+
+/// A container.
+#[derive(Debug)]
+pub(crate) struct Task {
+    id: String,
+    bundle: Bundle,
+    runtime: Runtime,
+    owner: Owner,
+    /// Its init dies alone: the other processes are not in a pid namespace that ends with it.
+    outlives_init: bool,
+    init: Arc<Process>,
+    execs: Mutex<HashMap<String, Arc<Exec>>>,
+    turn: tokio::sync::Mutex<()>,
+    delete_turn: tokio::sync::Mutex<()>,
+    around: Surroundings,
+}
+
+/// A task that could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TaskError {
+    /// No container or process of that name, or not any more.
+    #[error("{0}: not found")]
+    NotFound(String),
+    /// The name is taken.
+    #[error("id {0}: already exists")]
+    AlreadyExists(String),
+    /// The request makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// This shim does not do that.
+    #[error("{0} is not implemented")]
+    Unsupported(&'static str),
+    /// Not in this state.
+    #[error(transparent)]
+    Illegal(#[from] IllegalMove),
+    /// The options.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
+    /// The bundle.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    /// The root filesystem.
+    #[error(transparent)]
+    Rootfs(#[from] RootfsError),
+    /// The streams.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// The new process.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    /// A file in the bundle.
+    #[error("{what}")]
+    File {
+        /// What was done to what.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The runtime; containerd's users know the text that stands before its own.
+    #[error("OCI runtime {stage} failed: {source}")]
+    Runtime {
+        /// The verb.
+        stage: &'static str,
+        /// What happened.
+        source: RuntimeError,
+    },
+}
+
+impl TaskError {
+    fn runtime(stage: &'static str) -> impl Fn(RuntimeError) -> Self {
+        move |source| Self::Runtime { stage, source }
+    }
+}
+
+impl Task {
+    fn execs(&self) -> MutexGuard<'_, HashMap<String, Arc<Exec>>> {
+        self.execs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exec(&self, exec_id: &str) -> Result<Arc<Exec>, TaskError> {
+        self.execs().get(exec_id).cloned().ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
+    }
+
+    /// The init where the exec id is empty, as in containerd's requests.
+    pub(crate) fn process(&self, exec_id: &str) -> Result<Arc<Process>, TaskError> {
+        match exec_id {
+            "" => Ok(Arc::clone(&self.init)),
+            _ => Ok(Arc::clone(&self.exec(exec_id)?.process)),
+        }
+    }
+}

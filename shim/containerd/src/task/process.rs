@@ -1,0 +1,143 @@
+//! One process under the shim: a container's init or an exec.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use super::state::{IllegalMove, ProcessState};
+use crate::{
+    exits::{Exit, Watched},
+    io::{Attached, Streams},
+};
+
+/// What is known of a process. The locks inside are held for a look only.
+#[derive(Debug)]
+pub(crate) struct Process {
+    id: String,
+    streams: Streams,
+    life: Mutex<Life>,
+    exit: watch::Sender<Option<Exit>>,
+}
+
+#[derive(Debug)]
+struct Life {
+    state: ProcessState,
+    pid: u32,
+    watched: Option<Arc<Watched>>,
+    attached: Option<Arc<Attached>>,
+}
+
+impl Process {
+    /// A process that is only a name yet.
+    pub(super) fn new(id: String, streams: Streams) -> Self {
+        let life = Life { state: ProcessState::Created, pid: 0, watched: None, attached: None };
+        Self { id, streams, life: Mutex::new(life), exit: watch::Sender::new(None) }
+    }
+
+    /// Its name in events: the container's id for an init, else the exec's.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Where containerd wanted its streams.
+    pub(crate) fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    /// Where it stands.
+    pub(crate) fn state(&self) -> ProcessState {
+        self.life().state
+    }
+
+    /// Its number, 0 before there is one. It stays after the process has gone.
+    pub(crate) fn pid(&self) -> u32 {
+        self.life().pid
+    }
+
+    /// The kernel has a process for it now.
+    pub(super) fn born(&self, watched: Arc<Watched>, attached: Attached) {
+        let mut life = self.life();
+        life.pid = watched.pid();
+        life.watched = Some(watched);
+        life.attached = Some(Arc::new(attached));
+    }
+
+    /// Moves on; the move says whether it may.
+    pub(super) fn advance(
+        &self,
+        event: impl FnOnce(ProcessState) -> Result<ProcessState, IllegalMove>,
+    ) -> Result<(), IllegalMove> {
+        let mut life = self.life();
+        life.state = event(life.state)?;
+        Ok(())
+    }
+
+    /// Records the end and lets everybody who waits know.
+    pub(super) fn ended(&self, exit: Exit) {
+        if let Err(illegal) = self.advance(ProcessState::exited) {
+            tracing::error!(id = self.id, "{illegal}");
+        }
+        self.exit.send_replace(Some(exit));
+    }
+
+    /// Its end, if it has ended.
+    pub(crate) fn exit(&self) -> Option<Exit> {
+        *self.exit.borrow()
+    }
+
+    /// Waits for the end. None: the process was deleted without ever having run.
+    pub(crate) async fn wait(self: Arc<Self>) -> Option<Exit> {
+        let mut exit = self.exit.subscribe();
+        // Only the channel is kept: a waiter must not keep alive what is deleted meanwhile.
+        drop(self);
+        exit.wait_for(Option::is_some).await.ok().and_then(|exit| *exit)
+    }
+
+    /// The kernel's process, as long as it may be signalled.
+    pub(super) fn watched(&self) -> Option<Arc<Watched>> {
+        let life = self.life();
+        life.watched.clone().filter(|_| life.state.is_alive())
+    }
+
+    /// Its streams, once it has been born.
+    pub(crate) fn attached(&self) -> Option<Arc<Attached>> {
+        self.life().attached.clone()
+    }
+
+    /// Lets go of its streams.
+    pub(super) fn detach(&self) {
+        self.life().attached = None;
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn all_who_wait_hear_of_the_end() {
+        let process = Arc::new(Process::new("p".into(), Streams::default()));
+        let early = tokio::spawn(Arc::clone(&process).wait());
+        tokio::task::yield_now().await;
+        let exit = Exit { status: 3, at: SystemTime::now() };
+        process.ended(exit);
+        assert_eq!(early.await.unwrap(), Some(exit));
+        assert_eq!(Arc::clone(&process).wait().await, Some(exit));
+        assert_eq!(process.state(), ProcessState::Stopped);
+    }
+
+    #[tokio::test]
+    async fn waiting_for_what_is_deleted_before_it_ran_ends() {
+        let process = Arc::new(Process::new("p".into(), Streams::default()));
+        let waiting = tokio::spawn(Arc::clone(&process).wait());
+        tokio::task::yield_now().await;
+        drop(process);
+        assert_eq!(waiting.await.unwrap(), None);
+    }
+}

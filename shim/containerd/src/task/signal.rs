@@ -1,0 +1,58 @@
+//! `Kill`: any signal to the init, to all of the container, or to an exec.
+//!
+//! An init is signalled by the runtime, which knows what that means for a frozen container or one without a pid namespace;
+//! an exec through its pidfd. That a process has ended is asked of the kernel, never read out of the runtime's words.
+
+use nix::libc::ESRCH;
+
+use super::{Process, Task, TaskError, state::ProcessState};
+
+impl Task {
+    /// Sends the signal.
+    pub(crate) async fn kill(&self, exec_id: &str, signal: u32, all: bool) -> Result<(), TaskError> {
+        match exec_id {
+            "" => self.kill_init(signal, all).await,
+            _ => kill_exec(&*self.process(exec_id)?, signal),
+        }
+    }
+
+    async fn kill_init(&self, signal: u32, all: bool) -> Result<(), TaskError> {
+        if self.init.state() == ProcessState::Deleted {
+            return Err(finished(&self.init));
+        }
+        // `all` is about what an init left, too, so a stopped one is no reason to refuse it.
+        if !all && has_ended(&self.init) {
+            return Err(finished(&self.init));
+        }
+        match self.runtime.kill(&self.id, signal, all).await {
+            Err(_) if has_ended(&self.init) => Err(finished(&self.init)),
+            result => result.map_err(TaskError::runtime("kill")),
+        }
+    }
+}
+
+fn kill_exec(process: &Process, signal: u32) -> Result<(), TaskError> {
+    let Some(watched) = process.watched() else {
+        return match process.state() {
+            state @ ProcessState::Created => Err(super::IllegalMove { verb: "kill", state }.into()),
+            ProcessState::Running | ProcessState::Paused | ProcessState::Stopped | ProcessState::Deleted => {
+                Err(finished(process))
+            }
+        };
+    };
+    let number = i32::try_from(signal).map_err(|_| TaskError::Invalid(format!("signal {signal}")))?;
+    match watched.signal(number) {
+        Err(error) if error.raw_os_error() == Some(ESRCH) => Err(finished(process)),
+        result => {
+            result.map_err(|source| TaskError::File { what: format!("signal process {}", watched.pid()), source })
+        }
+    }
+}
+
+fn has_ended(process: &Process) -> bool {
+    process.watched().is_none_or(|watched| watched.has_ended())
+}
+
+fn finished(process: &Process) -> TaskError {
+    TaskError::NotFound(format!("process {} already finished", process.id()))
+}

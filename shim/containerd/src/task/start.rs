@@ -1,0 +1,106 @@
+//! `Start` of an init, and of an exec; `Pause` and `Resume`.
+
+use std::{fs, sync::Arc};
+
+use containerd_shim_protos::events::task as proto;
+
+use super::{Process, Task, TaskError, exec::Exec, state::ProcessState};
+use crate::{
+    bundle::Bundle,
+    events::Event,
+    exits::Watched,
+    io::Wiring,
+    runtime::{ExecCall, RuntimeError},
+};
+
+impl Task {
+    /// Starts the init, or an exec; answers its pid.
+    pub(crate) async fn start(self: &Arc<Self>, exec_id: &str) -> Result<u32, TaskError> {
+        match exec_id {
+            "" => self.start_init().await,
+            _ => self.start_exec(self.exec(exec_id)?).await,
+        }
+    }
+
+    async fn start_init(&self) -> Result<u32, TaskError> {
+        let _turn = self.turn.lock().await;
+        self.init.state().started()?;
+        self.runtime.start(&self.id).await.map_err(TaskError::runtime("start"))?;
+        self.init.advance(ProcessState::started)?;
+        let pid = self.init.pid();
+        let started = proto::TaskStart { container_id: self.id.clone(), pid, ..Default::default() };
+        self.around.events.send(&Event::Started(started));
+        Ok(pid)
+    }
+
+    async fn start_exec(self: &Arc<Self>, exec: Arc<Exec>) -> Result<u32, TaskError> {
+        let _turn = exec.turn.lock().await;
+        self.init.state().admits_exec()?;
+        exec.process.state().started()?;
+        let watched = self.make_exec(&exec).await?;
+        exec.process.advance(ProcessState::started)?;
+        let pid = watched.pid();
+        self.around.events.send(&Event::ExecStarted(proto::TaskExecStarted {
+            container_id: self.id.clone(),
+            exec_id: exec.process.id().to_owned(),
+            pid,
+            ..Default::default()
+        }));
+        // Only now is its end waited for: however soon it comes, it is told after the start.
+        self.await_exec(Arc::clone(&exec.process), watched);
+        Ok(pid)
+    }
+
+    async fn make_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
+        let process: &Process = &exec.process;
+        let wiring = Wiring::open(process.streams(), self.owner)?;
+        let spec_file = self.bundle.path().join(format!("exec-{}.json", process.id()));
+        let pid_file = self.bundle.exec_pid_file(process.id());
+        fs::write(&spec_file, &exec.spec)
+            .map_err(|source| TaskError::File { what: format!("write {}", spec_file.display()), source })?;
+
+        let _hold = self.around.exits.hold();
+        let call = ExecCall { process: &spec_file, pid_file: &pid_file, wiring: &wiring };
+        let made = self.runtime.exec(&self.id, &call).await;
+        let pid = made.map_err(TaskError::runtime("exec")).and_then(|()| Ok(Bundle::read_pid(&pid_file)?));
+        let _ = fs::remove_file(&spec_file);
+        let _ = fs::remove_file(&pid_file);
+
+        let watched = Arc::new(Watched::open(pid?, &self.around.exits)?);
+        process.born(Arc::clone(&watched), wiring.attach()?);
+        Ok(watched)
+    }
+
+    /// Freezes the container.
+    pub(crate) async fn pause(&self) -> Result<(), TaskError> {
+        let _turn = self.turn.lock().await;
+        self.init.state().paused()?;
+        self.runtime.pause(&self.id).await.map_err(TaskError::runtime("pause"))?;
+        self.init.advance(ProcessState::paused)?;
+        let paused = proto::TaskPaused { container_id: self.id.clone(), ..Default::default() };
+        self.around.events.send(&Event::Paused(paused));
+        Ok(())
+    }
+
+    /// Thaws the container.
+    pub(crate) async fn resume(&self) -> Result<(), TaskError> {
+        let _turn = self.turn.lock().await;
+        self.init.state().resumed()?;
+        self.runtime.resume(&self.id).await.map_err(TaskError::runtime("resume"))?;
+        self.init.advance(ProcessState::resumed)?;
+        let resumed = proto::TaskResumed { container_id: self.id.clone(), ..Default::default() };
+        self.around.events.send(&Event::Resumed(resumed));
+        Ok(())
+    }
+
+    /// Changes the container's limits; `resources` is an OCI LinuxResources as JSON.
+    pub(crate) async fn update(&self, resources: &[u8]) -> Result<(), TaskError> {
+        let file = self.bundle.path().join("update-resources.json");
+        let _turn = self.turn.lock().await;
+        fs::write(&file, resources)
+            .map_err(|source| TaskError::File { what: format!("write {}", file.display()), source })?;
+        let updated: Result<(), RuntimeError> = self.runtime.update(&self.id, &file).await;
+        let _ = fs::remove_file(&file);
+        updated.map_err(TaskError::runtime("update"))
+    }
+}

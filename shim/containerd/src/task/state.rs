@@ -1,0 +1,176 @@
+//! The life of a process under the shim, as a pure state machine.
+//!
+//! ```text
+//!  Created ──started──► Running ◄──resumed── Paused
+//!     │                   │  └────paused──────►│
+//!     └──────exited───────┴───────exited───────┘──► Stopped ──deleted──► Deleted
+//! ```
+//! One enum, one method per event, one error for a move that is not there. It asks nothing of the kernel and sends
+//! nothing: who calls it has just seen the event happen.
+
+use containerd_shim_protos::types::task::Status;
+
+/// Where a process, init or exec, stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProcessState {
+    /// Known, but its program does not run yet.
+    Created,
+    /// Runs.
+    Running,
+    /// Frozen; an init only.
+    Paused,
+    /// Has exited, its status is kept.
+    Stopped,
+    /// Gone; the name may be used again.
+    Deleted,
+}
+
+/// A move the life of a process does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("cannot {verb} a process that is {state}")]
+pub(crate) struct IllegalMove {
+    /// What was asked for.
+    pub(crate) verb: &'static str,
+    /// Where the process stands.
+    pub(crate) state: ProcessState,
+}
+
+impl ProcessState {
+    /// The program was started.
+    pub(crate) fn started(self) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Created => Ok(Self::Running),
+            Self::Running | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("start"),
+        }
+    }
+
+    /// The container was frozen.
+    pub(crate) fn paused(self) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Running => Ok(Self::Paused),
+            Self::Created | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("pause"),
+        }
+    }
+
+    /// The container was thawed.
+    pub(crate) fn resumed(self) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Paused => Ok(Self::Running),
+            Self::Created | Self::Running | Self::Stopped | Self::Deleted => self.refuse("resume"),
+        }
+    }
+
+    /// The process ended. The kernel does this in any state in which there is a process.
+    pub(crate) fn exited(self) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Created | Self::Running | Self::Paused => Ok(Self::Stopped),
+            Self::Stopped | Self::Deleted => self.refuse("exit"),
+        }
+    }
+
+    /// The process's remains were removed. A container that was only created may be deleted as well: the runtime ends
+    /// its init on the way.
+    pub(crate) fn deleted(self) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Created | Self::Stopped => Ok(Self::Deleted),
+            Self::Running | Self::Paused | Self::Deleted => self.refuse("delete"),
+        }
+    }
+
+    /// Is there a process behind it that can be signalled or entered?
+    pub(crate) fn is_alive(self) -> bool {
+        matches!(self, Self::Created | Self::Running | Self::Paused)
+    }
+
+    /// May processes be added to a container whose init stands here?
+    pub(crate) fn admits_exec(self) -> Result<(), IllegalMove> {
+        match self {
+            Self::Created | Self::Running => Ok(()),
+            Self::Paused | Self::Stopped | Self::Deleted => self.refuse("exec in"),
+        }
+    }
+
+    /// containerd's word for it.
+    pub(crate) fn status(self) -> Status {
+        match self {
+            Self::Created => Status::CREATED,
+            Self::Running => Status::RUNNING,
+            Self::Paused => Status::PAUSED,
+            Self::Stopped | Self::Deleted => Status::STOPPED,
+        }
+    }
+
+    fn refuse<T>(self, verb: &'static str) -> Result<T, IllegalMove> {
+        Err(IllegalMove { verb, state: self })
+    }
+}
+
+impl std::fmt::Display for ProcessState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+            Self::Deleted => "deleted",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Event = fn(ProcessState) -> Result<ProcessState, IllegalMove>;
+    const EVENTS: [Event; 5] = [
+        ProcessState::started,
+        ProcessState::paused,
+        ProcessState::resumed,
+        ProcessState::exited,
+        ProcessState::deleted,
+    ];
+
+    #[test]
+    fn a_common_life() {
+        let state = ProcessState::Created.started().unwrap();
+        let state = state.paused().unwrap().resumed().unwrap();
+        assert_eq!(state.exited().unwrap().deleted(), Ok(ProcessState::Deleted));
+    }
+
+    #[test]
+    fn a_refusal_says_what_and_where() {
+        let refused = ProcessState::Running.deleted().unwrap_err();
+        assert_eq!(refused.to_string(), "cannot delete a process that is running");
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order: it exits at most once, nothing runs after that, and Deleted is the end.
+        #[test]
+        fn no_life_after_death(events in prop::collection::vec(0..EVENTS.len(), 0..40)) {
+            let mut state = ProcessState::Created;
+            let mut exits = 0;
+            for event in events {
+                let before = state;
+                let Ok(after) = EVENTS[event](before) else { continue };
+                prop_assert_ne!(before, ProcessState::Deleted);
+                if before == ProcessState::Stopped {
+                    prop_assert_eq!(after, ProcessState::Deleted);
+                }
+                exits += u32::from(after == ProcessState::Stopped);
+                state = after;
+            }
+            prop_assert!(exits <= 1);
+        }
+
+        /// A process that is alive can always exit, one that is not never.
+        #[test]
+        fn the_kernel_may_end_what_lives(event in 0..EVENTS.len()) {
+            for state in [ProcessState::Created, ProcessState::Running, ProcessState::Paused, ProcessState::Stopped, ProcessState::Deleted] {
+                prop_assert_eq!(state.exited().is_ok(), state.is_alive());
+                if let Ok(next) = EVENTS[event](state) { prop_assert_ne!(next, state); }
+            }
+        }
+    }
+}
