@@ -5,7 +5,7 @@
 
 use std::io;
 
-use bindguard_core::mount_table::{STATMOUNT_MASK, StatmountEntry};
+use bindguard_core::mount_table::{STATMOUNT_MASK, StatmountEntry, StatmountError};
 use nix::libc;
 
 /// The same number on every architecture: it came after they were unified.
@@ -26,8 +26,8 @@ struct Request {
 /// Asks for one mount by its unique id (`STATX_MNT_ID_UNIQUE`), which is never given to another mount.
 ///
 /// # Errors
-/// `ENOSYS` before Linux 6.8, `ENOENT` for a mount that is not in the caller's mount namespace, `EPERM` under a seccomp
-/// filter that does not know the call.
+/// `ENOSYS` before Linux 6.8, `EPERM` under a seccomp filter that does not know the call, `ENOENT` for a mount that is not
+/// in the caller's mount namespace or not below its root.
 pub(crate) fn statmount(unique_id: u64) -> io::Result<StatmountEntry> {
     let request = Request { size: size_of::<Request>() as u32, spare: 0, mnt_id: unique_id, param: STATMOUNT_MASK };
     let mut size = USUAL;
@@ -37,13 +37,20 @@ pub(crate) fn statmount(unique_id: u64) -> io::Result<StatmountEntry> {
         // the kernel keeps neither.
         let result = unsafe { libc::syscall(SYS_STATMOUNT, &raw const request, buffer.as_mut_ptr(), buffer.len(), 0) };
         if result == 0 {
-            return StatmountEntry::from_buffer(&buffer)
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error));
+            return StatmountEntry::from_buffer(&buffer).map_err(|error| io::Error::new(kind(error), error));
         }
         let error = io::Error::last_os_error();
         if error.raw_os_error() != Some(libc::EOVERFLOW) || size >= LARGEST {
             return Err(error);
         }
         size *= 8;
+    }
+}
+
+/// The kernel knows the mount on which a namespace's root is mounted, and cannot name a mount point for it.
+fn kind(error: StatmountError) -> io::ErrorKind {
+    match error {
+        StatmountError::Missing(_) => io::ErrorKind::NotFound,
+        StatmountError::TooShort | StatmountError::BadString(_) => io::ErrorKind::InvalidData,
     }
 }
