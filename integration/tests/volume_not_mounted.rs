@@ -1,0 +1,66 @@
+//! A volume that has to be mounted is not (kubernetes#109955): without bindguard, the container starts and writes to the
+//! node's own disk, and nobody notices.
+//!
+//! By default the log says it; where policy wants it, the container is refused, with the reason.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::process::Finished;
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
+use nix::mount::{MsFlags, mount};
+
+fn refused(generation: Generation) {
+    let policy = "[checks]\nunmounted-volumes = \"refuse\"\n";
+    Setup::on(generation).policy(policy).story(|node| {
+        let nfs = volume(node, "kubernetes.io~nfs/data")?;
+        for (container, runtime) in [("shim", Runtime::Bindguard), ("wrapper", Runtime::Wrapper)] {
+            let words = start(node, container, runtime, &nfs)?.failure()?;
+            for said in ["refused", "volume data (kubernetes.io~nfs) of pod uid-1", "mount.nfs is missing"] {
+                ensure!(words.contains(said), "{container}: the error does not say {said:?}: {words}");
+            }
+            node.ctr().forget(container)?;
+        }
+        let tasks = node.ctr().tasks()?;
+        ensure!(!tasks.contains("shim") && !tasks.contains("wrapper"), "a refused container is still there: {tasks}");
+
+        tmpfs(&nfs)?;
+        let words = start(node, "other", Runtime::Bindguard, &nfs)?.failure()?;
+        ensure!(words.contains("shows a tmpfs filesystem"), "another filesystem is not told: {words}");
+        node.ctr().forget("other")?;
+
+        let csi = volume(node, "kubernetes.io~csi/pvc-1/mount")?;
+        tmpfs(&csi)?;
+        start(node, "mounted", Runtime::Bindguard, &csi)?.success()?;
+        node.ctr().remove("mounted")
+    });
+}
+
+on_every_generation!(refused);
+
+#[test]
+fn reported_by_default() {
+    Setup::on(Generation::V2_1).story(|node| {
+        let nfs = volume(node, "kubernetes.io~nfs/data")?;
+        start(node, "app", Runtime::Bindguard, &nfs)?.success()?;
+        let told = node.log()?.lines().any(|line| line.contains("is unmounted") && line.contains("kubernetes.io~nfs"));
+        ensure!(told, "the log does not say that the volume is not mounted");
+        node.ctr().remove("app")
+    });
+}
+
+fn volume(node: &Node, name: &str) -> Result<PathBuf> {
+    let path = node.kubelet().root().join("pods/uid-1/volumes").join(name);
+    fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+    Ok(path)
+}
+
+fn tmpfs(at: &Path) -> Result<()> {
+    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), None::<&str>)
+        .with_context(|| format!("mount {}", at.display()))
+}
+
+fn start(node: &Node, id: &str, runtime: Runtime, source: &Path) -> Result<Finished> {
+    node.ctr().container(id).runtime(runtime).mount(Bind::new(source, "/data").options(&["rbind", "rw"])).start()
+}
