@@ -87,6 +87,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     };
     let containers = Arc::new(Containers::new(around.clone()));
 
+    let socket = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
     let listener = Listener::try_from(listener).map_err(failed("watch the socket"))?;
     let mut server = Server::new().add_listener(listener).register_service(service::services(&containers));
     server.start().await?;
@@ -95,7 +96,10 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
         () = containers.shutdown_requested() => {}
         () = terminated(&containers) => {}
     }
-    address::remove_socket_of_bundle();
+    // Known from the socket itself: the bundle we were started in may be gone long since.
+    if let Some(path) = socket {
+        let _ = std::fs::remove_file(path);
+    }
     server.stop_listen().await;
     around.events.flush(FLUSH_LIMIT).await;
     let _ = tokio::time::timeout(GOODBYE_LIMIT, server.disconnect()).await;
@@ -113,7 +117,7 @@ async fn terminated(containers: &Containers) {
         _ = interrupt.recv() => {}
     }
     tracing::info!("asked to terminate: as soon as no container runs");
-    while containers.any_alive() {
+    while !containers.close_if_idle() {
         tokio::time::sleep(TERMINATE_POLL).await;
     }
 }

@@ -6,11 +6,16 @@ use std::{
     io,
     os::unix::{
         fs::{DirBuilderExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
+        net::UnixListener,
     },
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+};
 use sha2::{Digest, Sha256};
 
 /// The directory all of containerd's shims put their sockets in.
@@ -38,20 +43,35 @@ pub(super) fn socket_of_group(containerd: &str, namespace: &str, group: &str) ->
 }
 
 /// Binds the socket, unless a server answers there. What a dead server left is removed.
+///
+/// Two containers of a pod may do this at the same moment: without the lock one would take for dead what the other has
+/// bound but does not listen on yet, and remove it. The lock goes with the descriptor.
 pub(super) fn claim(path: &Path) -> io::Result<Claim> {
-    if let Some(directory) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    }
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let directory = fs::File::open(directory)?;
+    flock(&directory, FlockOperation::LockExclusive)?;
     match bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
         bound => return bound.map(Claim::Bound),
     }
-    if UnixStream::connect(path).is_ok() {
+    if is_served(path)? {
         return Ok(Claim::Serving);
     }
     tracing::debug!(path = %path.display(), "removing a stale socket");
     fs::remove_file(path)?;
     bind(path).map(Claim::Bound)
+}
+
+/// Never waits: a server that does not even accept, and has its queue full, is there nevertheless.
+fn is_served(path: &Path) -> io::Result<bool> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {
@@ -65,21 +85,11 @@ pub(super) fn write(address: &str) -> io::Result<()> {
     crate::bundle::write_beside(Path::new(ADDRESS_FILE), address.as_bytes())
 }
 
-/// Removes the socket that the bundle in the current directory names: no server listens there any more.
-pub(crate) fn remove_socket_of_bundle() {
-    let Ok(address) = fs::read_to_string(ADDRESS_FILE) else { return };
-    let path = address.trim().strip_prefix("unix://").unwrap_or(&address);
-    if let Err(error) = fs::remove_file(path) {
-        tracing::debug!(path, %error, "the socket is gone already");
-    }
-}
-
-/// As `remove_socket_of_bundle`, but not under a server that answers: other containers may be in its group.
+/// Removes the socket that this bundle names, but not under a server that answers: other containers may be in its group.
 pub(super) fn remove_stale_socket_of_bundle(bundle: &Path) {
     let Ok(address) = fs::read_to_string(bundle.join(ADDRESS_FILE)) else { return };
     let path = address.trim().strip_prefix("unix://").unwrap_or(&address);
-    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    if UnixStream::connect(path).is_err_and(refused) {
+    if is_served(Path::new(path)).is_ok_and(|served| !served) {
         let _ = fs::remove_file(path);
     }
 }

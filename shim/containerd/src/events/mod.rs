@@ -23,6 +23,8 @@ pub(crate) enum Event {
     ExecAdded(proto::TaskExecAdded),
     /// An exec runs.
     ExecStarted(proto::TaskExecStarted),
+    /// The kernel killed for want of memory.
+    OutOfMemory(proto::TaskOOM),
     /// An init or an exec has ended.
     Exited(proto::TaskExit),
     /// The container is gone.
@@ -94,6 +96,7 @@ impl Event {
             Self::ExecStarted(e) => {
                 (topics::TASK_EXEC_STARTED_EVENT_TOPIC, "containerd.events.TaskExecStarted", e.write_to_bytes())
             }
+            Self::OutOfMemory(e) => (topics::TASK_OOM_EVENT_TOPIC, "containerd.events.TaskOOM", e.write_to_bytes()),
             Self::Exited(e) => (topics::TASK_EXIT_EVENT_TOPIC, "containerd.events.TaskExit", e.write_to_bytes()),
             Self::Deleted(e) => (topics::TASK_DELETE_EVENT_TOPIC, "containerd.events.TaskDelete", e.write_to_bytes()),
             Self::Paused(e) => (topics::TASK_PAUSED_EVENT_TOPIC, "containerd.events.TaskPaused", e.write_to_bytes()),

@@ -14,14 +14,16 @@ mod copy;
 mod fifo;
 mod wiring;
 
-use std::time::Duration;
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use rustix::termios::Winsize;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
-
-pub(crate) use copy::Copy;
 use tokio::io::unix::AsyncFd;
+
+use copy::Copy;
 pub(crate) use wiring::{IoError, Owner, Wiring};
 
 /// A pty's master, shared by both directions.

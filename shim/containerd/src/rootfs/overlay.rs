@@ -14,8 +14,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::{call, mount_options::MountOptions};
 
-/// One page, less the final NUL and some room for what the kernel adds.
-const LONGEST: usize = 4096 - 512;
+/// One page, less the final NUL. mount(2) cuts what is longer without a word.
+const LONGEST: usize = 4096 - 1;
 
 /// mount(2), by way of shortened options where they are too long.
 pub(super) fn mount_maybe_long(mount: &Mount, target: &Path, options: &MountOptions) -> io::Result<()> {
@@ -27,6 +27,9 @@ pub(super) fn mount_maybe_long(mount: &Mount, target: &Path, options: &MountOpti
         unshare(CloneFlags::CLONE_FS)?;
         std::env::set_current_dir(directory)?;
         data = short.join(",");
+    }
+    if data.len() > LONGEST {
+        return Err(io::Error::new(io::ErrorKind::ArgumentListTooLong, "more options than mount(2) takes"));
     }
     call(Some(&mount.source), target, Some(&mount.type_), options.flags, Some(&data))
 }
@@ -52,6 +55,10 @@ fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use nix::mount::MsFlags;
+
     use super::*;
 
     fn words(line: &str) -> Vec<String> {
@@ -71,5 +78,43 @@ mod tests {
         assert_eq!(shorten(&words("lowerdir=/a/fs:/b/fs")), None);
         assert_eq!(shorten(&words("upperdir=/a")), None);
         assert_eq!(shorten(&words("lowerdir=/a/b:/a")), None);
+    }
+
+    /// In a mount namespace of its thread's own.
+    fn mount_hundred_layers(dir: &Path) -> io::Result<()> {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        call(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;
+        call(Some("layers"), dir, Some("tmpfs"), MsFlags::empty(), None)?;
+        let layers: Vec<PathBuf> = (0..100).map(|n| dir.join(format!("{n:0>30}")).join("fs")).collect();
+        for (n, layer) in layers.iter().enumerate() {
+            fs::create_dir_all(layer)?;
+            fs::write(layer.join(format!("from-{n}")), "")?;
+        }
+        let [upper, work, merged] = ["upper", "work", "merged"].map(|name| dir.join(name));
+        for directory in [&upper, &work, &merged] {
+            fs::create_dir(directory)?;
+        }
+        let lower: Vec<_> = layers.iter().map(|layer| layer.display().to_string()).collect();
+        let words = [
+            format!("workdir={}", work.display()),
+            format!("upperdir={}", upper.display()),
+            format!("lowerdir={}", lower.join(":")),
+        ];
+        let mount = Mount { type_: "overlay".into(), source: "overlay".into(), ..Default::default() };
+        let options = MountOptions::parse(&words).map_err(io::Error::other)?;
+        mount_maybe_long(&mount, &merged, &options)?;
+        fs::metadata(merged.join("from-0")).and(fs::metadata(merged.join("from-99"))).map(drop)
+    }
+
+    #[test]
+    fn a_hundred_layers_are_mounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = std::env::current_dir().unwrap();
+        let path = dir.path().to_owned();
+        match std::thread::spawn(move || mount_hundred_layers(&path)).join().unwrap() {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => eprintln!("SKIPPED: no right to mount"),
+            result => result.unwrap(),
+        }
+        assert_eq!(std::env::current_dir().unwrap(), here);
     }
 }

@@ -26,10 +26,11 @@ use rustix::{
     io::{FdFlags, fcntl_setfd},
     pipe::{PipeFlags, pipe_with},
 };
-use tokio::{io::AsyncReadExt, net::unix::pipe};
+use tokio::net::unix::pipe;
 
 use super::{
     Runtime,
+    handover::{Word, hear, word},
     invoke::{Call, Ends, Running, RuntimeError},
     is_program, look_up,
 };
@@ -37,8 +38,6 @@ use crate::io::Wiring;
 
 const GUARD: &str = "bindguard-runtime";
 const RETRIES: u32 = 3;
-/// A reason longer than that is cut.
-const LONGEST_LINE: usize = 4096;
 /// How long a killed guard, that may have become the runtime, is given to be gone.
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
@@ -64,15 +63,6 @@ enum Passage {
     Unchanged,
     /// No runtime ran; why.
     NoGuard(String),
-}
-
-/// The guard's one line.
-#[derive(Debug, PartialEq, Eq)]
-enum Word {
-    Handover,
-    Refused(String),
-    Unchanged,
-    Garbled,
 }
 
 impl Runtime {
@@ -227,44 +217,4 @@ fn guard_program() -> Option<PathBuf> {
 fn spawn_inheriting(request: Call, wiring: &Wiring, write: OwnedFd) -> io::Result<Running> {
     fcntl_setfd(&write, FdFlags::empty())?;
     request.spawn(Ends::Process(wiring)).map_err(io::Error::other)
-}
-
-/// Reads up to the end of the line, or of the pipe.
-async fn hear(line: &mut pipe::Receiver, said: &mut Vec<u8>) {
-    while said.len() < LONGEST_LINE && !said.contains(&b'\n') {
-        match line.read_buf(said).await {
-            Ok(0) => return,
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the guard's answer");
-                return;
-            }
-        }
-    }
-}
-
-fn word(said: &[u8]) -> Option<Word> {
-    let end = said.iter().position(|byte| *byte == b'\n').unwrap_or(said.len());
-    let line = String::from_utf8_lossy(&said[..end]);
-    match line.split_once(' ').unwrap_or((&line, "")) {
-        ("", _) => None,
-        ("handover", _) => Some(Word::Handover),
-        ("unchanged", _) => Some(Word::Unchanged),
-        ("refused", reason) => Some(Word::Refused(reason.to_owned())),
-        _ => Some(Word::Garbled),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_words_of_the_contract() {
-        assert_eq!(word(b"handover\n"), Some(Word::Handover));
-        assert_eq!(word(b"unchanged\n"), Some(Word::Unchanged));
-        assert_eq!(word(b"refused /mnt is not mounted\nmore"), Some(Word::Refused("/mnt is not mounted".into())));
-        assert_eq!(word(b""), None);
-        assert_eq!(word(b"panic at"), Some(Word::Garbled));
-    }
 }

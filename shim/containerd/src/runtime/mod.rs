@@ -4,6 +4,7 @@
 //! What a runtime *says* is passed on, never interpreted: decisions rest on exit codes, files and pidfds.
 
 mod guard_door;
+mod handover;
 mod invoke;
 mod log_file;
 

@@ -21,8 +21,15 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Containers {
     around: Surroundings,
-    by_id: Mutex<HashMap<String, Slot>>,
+    register: Mutex<Register>,
     over: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Register {
+    by_id: HashMap<String, Slot>,
+    /// The shim is about to end: a container that came now would have nobody.
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -35,12 +42,12 @@ enum Slot {
 impl Containers {
     /// None yet.
     pub(crate) fn new(around: Surroundings) -> Self {
-        Self { around, by_id: Mutex::default(), over: Notify::new() }
+        Self { around, register: Mutex::default(), over: Notify::new() }
     }
 
     /// The container of that name.
     pub(super) fn find(&self, id: &str) -> Result<Arc<Task>, Refusal> {
-        match self.by_id().get(id) {
+        match self.register().by_id.get(id) {
             Some(Slot::Ready(task)) => Ok(Arc::clone(task)),
             Some(Slot::BeingCreated) | None => Err(Refusal::no_container(id)),
         }
@@ -59,7 +66,7 @@ impl Containers {
     pub(super) async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Refusal> {
         let (process, exit) = self.find(id)?.delete(exec_id).await?;
         if exec_id.is_empty() {
-            self.by_id().remove(id);
+            self.register().by_id.remove(id);
         }
         Ok(DeleteResponse {
             pid: process.pid(),
@@ -71,9 +78,22 @@ impl Containers {
 
     /// Ends the shim when it has no containers left, or `now`.
     pub(super) fn shut_down(&self, now: bool) {
-        if now || self.by_id().is_empty() {
+        let mut register = self.register();
+        if now || register.by_id.is_empty() {
+            register.closed = true;
             self.over.notify_one();
         }
+    }
+
+    /// Takes no more containers, if none is alive; answers whether that is so.
+    pub(crate) fn close_if_idle(&self) -> bool {
+        let mut register = self.register();
+        let busy = register.by_id.values().any(|slot| match slot {
+            Slot::BeingCreated => true,
+            Slot::Ready(task) => task.is_alive(),
+        });
+        register.closed |= !busy;
+        !busy
     }
 
     /// Resolves when the shim is to end.
@@ -81,16 +101,12 @@ impl Containers {
         self.over.notified().await;
     }
 
-    /// Is there a container with a living init, or one on its way?
-    pub(crate) fn any_alive(&self) -> bool {
-        self.by_id().values().any(|slot| match slot {
-            Slot::BeingCreated => true,
-            Slot::Ready(task) => task.is_alive(),
-        })
-    }
-
     fn reserve(&self, id: &str) -> Result<Place<'_>, Refusal> {
-        match self.by_id().entry(id.to_owned()) {
+        let mut register = self.register();
+        if register.closed {
+            return Err(Refusal::shutting_down());
+        }
+        match register.by_id.entry(id.to_owned()) {
             Entry::Occupied(_) => Err(TaskError::AlreadyExists(id.to_owned()).into()),
             Entry::Vacant(free) => {
                 free.insert(Slot::BeingCreated);
@@ -99,8 +115,8 @@ impl Containers {
         }
     }
 
-    fn by_id(&self) -> MutexGuard<'_, HashMap<String, Slot>> {
-        self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+    fn register(&self) -> MutexGuard<'_, Register> {
+        self.register.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -112,15 +128,49 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn fill(self, task: Arc<Task>) {
-        self.containers.by_id().insert(self.id.clone(), Slot::Ready(task));
+        self.containers.register().by_id.insert(self.id.clone(), Slot::Ready(task));
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut by_id = self.containers.by_id();
-        if matches!(by_id.get(&self.id), Some(Slot::BeingCreated)) {
-            by_id.remove(&self.id);
+        let mut register = self.containers.register();
+        if matches!(register.by_id.get(&self.id), Some(Slot::BeingCreated)) {
+            register.by_id.remove(&self.id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{events::Events, exits::Exits};
+
+    fn containers() -> Containers {
+        let events = Events::publish_to("/nonexistent".into(), "n".into());
+        let exits = Arc::new(Exits::default());
+        Containers::new(Surroundings { namespace: "n".into(), events, exits, deadline: Duration::from_secs(1) })
+    }
+
+    #[tokio::test]
+    async fn a_name_is_taken_from_the_beginning_and_free_after_a_failure() {
+        let containers = containers();
+        let place = containers.reserve("a").ok();
+        assert!(containers.reserve("a").is_err());
+        assert!(containers.find("a").is_err());
+        containers.shut_down(false);
+        assert!(!containers.close_if_idle());
+        drop(place);
+        assert!(containers.reserve("a").is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_shim_that_ends_takes_no_more_containers() {
+        let containers = containers();
+        containers.shut_down(false);
+        containers.shutdown_requested().await;
+        assert!(containers.reserve("a").is_err());
     }
 }

@@ -20,7 +20,7 @@ use containerd_shim_protos::{
     },
     shim_async::{Task as TaskMethods, create_task},
 };
-use protobuf::well_known_types::empty::Empty;
+use protobuf::{MessageField, well_known_types::empty::Empty};
 use ttrpc::asynchronous::{Service, TtrpcContext};
 
 pub(crate) use containers::Containers;
@@ -179,8 +179,12 @@ impl TaskMethods for TaskService {
         Err(Refusal::unimplemented("checkpoint").into())
     }
 
-    async fn stats(&self, _: &TtrpcContext, _: StatsRequest) -> Answer<StatsResponse> {
-        Err(Refusal::unimplemented("stats").into())
+    async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> Answer<StatsResponse> {
+        answered("stats", async {
+            let stats = self.containers.find(&request.id)?.stats()?;
+            Ok(StatsResponse { stats: MessageField::some(stats), ..Default::default() })
+        })
+        .await
     }
 }
 

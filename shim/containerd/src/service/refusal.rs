@@ -25,6 +25,11 @@ impl Refusal {
         Self { code: Code::INTERNAL, message: format!("the shim broke in {method}; its log says where") }
     }
 
+    /// Nothing can be begun any more; containerd is to start another shim.
+    pub(super) fn shutting_down() -> Self {
+        Self { code: Code::UNAVAILABLE, message: "the shim is shutting down".to_owned() }
+    }
+
     /// A container this shim does not have.
     pub(super) fn no_container(id: &str) -> Self {
         TaskError::NotFound(format!("container {id}")).into()
@@ -61,7 +66,8 @@ fn code(error: &TaskError) -> Code {
         | TaskError::Rootfs(_)
         | TaskError::Io(_)
         | TaskError::Watch(_)
-        | TaskError::File { .. }
+        | TaskError::Stats(_)
+        | TaskError::Os { .. }
         | TaskError::Runtime { .. } => Code::UNKNOWN,
     }
 }

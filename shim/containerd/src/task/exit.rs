@@ -7,8 +7,10 @@ use nix::libc::SIGKILL;
 
 use super::{Process, Task, exec::Exec};
 use crate::{
+    causes::with_causes,
     events::{Event, timestamp},
     exits::{Exit, Watched},
+    stats::OomWatch,
 };
 
 /// How long an init's exit may wait for those of its execs. They are dead by then, or as good as: only one that hangs in
@@ -20,7 +22,7 @@ impl Task {
     pub(super) fn await_init(self: &Arc<Self>, watched: Arc<Watched>) {
         let task = Arc::clone(self);
         tokio::spawn(async move {
-            let exit = watched.exit().await;
+            let exit = task.end_of_init(&watched).await;
             if task.outlives_init {
                 task.kill_the_rest().await;
             }
@@ -31,6 +33,33 @@ impl Task {
             let _turn = task.turn.lock().await;
             task.tell_end(&task.init, exit);
         });
+    }
+
+    /// Waits for the init and tells of out-of-memory kills meanwhile, the last ones included.
+    async fn end_of_init(&self, watched: &Watched) -> Exit {
+        let oom = OomWatch::of_process(watched.pid()).unwrap_or_else(|error| {
+            // An init that is gone already, or a node without the memory controller.
+            tracing::debug!(id = self.id, error = with_causes(&error), "out-of-memory kills will not be told");
+            None
+        });
+        let Some(oom) = oom else { return watched.exit().await };
+        loop {
+            tokio::select! {
+                biased;
+                exit = watched.exit() => {
+                    self.tell_kills(&oom);
+                    return exit;
+                }
+                () = oom.changed() => self.tell_kills(&oom),
+            }
+        }
+    }
+
+    fn tell_kills(&self, oom: &OomWatch) {
+        if oom.has_killed() {
+            let killed = proto::TaskOOM { container_id: self.id.clone(), ..Default::default() };
+            self.around.events.send(&Event::OutOfMemory(killed));
+        }
     }
 
     /// Waits for an exec in a task of its own.

@@ -6,7 +6,7 @@ use containerd_shim_protos::{api::StateResponse, shim::oci::ProcessDetails, type
 use protobuf::{EnumOrUnknown, Message, MessageField, well_known_types::any::Any};
 
 use super::{Task, TaskError, state::ProcessState};
-use crate::events::timestamp;
+use crate::{events::timestamp, stats};
 
 impl Task {
     /// Where a process stands.
@@ -62,6 +62,14 @@ impl Task {
         execs.values().map(|exec| (exec.process.pid(), exec.process.id().to_owned())).collect()
     }
 
+    /// What the container's cgroup has used. After the init's end the kernel has no cgroup for it any more.
+    pub(crate) fn stats(&self) -> Result<Any, TaskError> {
+        if !self.is_alive() {
+            return Err(TaskError::NotFound(format!("cgroup of container {}", self.id)));
+        }
+        Ok(stats::of_process(self.pid())?)
+    }
+
     /// Closes a process's stdin.
     pub(crate) fn close_stdin(&self, exec_id: &str) -> Result<(), TaskError> {
         if let Some(attached) = self.process(exec_id)?.attached() {
@@ -77,7 +85,7 @@ impl Task {
         let Some(attached) = self.process(exec_id)?.attached() else { return Ok(()) };
         attached
             .resize(columns, rows)
-            .map_err(|source| TaskError::File { what: "set the terminal's size".to_owned(), source })
+            .map_err(|source| TaskError::Os { what: "set the terminal's size".to_owned(), source })
     }
 
     /// The init where the exec id is empty, to be waited for.

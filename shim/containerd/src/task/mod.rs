@@ -33,6 +33,7 @@ use crate::{
     options::OptionsError,
     rootfs::RootfsError,
     runtime::{Runtime, RuntimeError},
+    stats::StatsError,
 };
 use exec::Exec;
 
@@ -98,9 +99,12 @@ pub(crate) enum TaskError {
     /// The new process.
     #[error(transparent)]
     Watch(#[from] WatchError),
-    /// A file in the bundle.
+    /// The cgroup's figures.
+    #[error(transparent)]
+    Stats(#[from] StatsError),
+    /// Something asked of the system.
     #[error("{what}")]
-    File {
+    Os {
         /// What was done to what.
         what: String,
         /// Why it failed.

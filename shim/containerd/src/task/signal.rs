@@ -43,9 +43,7 @@ fn kill_exec(process: &Process, signal: u32) -> Result<(), TaskError> {
     let number = i32::try_from(signal).map_err(|_| TaskError::Invalid(format!("signal {signal}")))?;
     match watched.signal(number) {
         Err(error) if error.raw_os_error() == Some(ESRCH) => Err(finished(process)),
-        result => {
-            result.map_err(|source| TaskError::File { what: format!("signal process {}", watched.pid()), source })
-        }
+        result => result.map_err(|source| TaskError::Os { what: format!("signal process {}", watched.pid()), source }),
     }
 }
 

@@ -57,7 +57,7 @@ impl Task {
         let spec_file = self.bundle.path().join(format!("exec-{}.json", process.id()));
         let pid_file = self.bundle.exec_pid_file(process.id());
         fs::write(&spec_file, &exec.spec)
-            .map_err(|source| TaskError::File { what: format!("write {}", spec_file.display()), source })?;
+            .map_err(|source| TaskError::Os { what: format!("write {}", spec_file.display()), source })?;
 
         let _hold = self.around.exits.hold();
         let call = ExecCall { process: &spec_file, pid_file: &pid_file, wiring: &wiring };
@@ -98,7 +98,7 @@ impl Task {
         let file = self.bundle.path().join("update-resources.json");
         let _turn = self.turn.lock().await;
         fs::write(&file, resources)
-            .map_err(|source| TaskError::File { what: format!("write {}", file.display()), source })?;
+            .map_err(|source| TaskError::Os { what: format!("write {}", file.display()), source })?;
         let updated: Result<(), RuntimeError> = self.runtime.update(&self.id, &file).await;
         let _ = fs::remove_file(&file);
         updated.map_err(TaskError::runtime("update"))

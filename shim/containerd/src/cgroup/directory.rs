@@ -1,0 +1,68 @@
+//! One directory of a cgroup, and reading the small files in it.
+//!
+//! They are text that the kernel makes when it is read. A file that is missing says that this kernel or this cgroup has
+//! no such figure; the callers leave it out.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use nix::libc;
+
+use super::text::{FlatKeyed, number};
+
+/// A directory of a cgroup hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Directory(PathBuf);
+
+impl Directory {
+    /// The directory of that path.
+    pub(super) fn at(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// Where a file of that name lies.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A file's text; none where there is no such figure.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        text_of(&self.file(name))
+    }
+
+    /// The one number in a file.
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        number(&self.text(name)?)
+    }
+
+    /// A file of `key value` lines.
+    pub(super) fn flat_keyed(&self, name: &str) -> Option<FlatKeyed> {
+        Some(FlatKeyed::parse(&self.text(name)?))
+    }
+}
+
+/// As [`Directory::text`], of any path.
+pub(super) fn text_of(path: &Path) -> Option<String> {
+    match fs::read(path) {
+        Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) => {
+            if !says_absent(&error) {
+                tracing::debug!(path = %path.display(), %error, "a figure cannot be read");
+            }
+            None
+        }
+    }
+}
+
+/// There is no such file; or it went while it was open (ENODEV); or the kernel was told not to count it (EOPNOTSUPP, as
+/// pressure has it where `psi=0`).
+pub(super) fn says_absent(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP))
+}

@@ -1,0 +1,138 @@
+//! Real out-of-memory kills, in cgroups of version 1 with a small limit.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::{RealCgroup, skipped};
+use crate::cgroup::{
+    Version,
+    directory::Directory,
+    oom::{Killed, OomError, OomWatch},
+    v1::Controllers,
+};
+
+const LONG: Duration = Duration::from_secs(30);
+/// Longer than all looks after an alarm together.
+const QUIET: Duration = Duration::from_secs(3);
+/// Keeps all it reads, since there is no end of a line.
+const EAT: &str = "exec tail /dev/zero";
+const REST: &str = "exec sleep 60";
+
+/// A memory cgroup that takes no more than 16 MiB, with swap or without.
+fn limited() -> Option<RealCgroup> {
+    let cgroup = RealCgroup::new(&["memory"])?;
+    if !cgroup.path().join("memory.oom_control").try_exists().unwrap() {
+        skipped("no memory controller of version 1");
+        return None;
+    }
+    cgroup.write("memory.limit_in_bytes", "16777216");
+    if cgroup.path().join("memory.memsw.limit_in_bytes").try_exists().unwrap() {
+        cgroup.write("memory.memsw.limit_in_bytes", "16777216");
+    }
+    Some(cgroup)
+}
+
+fn watch(cgroup: &RealCgroup) -> OomWatch {
+    let mut controllers = Controllers::default();
+    controllers.put("memory", Directory::at(cgroup.path()));
+    OomWatch::open(&Version::V1(controllers)).unwrap()
+}
+
+#[tokio::test]
+async fn a_kill_is_told_once_and_the_watch_ends_with_the_cgroup() {
+    let Some(mut cgroup) = limited() else { return };
+    let mut ooms = watch(&cgroup);
+    assert!(!ooms.is_untold());
+    cgroup.run(EAT);
+    assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), Some(Killed));
+    cgroup.wait();
+    assert!(!ooms.is_untold());
+    cgroup.remove();
+    assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), None);
+    assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), None);
+    assert!(!ooms.is_untold());
+}
+
+#[tokio::test]
+async fn when_the_victim_has_been_waited_for_its_kill_can_be_told() {
+    let Some(mut cgroup) = limited() else { return };
+    let mut ooms = watch(&cgroup);
+    for _ in 0..3 {
+        cgroup.run(EAT);
+        cgroup.wait();
+        assert!(ooms.is_untold());
+        assert!(!ooms.is_untold());
+    }
+    cgroup.run(EAT);
+    cgroup.wait();
+    assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), Some(Killed));
+    assert!(timeout(QUIET, ooms.next()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_neighbour_killed_by_the_limit_of_the_pod_is_not_told() {
+    let Some(pod) = limited() else { return };
+    let (mut eater, mut neighbour) = (pod.below("eater"), pod.below("neighbour"));
+    let (mut of_eater, mut of_neighbour) = (watch(&eater), watch(&neighbour));
+    neighbour.run(REST);
+    eater.run(EAT);
+    assert_eq!(timeout(LONG, of_eater.next()).await.unwrap(), Some(Killed));
+    eater.wait();
+    assert!(timeout(QUIET, of_neighbour.next()).await.is_err());
+    assert!(!of_neighbour.is_untold());
+}
+
+#[tokio::test]
+async fn a_kill_in_a_cgroup_below_is_told() {
+    let Some(container) = limited() else { return };
+    let mut below = container.below("below");
+    let mut ooms = watch(&container);
+    below.run(EAT);
+    assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), Some(Killed));
+    below.wait();
+    assert!(!ooms.is_untold());
+}
+
+#[tokio::test]
+async fn a_container_that_may_not_be_killed_runs_out_of_memory_all_the_same() {
+    let Some(mut cgroup) = limited() else { return };
+    cgroup.write("memory.oom_control", "1");
+    let mut ooms = watch(&cgroup);
+    cgroup.run(EAT);
+    assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), Some(Killed));
+}
+
+#[tokio::test]
+async fn looking_may_be_broken_off_at_any_time() {
+    let Some(mut cgroup) = limited() else { return };
+    let mut ooms = watch(&cgroup);
+    cgroup.run(EAT);
+    let mut told = 0;
+    for _ in 0..3000 {
+        if let Ok(Some(Killed)) = timeout(Duration::from_micros(500), ooms.next()).await {
+            told += 1;
+        }
+    }
+    assert_eq!(told, 1);
+}
+
+#[tokio::test]
+async fn an_end_without_a_kill_tells_nothing() {
+    let Some(mut cgroup) = limited() else { return };
+    let mut ooms = watch(&cgroup);
+    cgroup.run("exit 3");
+    cgroup.wait();
+    assert!(!ooms.is_untold());
+    cgroup.remove();
+    assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), None);
+    assert!(!ooms.is_untold());
+}
+
+#[tokio::test]
+async fn no_memory_controller_is_said() {
+    let nothing = OomWatch::open(&Version::V1(Controllers::default()));
+    assert!(matches!(nothing, Err(OomError::NoController)));
+    let directory = super::Fixture::of(&[]);
+    assert!(matches!(OomWatch::open(&Version::V2(directory.directory())), Err(OomError::NoController)));
+}

@@ -1,0 +1,132 @@
+//! A container's cgroup: what it has used (`Stats`) and whether the kernel killed for want of memory (`TaskOOM`).
+//!
+//! ```text
+//!   init's pid ──place──► Cgroup ──metrics()──► Metrics ──to_any()──► StatsResponse.stats
+//!                            └────watch_oom()──► OomWatch ──next(), is_untold()──► TaskOOM
+//! ```
+//! Make the [`Cgroup`] when `create` has succeeded and the init waits for its start: its directories are found through the
+//! living process and kept, so that the figures can still be had, and the last kill be told, when the init is dead.
+//! A process that moves later, as an init that is systemd does, moves below them.
+//!
+//! Nothing here sets a limit or moves a process; that is the runtime's. What a kernel, or a cgroup without some
+//! controller, does not tell is left out of the message; it is never an error of the whole.
+
+mod directory;
+mod hugepages;
+#[cfg(test)]
+mod live;
+mod mounts;
+mod oom;
+mod place;
+mod text;
+mod v1;
+mod v2;
+
+use std::{io, path::PathBuf};
+
+use containerd_shim_protos::{cgroups::metrics::Metrics as MetricsV1, cgroups_v2::metrics::Metrics as MetricsV2};
+use protobuf::{Message, well_known_types::any::Any};
+
+pub(crate) use oom::{OomError, OomWatch};
+
+/// A container's cgroup, by the directories it has in the hierarchies.
+#[derive(Debug, Clone)]
+pub(crate) struct Cgroup(Version);
+
+#[derive(Debug, Clone)]
+enum Version {
+    V1(v1::Controllers),
+    V2(directory::Directory),
+}
+
+/// A cgroup that cannot be found or read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CgroupError {
+    /// A file of the kernel's that says where the cgroup is.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// None of the hierarchies that are mounted here shows the process.
+    #[error("find the cgroup of process {pid}: no mounted hierarchy shows it")]
+    Nowhere {
+        /// The process.
+        pid: u32,
+    },
+    /// Nothing can be read any more: the cgroup has been removed.
+    #[error("read the figures of a cgroup: it is gone")]
+    Gone,
+}
+
+impl Cgroup {
+    /// Finds the cgroup of a living process, the container's init.
+    pub(crate) fn of_process(pid: u32) -> Result<Self, CgroupError> {
+        place::find(pid).map(Self)
+    }
+
+    /// All figures as they are now. Some twenty small reads of files that the kernel makes up: none waits for a disk.
+    ///
+    /// [`CgroupError::Gone`] after the container's end; `NotFound` says that to containerd.
+    pub(crate) fn metrics(&self) -> Result<Metrics, CgroupError> {
+        let metrics = match &self.0 {
+            Version::V1(controllers) => Metrics::V1(Box::new(v1::metrics(controllers))),
+            Version::V2(directory) => Metrics::V2(Box::new(v2::metrics(directory))),
+        };
+        if metrics.is_empty() { Err(CgroupError::Gone) } else { Ok(metrics) }
+    }
+
+    /// Watches for kills from now on; earlier ones are not told. Call it inside the event loop.
+    pub(crate) fn watch_oom(&self) -> Result<OomWatch, OomError> {
+        OomWatch::open(&self.0)
+    }
+}
+
+/// The message containerd expects, which depends on the hierarchy's version.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Metrics {
+    /// One hierarchy per controller.
+    V1(Box<MetricsV1>),
+    /// The unified hierarchy.
+    V2(Box<MetricsV2>),
+}
+
+impl Metrics {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::V1(message) => **message == MetricsV1::default(),
+            Self::V2(message) => **message == MetricsV2::default(),
+        }
+    }
+
+    /// The message under the name that Go's typeurl has for it: the full name alone, without `type.googleapis.com/`.
+    pub(crate) fn to_any(&self) -> protobuf::Result<Any> {
+        let (name, value) = match self {
+            Self::V1(message) => ("io.containerd.cgroups.v1.Metrics", message.write_to_bytes()?),
+            Self::V2(message) => ("io.containerd.cgroups.v2.Metrics", message.write_to_bytes()?),
+        };
+        Ok(Any { type_url: name.to_owned(), value, ..Default::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_of_the_messages() {
+        use protobuf::MessageFull;
+        let v1 = Metrics::V1(Box::default()).to_any().unwrap();
+        assert_eq!(v1.type_url, MetricsV1::descriptor().full_name());
+        let v2 = Metrics::V2(Box::default()).to_any().unwrap();
+        assert_eq!(v2.type_url, MetricsV2::descriptor().full_name());
+    }
+
+    #[test]
+    fn a_cgroup_without_a_file_is_gone() {
+        let directory = directory::Directory::at("/nowhere/at/all");
+        assert!(matches!(Cgroup(Version::V2(directory)).metrics(), Err(CgroupError::Gone)));
+    }
+}

@@ -1,0 +1,39 @@
+//! A file of the kernel's that says when its content has changed.
+//!
+//! poll(2) calls such a file exceptional (POLLPRI) from a change until it is read through the same descriptor, see
+//! `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. Unlike inotify, of which a user has 128 instances on a node
+//! as it comes, this costs one descriptor and nothing else.
+
+use std::{fs::File, io, os::fd::OwnedFd, path::Path};
+
+use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::cgroup::text::FlatKeyed;
+
+/// These files have a dozen short lines.
+const LONGEST: usize = 4096;
+
+/// A flat keyed file that is open and watched.
+#[derive(Debug)]
+pub(super) struct Changing(AsyncFd<OwnedFd>);
+
+impl Changing {
+    /// Opens a file and puts it into the event loop.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        crate::kernel::watch(File::open(path)?.into(), Interest::PRIORITY).map(Self)
+    }
+
+    /// Waits until it may have changed since it was read last. Cancel safe.
+    pub(super) async fn changed(&self) -> io::Result<()> {
+        // Cleared before the file is read: what changes meanwhile wakes us once more.
+        self.0.ready(Interest::PRIORITY).await?.clear_ready();
+        Ok(())
+    }
+
+    /// Its content now. ENODEV: the cgroup is gone.
+    pub(super) fn read(&self) -> io::Result<FlatKeyed> {
+        let mut content = [0; LONGEST];
+        let length = rustix::io::pread(self.0.get_ref(), &mut content, 0)?;
+        Ok(FlatKeyed::parse(&String::from_utf8_lossy(content.get(..length).unwrap_or(&[]))))
+    }
+}

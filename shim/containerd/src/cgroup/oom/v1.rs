@@ -1,0 +1,185 @@
+//! Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in `memory.oom_control`, see
+//! "OOM Control" in admin-guide/cgroup-v1/memory.
+//!
+//! The eventfd alone says too much and too early. It is raised in every cgroup below the one whose limit was met (a pod's
+//! limit: all of its containers), before somebody is chosen and killed, and once more when the cgroup is removed. So it is
+//! only the alarm; the count decides, and is looked at again for a while until the kill has happened.
+
+use std::{
+    fs, io,
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+    time::Duration,
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::{Killed, OomError, Tally};
+use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
+
+/// After an alarm the count is looked at again after these pauses: the kill follows at once, unless the victim has to be
+/// looked for among thousands of processes.
+const LOOKS: [Duration; 6] = [2, 8, 30, 100, 300, 1000].map(Duration::from_millis);
+
+/// A memory cgroup under watch.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    directory: Directory,
+    alarm: AsyncFd<OwnedFd>,
+    tally: Tally,
+    /// The pauses still to be made, the last ones of [`LOOKS`].
+    looks_left: usize,
+    has_ended: bool,
+}
+
+impl Watch {
+    pub(super) fn open(directory: Directory) -> Result<Self, OomError> {
+        let path = directory.file("memory.oom_control");
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| OomError::io("make an eventfd for", &path)(errno.into()))?;
+        // Counted before the registration: a kill between the two raises nothing but is seen at the next look.
+        let tally = Tally(match Control::read(&directory).map_err(OomError::io("read", &path))? {
+            Control { kills: Some(_), .. } => kills_below(directory.path()),
+            Control { kills: None, .. } => 0,
+        });
+        register(&directory, &event)?;
+        let alarm = crate::kernel::watch(event, Interest::READABLE).map_err(OomError::io("wait for", &path))?;
+        Ok(Self { directory, alarm, tally, looks_left: 0, has_ended: false })
+    }
+
+    pub(super) async fn next(&mut self) -> Option<Killed> {
+        loop {
+            if self.is_untold() {
+                return Some(Killed);
+            }
+            if self.has_ended {
+                return None;
+            }
+            match self.looks_left {
+                0 => self.wait_for_alarm().await,
+                left => {
+                    tokio::time::sleep(LOOKS[LOOKS.len() - left]).await;
+                    // Counted off when the pause is over: one that was broken off is made again.
+                    self.looks_left = left - 1;
+                }
+            }
+        }
+    }
+
+    async fn wait_for_alarm(&mut self) {
+        match self.alarm.readable().await {
+            // Cleared before the eventfd is read: an alarm in between wakes us once more.
+            Ok(mut ready) => ready.clear_ready(),
+            Err(_) => self.has_ended = true,
+        }
+    }
+
+    pub(super) fn is_untold(&mut self) -> bool {
+        let alarms = take(self.alarm.get_ref());
+        let control = match Control::read(&self.directory) {
+            Ok(control) => control,
+            Err(error) => return self.no_look(&error, alarms),
+        };
+        let kills = control.kills.map(|_| kills_below(self.directory.path()));
+        let grew = kills.is_some_and(|kills| self.tally.grew_to(kills));
+        let told = grew || (alarms > 0 && control.alarm_is_enough());
+        if told {
+            self.looks_left = 0;
+        } else if alarms > 0 {
+            self.looks_left = LOOKS.len();
+        }
+        told
+    }
+
+    /// The count cannot be read. Where that is because the cgroup is gone, its removal has raised the alarm, or soon will:
+    /// more than that one time means that memory had run out, and nobody can say any more who was killed.
+    fn no_look(&mut self, error: &io::Error, alarms: u64) -> bool {
+        let pending = u64::from(self.looks_left > 0);
+        if says_absent(error) {
+            (self.has_ended, self.looks_left) = (true, 0);
+            return alarms + pending > 1;
+        }
+        tracing::warn!(%error, path = %self.directory.path().display(), "memory.oom_control cannot be read");
+        if alarms > 0 {
+            self.looks_left = LOOKS.len();
+        }
+        false
+    }
+}
+
+/// What `memory.oom_control` says.
+#[derive(Debug, PartialEq, Eq)]
+struct Control {
+    /// The kills in this very cgroup; kernels before 4.13 do not count them.
+    kills: Option<u64>,
+    kills_nobody: bool,
+}
+
+impl Control {
+    fn read(directory: &Directory) -> io::Result<Self> {
+        fs::read(directory.file("memory.oom_control")).map(|text| Self::parse(&String::from_utf8_lossy(&text)))
+    }
+
+    fn parse(text: &str) -> Self {
+        let lines = FlatKeyed::parse(text);
+        Self { kills: lines.get("oom_kill"), kills_nobody: lines.of("oom_kill_disable") != 0 }
+    }
+
+    /// Nothing will be counted: the kernel cannot, or may not kill and has the container wait for memory for ever.
+    fn alarm_is_enough(&self) -> bool {
+        self.kills.is_none() || self.kills_nobody
+    }
+}
+
+/// The kills in a cgroup and those below it, which this version does not add up. A cgroup that goes away meanwhile takes
+/// its count with it.
+fn kills_below(directory: &Path) -> u64 {
+    let own = Control::read(&Directory::at(directory)).ok().and_then(|control| control.kills).unwrap_or(0);
+    let Ok(entries) = fs::read_dir(directory) else { return own };
+    let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let below = entries.filter_map(Result::ok).filter(is_directory).map(|entry| kills_below(&entry.path()));
+    below.fold(own, u64::saturating_add)
+}
+
+/// Has the kernel raise the eventfd. It keeps neither descriptor: dropping the eventfd ends the registration.
+fn register(directory: &Directory, event: &OwnedFd) -> Result<(), OomError> {
+    let path = directory.file("memory.oom_control");
+    let control = fs::File::open(&path).map_err(OomError::io("open", path))?;
+    let path = directory.file("cgroup.event_control");
+    let line = format!("{} {}", event.as_raw_fd(), control.as_raw_fd());
+    fs::write(&path, line).map_err(OomError::io("write", path))
+}
+
+/// How often it has been raised since this was asked last, see eventfd(2).
+fn take(event: &OwnedFd) -> u64 {
+    let mut count = [0; 8];
+    // EAGAIN: it has not.
+    rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroup::live::Fixture;
+
+    #[test]
+    fn when_the_alarm_has_to_do() {
+        let newer = Control::parse("oom_kill_disable 0\nunder_oom 1\noom_kill 3\n");
+        assert_eq!((newer.kills, newer.alarm_is_enough()), (Some(3), false));
+        assert!(Control::parse("oom_kill_disable 0\nunder_oom 1\n").alarm_is_enough());
+        assert!(Control::parse("oom_kill_disable 1\nunder_oom 1\noom_kill 0\n").alarm_is_enough());
+    }
+
+    #[test]
+    fn kills_are_added_up_over_the_tree() {
+        let fixture = Fixture::of(&[("memory.oom_control", "oom_kill 1\n")]);
+        for (name, kills) in [("a", 2), ("a/b", 4), ("c", 8)] {
+            let directory = fixture.directory().file(name);
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join("memory.oom_control"), format!("oom_kill {kills}\n")).unwrap();
+        }
+        assert_eq!(kills_below(fixture.directory().path()), 15);
+        assert_eq!(kills_below(Path::new("/nowhere/at/all")), 0);
+    }
+}

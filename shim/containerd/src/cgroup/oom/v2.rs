@@ -1,0 +1,136 @@
+//! Version 2: `memory.events` counts the kills in the whole tree, `cgroup.events` says when nobody lives there any more.
+
+use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
+
+use super::{Killed, OomError, Tally, change::Changing};
+
+/// A cgroup of the unified hierarchy under watch.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    memory: Changing,
+    population: Changing,
+    tally: Tally,
+    /// Empty or gone: nobody is left whom the kernel could kill.
+    has_ended: bool,
+}
+
+impl Watch {
+    pub(super) fn open(directory: &Directory) -> Result<Self, OomError> {
+        let path = directory.file("memory.events");
+        let memory = match Changing::open(&path) {
+            Err(error) if says_absent(&error) => return Err(OomError::NoController),
+            opened => opened.map_err(OomError::io("open", &path))?,
+        };
+        let tally = Tally(kills(&memory.read().map_err(OomError::io("read", &path))?));
+        let path = directory.file("cgroup.events");
+        let population = Changing::open(&path).map_err(OomError::io("open", path))?;
+        Ok(Self { memory, population, tally, has_ended: false })
+    }
+
+    pub(super) async fn next(&mut self) -> Option<Killed> {
+        loop {
+            // The population first: a kill that emptied the cgroup has been counted by then.
+            self.has_ended |= !self.is_populated();
+            if self.is_untold() {
+                return Some(Killed);
+            }
+            if self.has_ended || self.changed().await.is_err() {
+                self.has_ended = true;
+                return None;
+            }
+        }
+    }
+
+    async fn changed(&self) -> std::io::Result<()> {
+        tokio::select! {
+            changed = self.memory.changed() => changed,
+            changed = self.population.changed() => changed,
+        }
+    }
+
+    pub(super) fn is_untold(&mut self) -> bool {
+        match self.memory.read() {
+            Ok(events) => self.tally.grew_to(kills(&events)),
+            Err(error) => {
+                if !says_absent(&error) {
+                    tracing::warn!(%error, "memory.events cannot be read");
+                }
+                self.has_ended = true;
+                false
+            }
+        }
+    }
+
+    fn is_populated(&self) -> bool {
+        self.population.read().is_ok_and(|events| events.get("populated") != Some(0))
+    }
+}
+
+fn kills(events: &FlatKeyed) -> u64 {
+    events.of("oom_kill")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::cgroup::live::RealCgroup;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// The unified hierarchy of a hybrid node has no memory controller: a file without a count stands for its file.
+    fn watch(cgroup: &RealCgroup) -> Watch {
+        let open = || Changing::open(&cgroup.path().join("cgroup.events")).unwrap();
+        Watch { memory: open(), population: open(), tally: Tally(0), has_ended: false }
+    }
+
+    #[tokio::test]
+    async fn a_changed_file_wakes_and_the_watch_ends_when_the_cgroup_is_empty() {
+        let Some(mut cgroup) = RealCgroup::new(&["unified"]) else { return };
+        cgroup.run("exec sleep 60");
+        let mut watch = watch(&cgroup);
+        assert!(timeout(Duration::from_millis(300), watch.next()).await.is_err());
+        let end = tokio::join!(timeout(LONG, watch.next()), async { cgroup.remove() }).0;
+        assert_eq!(end.unwrap(), None);
+        assert_eq!(timeout(LONG, watch.next()).await.unwrap(), None);
+        assert!(!watch.is_untold());
+    }
+
+    #[tokio::test]
+    async fn a_file_wakes_once_for_each_change() {
+        let Some(mut cgroup) = RealCgroup::new(&["unified"]) else { return };
+        let file = Changing::open(&cgroup.path().join("cgroup.events")).unwrap();
+        for _ in 0..3 {
+            assert_eq!(file.read().unwrap().get("populated"), Some(0));
+            cgroup.run("exec sleep 60");
+            timeout(LONG, async {
+                while file.read().unwrap().get("populated") != Some(1) {
+                    file.changed().await.unwrap();
+                }
+            })
+            .await
+            .unwrap();
+            // A wake for what has been read already may still be under way.
+            let _ = timeout(Duration::from_millis(50), file.changed()).await;
+            assert!(timeout(Duration::from_millis(100), file.changed()).await.is_err());
+            cgroup.end_all();
+            timeout(LONG, async {
+                while file.read().unwrap().get("populated") != Some(0) {
+                    file.changed().await.unwrap();
+                }
+            })
+            .await
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn kills_are_counted_of_all_events() {
+        // After the kernel's admin-guide/cgroup-v2.
+        let text = "low 0\nhigh 7\nmax 90\noom 3\noom_kill 2\noom_group_kill 1\n";
+        assert_eq!(kills(&FlatKeyed::parse(text)), 2);
+    }
+}
