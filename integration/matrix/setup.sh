@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what the machine itself needs to build and run the integration stories, and only what is missing.
-#   setup.sh
+#   setup.sh [PROGRAM:PACKAGE...]     more that a target of the Makefile needs
 # For Debian and its relatives. Needs root when something is missing; says nothing when nothing is.
 set -eu
 
@@ -14,6 +14,9 @@ mount mount loop mounts
 mkfs.ext4 e2fsprogs a kubelet with a filesystem of its own
 modprobe kmod the loop module
 cc gcc the crates that link'
+
+for more in "$@"; do wanted="$wanted
+${more%%:*} ${more#*:}"; done
 
 # Debian has dynamic and static packages of busybox: only a static one runs in an empty root filesystem
 is_there() {

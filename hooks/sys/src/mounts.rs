@@ -6,6 +6,7 @@
 
 use std::cell::OnceCell;
 use std::io;
+use std::path::Path;
 
 use bindguard_core::mount_table::{MountEntry, MountTable, StatmountEntry};
 
@@ -61,7 +62,7 @@ impl Mounts {
         let table = self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())?;
         let id = handle.mount_id().map_err(|error| error.in_full())?;
         let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
-        let parent = table.mount(entry.parent).filter(|parent| parent.id != entry.id);
+        let parent = table.mount(entry.parent).filter(|_| !is_namespace_root(entry));
         let is_mount_point = handle.is_mount_root().map_err(|error| error.in_full())?;
         Ok(MountOf { entry: entry.clone(), parent: parent.cloned(), is_mount_point })
     }
@@ -73,11 +74,16 @@ fn by_statmount(handle: &Handle) -> Option<MountOf> {
     let is_mount_point = handle.is_mount_root().ok()?;
     let StatmountEntry { entry, unique_parent } = statmount(unique_id).ok()?;
     let parent = match statmount(unique_parent) {
-        _ if unique_parent == unique_id => None,
+        _ if is_namespace_root(&entry) => None,
         Ok(parent) => Some(parent.entry),
-        // The namespace's root is mounted on something outside of it.
+        // A process's own root may be less than the namespace's: what it is mounted on cannot be named.
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(_) => return None,
     };
     Some(MountOf { entry, parent, is_mount_point })
+}
+
+/// The namespace's root is mounted on a mount that some kernels show and some do not, and that nobody can reach.
+fn is_namespace_root(entry: &MountEntry) -> bool {
+    entry.mount_point == Path::new("/")
 }

@@ -45,7 +45,7 @@ fn every_mount_that_can_be_reached_is_told_alike() {
         assert_eq!(seen.parent.map(|parent| parent.id), from_table.parent.map(|parent| parent.id));
         told += 1;
     }
-    assert!(told > 5, "{told} mounts");
+    assert!(told > 2, "{told} mounts");
 }
 
 #[test]

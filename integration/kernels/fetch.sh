@@ -1,0 +1,34 @@
+#!/bin/sh
+# Fetches one kernel of each Debian suite. Installs nothing.
+#   fetch.sh DIR
+# Result: DIR/vmlinuz-VERSION, for 5.10 (before MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../debian.sh"
+
+mkdir -p "$1"
+dir=$(cd "$1" && pwd -P)
+stamp=$(cat "$here/fetch.sh" "$here/../debian.sh" | cksum)
+[ "$(cat "$dir/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
+rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir/work"
+apt_dir=$dir/work
+
+for suite in bullseye bookworm trixie sid; do
+  echo "fetch.sh: a kernel of $suite" >&2
+  suite_lists "$suite"
+  # the image itself; in newer suites it lies in a package of its own, and under its modules
+  packages=$(suite_apt "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
+    --no-replaces --no-enhances linux-image-cloud-amd64 | grep -E '^linux-(image|binary)-[0-9]')
+  mkdir -p "$apt_dir/$suite/x"
+  # shellcheck disable=SC2086
+  (cd "$apt_dir/$suite" && suite_apt "$suite" apt-get -qq download $packages)
+  for package in "$apt_dir/$suite"/*.deb; do dpkg-deb -x "$package" "$apt_dir/$suite/x"; done
+  image=$(find "$apt_dir/$suite/x" -type f -name 'vmlinuz*')
+  case $image in
+    */modules/*) version=${image%/*}; version=${version##*/} ;;
+    *) version=${image##*/vmlinuz-} ;;
+  esac
+  mv "$image" "$dir/vmlinuz-$version"
+done
+rm -rf "$apt_dir"
+echo "$stamp" > "$dir/stamp"
