@@ -5,9 +5,10 @@
 # runs as it is. Quick when they are there already. A run that was broken off, and a DIR that was moved (its path is
 # baked into some of the programs), are noticed, and everything is laid out anew.
 #
-# Packages come from the mirror that the machine's own apt uses. Needs apt, dpkg-deb and patchelf (see setup.sh).
+# Needs apt, dpkg-deb and patchelf (see setup.sh).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../debian.sh"
 suites='bookworm trixie sid'
 programs='containerd ctr containerd-shim-runc-v2 runc crun'
 
@@ -17,45 +18,23 @@ exec 9>"$dir/lock"
 flock 9
 
 # The stamp says what was laid out, where, and by which edition of this script.
-stamp="$dir $(dpkg --print-architecture) $(cksum < "$here/fetch.sh")"
+stamp="$dir $(dpkg --print-architecture) $(cat "$here/fetch.sh" "$here/../debian.sh" | cksum)"
 if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 rm -rf "$dir/stamp" "$dir/v" "$dir/x" "$dir/work"
 mkdir -p "$dir/work"
 
 command -v patchelf >/dev/null || { echo "fetch.sh: patchelf is missing: run $here/setup.sh" >&2; exit 1; }
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-
-# apt knows its mirror once it has lists; before that, its sources say it. Security updates live elsewhere.
-mirror() {
-  { apt-get indextargets --format '$(ORIGIN) $(LABEL) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
-      sed -n 's/^Debian Debian //p'
-    cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.* 2>/dev/null |
-      sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) .*/\2/p' | grep -v security
-  } | head -n 1
-}
-base=$(mirror)
-[ -n "$base" ] || { echo "fetch.sh: apt has no Debian mirror" >&2; exit 1; }
-
-# apt with lists, state and cache of its own: the machine's own stay as they are
-apt_of() {
-  suite=$1; tool=$2; shift 2
-  root=$dir/work/$suite
-  "$tool" -o "Dir::Etc::sourcelist=$root/sources.list" -o Dir::Etc::sourceparts=/nonexistent \
-    -o "Dir::State=$root/state" -o "Dir::State::lists=$root/lists" -o Dir::State::status=/dev/null \
-    -o "Dir::Cache=$root/cache" -o APT::Sandbox::User=root -o Acquire::Retries=3 -o Acquire::Languages=none "$@"
-}
+apt_dir=$dir/work
 
 download() {
-  suite=$1; root=$dir/work/$suite
-  mkdir -p "$root/lists/partial" "$root/cache/archives/partial" "$root/state" "$root/deb"
-  echo "deb [signed-by=$keyring] $base $suite main" > "$root/sources.list"
-  apt_of "$suite" apt-get -qq update
-  libraries=$(apt_of "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
+  suite=$1; packages=$dir/work/$suite/deb
+  suite_lists "$suite"
+  libraries=$(suite_apt "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
     --no-replaces --no-enhances runc crun | grep '^lib' | sort -u)
+  mkdir -p "$packages" "$dir/x/$suite"
   # shellcheck disable=SC2086
-  (cd "$root/deb" && apt_of "$suite" apt-get -qq download containerd runc crun $libraries)
-  mkdir -p "$dir/x/$suite"
-  for package in "$root"/deb/*.deb; do dpkg-deb -x "$package" "$dir/x/$suite"; done
+  (cd "$packages" && suite_apt "$suite" apt-get -qq download containerd runc crun $libraries)
+  for package in "$packages"/*.deb; do dpkg-deb -x "$package" "$dir/x/$suite"; done
 }
 
 # A program that wants a newer C library than the machine's gets its own suite's loader and libraries baked in. A wrapper
