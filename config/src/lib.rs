@@ -20,6 +20,9 @@ pub const ENVIRONMENT: &str = "BINDGUARD_CONFIG";
 /// Where the config file is when the environment names none.
 pub const DEFAULT_PATH: &str = "/etc/bindguard/config.toml";
 
+/// The file that a node gets: every key, commented out, with what is in force without it.
+pub const SHIPPED: &str = include_str!("../config.toml");
+
 /// What is in force on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -98,6 +101,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// What is wrong, as TOML's own parser says it: with the line, over several lines.
+    pub fn cause(&self) -> String {
+        match self {
+            Self::Read { source, .. } => source.to_string(),
+            Self::Parse { source, .. } => source.to_string(),
+        }
+    }
+
     /// The error and its cause in one line.
     pub fn in_full(&self) -> String {
         match self {

@@ -12,8 +12,9 @@ use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{SpecEdit, SpecView};
 use bindguard_sys::bundle;
 
+use crate::causes::in_full;
 use crate::fault::{self, FaultPoint};
-use crate::inspect::{in_full, inspect};
+use crate::inspect::inspect;
 use crate::rebind::{NotRebound, Rebound, rebind};
 
 /// Which create of a container this is.

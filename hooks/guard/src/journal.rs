@@ -8,6 +8,8 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use crate::causes::in_full;
+
 /// One line of the journal.
 #[derive(Debug, Serialize)]
 pub struct Entry<'a> {
@@ -34,6 +36,6 @@ struct Line<'a> {
 /// What keeps the line out of the journal, in one line.
 pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
     let time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
-    let line = serde_json::to_string(&Line { time, entry }).map_err(crate::inspect::in_full)?;
-    append(journal, &line).map_err(crate::inspect::in_full)
+    let line = serde_json::to_string(&Line { time, entry }).map_err(in_full)?;
+    append(journal, &line).map_err(in_full)
 }

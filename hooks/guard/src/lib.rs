@@ -10,11 +10,15 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod causes;
+mod check;
 pub mod fault;
 mod inspect;
 mod journal;
+mod node;
 mod rebind;
 
 pub use admit::{Admission, Attempt, admit};
-pub use inspect::{check_bundle, diagnose_node};
+pub use check::check_bundle;
 pub use journal::{Entry, record};
+pub use node::{diagnose_node, repair_node};

@@ -24,8 +24,8 @@ use bindguard_sys::pod_lock::PodLock;
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
 use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, open_target, stranded};
 
+use crate::causes::in_full;
 use crate::fault::{self, FaultPoint};
-use crate::inspect::in_full;
 
 /// How often a volume may change under a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
 const ROUNDS: u32 = 32;

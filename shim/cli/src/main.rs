@@ -3,7 +3,9 @@
 //! Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.
 
 mod check;
+mod config;
 mod diagnose;
+mod repair;
 mod show;
 
 use std::path::PathBuf;
@@ -29,6 +31,11 @@ enum Verb {
     Check(check::Check),
     /// Judge every volume-subpath of this node. Changes nothing.
     Diagnose(diagnose::Diagnose),
+    /// Bind the current files over stale volume-subpaths, now.
+    Repair(repair::Repair),
+    /// Check the config file, or print one with every key.
+    #[command(subcommand)]
+    Config(config::ConfigVerb),
 }
 
 /// "Could not tell", for scripts.
@@ -46,15 +53,17 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let config = config(arguments.config)?;
+    let asked = arguments.config;
     match arguments.verb {
-        Verb::Check(check) => check.run(config.policy()),
-        Verb::Diagnose(diagnose) => diagnose.run(config.policy()),
+        Verb::Check(check) => check.run(config_in_force(asked)?.policy()),
+        Verb::Diagnose(diagnose) => diagnose.run(config_in_force(asked)?.policy()),
+        Verb::Repair(repair) => repair.run(config_in_force(asked)?.policy()),
+        Verb::Config(verb) => verb.run(asked),
     }
 }
 
 /// A config that was asked for has to be good; the node's own, when it is bad, is what admission would pass over, too.
-fn config(asked: Option<PathBuf>) -> anyhow::Result<Config> {
+fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
     if let Some(path) = asked {
         return Config::from_file(&path).map_err(|error| anyhow::anyhow!(error.in_full()));
     }

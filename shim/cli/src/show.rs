@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use bindguard_core::report::{BindReport, Report};
+use bindguard_core::report::{BindReport, Outcome, Report};
 
 use crate::COULD_NOT_TELL;
 
@@ -23,6 +23,16 @@ pub fn exit_code(report: &Report) -> ExitCode {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
+    }
+}
+
+/// 2 when something could not be told, 1 when something is still not as it should be, else 0.
+pub fn exit_code_after_repair(report: &Report) -> ExitCode {
+    let is_mended = |bind: &BindReport| matches!(bind.outcome, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent));
+    if report.problems.is_empty() && report.binds.iter().all(|bind| bind.reason.is_none() || is_mended(bind)) {
+        ExitCode::SUCCESS
+    } else {
+        exit_code(report)
     }
 }
 

@@ -52,6 +52,11 @@ impl Plan {
         })
     }
 
+    /// Whether `linux.rootfsPropagation` is edited.
+    pub fn edits_rootfs(&self) -> bool {
+        self.edits.contains(&SpecEdit::RootfsRslave)
+    }
+
     fn mend_subpath(&mut self, finding: &Finding) {
         let Some(rebind) = Rebind::from_finding(finding) else { return };
         match rebind.way() {
@@ -64,7 +69,7 @@ impl Plan {
         if let (true, Some(bind)) = (pinning.bind, finding.bind) {
             self.edits.push(SpecEdit::BindRslave { bind });
         }
-        if pinning.rootfs && !self.edits.contains(&SpecEdit::RootfsRslave) {
+        if pinning.rootfs && !self.edits_rootfs() {
             self.edits.push(SpecEdit::RootfsRslave);
         }
     }

@@ -1,0 +1,62 @@
+//! What an admission would find in a bundle, and what it would do: an admission without the acting.
+
+use std::path::Path;
+use std::time::Instant;
+
+use bindguard_core::judge::{Finding, Verdict};
+use bindguard_core::plan::Plan;
+use bindguard_core::policy::Policy;
+use bindguard_core::report::{Container, Outcome, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_core::spec::SpecView;
+use bindguard_sys::bundle;
+
+use crate::causes::in_full;
+use crate::inspect::inspect;
+
+/// Looks at a bundle. Changes nothing.
+pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
+    let start = Instant::now();
+    let mut report = Report::about_bundle(bundle);
+    match look(bundle, policy, &mut report) {
+        Ok(findings) => {
+            let plan = Plan::from_findings(&findings, policy);
+            report.tell(&findings, |finding| would_be(finding, &plan));
+        }
+        Err(problem) => report.problems.push(problem),
+    }
+    report.took(start.elapsed());
+    report
+}
+
+fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<Vec<Finding>, String> {
+    let bytes = bundle::read_spec(bundle).map_err(in_full)?;
+    let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
+    report.container = Container::from_spec(&spec);
+    Ok(inspect(&spec, bundle, policy))
+}
+
+/// What a plan would do about a finding.
+pub(crate) fn would_be(finding: &Finding, plan: &Plan) -> Option<Outcome> {
+    let is_edited = finding.bind.is_some_and(|bind| plan.edits_bind(bind));
+    let done = match (&finding.verdict, &finding.kind) {
+        (Verdict::Unmounted(_), _) => plan.refusal.as_ref().map(|_| "refused"),
+        (Verdict::Pinning(pinning), _) => (is_edited || pinning.rootfs && plan.edits_rootfs()).then_some("made rslave"),
+        (_, SourceKind::Subpath(subpath)) if plan.rebinds.iter().any(|rebind| rebind.subpath() == subpath) => {
+            Some("re-bound to the current target")
+        }
+        _ => is_edited.then_some("pointed at the volume's own path"),
+    };
+    done.map(|done| Outcome::WouldBe { done })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_that_is_not_there_is_a_problem_and_no_panic() {
+        let report = check_bundle(Path::new("/nowhere"), &Policy::default());
+        assert_eq!(report.problems, ["read /nowhere/config.json: No such file or directory (os error 2)"]);
+    }
+}

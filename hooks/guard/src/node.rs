@@ -1,0 +1,70 @@
+//! All volume-subpaths of a node: judged, or mended without waiting for a container's next create.
+
+use std::slice;
+use std::time::Instant;
+
+use bindguard_core::judge::{Finding, judge_subpath};
+use bindguard_core::kubelet::VolumeSubpath;
+use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::report::{Outcome, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_sys::Mounts;
+use bindguard_sys::observe::{HeldSubpath, list_subpaths};
+
+use crate::causes::in_full;
+use crate::check::would_be;
+use crate::rebind::{Rebound, rebind};
+
+/// Every volume-subpath of this node, judged. Changes nothing.
+pub fn diagnose_node(policy: &Policy) -> Report {
+    look_and_tell(policy, |_| true, |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy)))
+}
+
+/// Binds the current target over every stale subpath that is `wanted`, whatever policy says of admissions: somebody asked
+/// for it. What is not wanted is not looked at.
+pub fn repair_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
+    look_and_tell(&policy, wanted, |finding| Rebind::from_finding(finding).map(|order| mended(&order)))
+}
+
+fn mended(order: &Rebind) -> Outcome {
+    match rebind(order) {
+        Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
+        Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
+        Err(error) => Outcome::Failed { why: error.to_string() },
+    }
+}
+
+fn look_and_tell(
+    policy: &Policy,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+    outcome: impl Fn(&Finding) -> Option<Outcome>,
+) -> Report {
+    let start = Instant::now();
+    let mut report = Report::default();
+    let mut subpaths = Vec::new();
+    for root in policy.kubelet_roots() {
+        match list_subpaths(root) {
+            Ok(found) => subpaths.extend(found),
+            Err(error) => report.problems.push(in_full(error)),
+        }
+    }
+    subpaths.retain(wanted);
+    report.tell(&judged(subpaths), outcome);
+    report.took(start.elapsed());
+    report
+}
+
+fn judged(subpaths: Vec<VolumeSubpath>) -> Vec<Finding> {
+    let held: Vec<_> = subpaths.into_iter().map(|subpath| (HeldSubpath::hold(&subpath), subpath)).collect();
+    let mounts = Mounts::default();
+    let judged = held.into_iter().map(|(held, subpath)| Finding {
+        bind: None,
+        source: subpath.path(),
+        destination: None,
+        verdict: judge_subpath(&held.observe(&mounts)),
+        kind: SourceKind::Subpath(subpath),
+    });
+    judged.collect()
+}
