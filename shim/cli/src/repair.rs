@@ -13,9 +13,9 @@ use crate::show;
 
 /// Arguments of `repair`.
 #[derive(Debug, Args)]
-#[group(id = "which", required = true, multiple = true, args = ["paths", "pod", "all"])]
 pub struct Repair {
     /// Volume-subpaths to mend: `<kubelet root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
+    #[arg(required_unless_present_any = ["pod", "all"])]
     paths: Vec<PathBuf>,
     /// Mend the subpaths of the pod with this uid.
     #[arg(long, value_name = "UID")]
