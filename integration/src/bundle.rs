@@ -26,7 +26,8 @@ impl Bundle {
         fs::write(path.join("config.json"), config).with_context(|| format!("write the spec of {}", path.display()))?;
         let recorder = path.join("recorder");
         // the copy is what the runtime saw, whatever happens to the bundle later
-        let script = format!("#!/bin/sh\ncp {0}/config.json {0}/seen.json\necho \"$*\" > {0}/seen.args\n", path.display());
+        let script =
+            format!("#!/bin/sh\ncp {0}/config.json {0}/seen.json\necho \"$*\" > {0}/seen.args\n", path.display());
         fs::write(&recorder, script).with_context(|| format!("write {}", recorder.display()))?;
         fs::set_permissions(&recorder, fs::Permissions::from_mode(0o755)).context("make the recorder executable")?;
         Ok(Self { path, recorder })
@@ -51,7 +52,12 @@ impl Bundle {
     /// `bindguard-runtime create` of this bundle, with the recorder behind it.
     pub fn admit(&self, node: &Node) -> Result<Command> {
         let mut command = node.command(node.programs().join(GUARD))?;
-        command.arg("--log").arg(self.log_file()).args(["--log-format", "json", "create", "--bundle"]).arg(&self.path).arg("c1");
+        command
+            .arg("--log")
+            .arg(self.log_file())
+            .args(["--log-format", "json", "create", "--bundle"])
+            .arg(&self.path)
+            .arg("c1");
         command.env("BINDGUARD_RUNTIME", &self.recorder);
         Ok(command)
     }

@@ -14,10 +14,11 @@ use hyper_util::rt::TokioIo;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus, ContainerStatusRequest, CreateContainerRequest, ExecSyncRequest,
-    ImageSpec, ImageStatusRequest, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, MountPropagation, NamespaceMode,
-    NamespaceOption, PodSandboxConfig, PodSandboxMetadata, RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest,
-    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest, VersionRequest,
+    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus, ContainerStatusRequest,
+    CreateContainerRequest, ExecSyncRequest, ImageSpec, ImageStatusRequest, LinuxPodSandboxConfig,
+    LinuxSandboxSecurityContext, Mount, MountPropagation, NamespaceMode, NamespaceOption, PodSandboxConfig,
+    PodSandboxMetadata, RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest,
+    StopContainerRequest, StopPodSandboxRequest, VersionRequest,
 };
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
@@ -67,10 +68,16 @@ pub fn mount(source: &std::path::Path, destination: &str, propagation: MountProp
 impl Cri {
     /// Connects to containerd's socket for the node of that name.
     pub(crate) fn connect(socket: &'static str, node: &str) -> Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build().context("make a runtime for the CRI client")?;
-        let connector = service_fn(move |_: Uri| async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) });
+        let runtime =
+            Builder::new_current_thread().enable_all().build().context("make a runtime for the CRI client")?;
+        let connector =
+            service_fn(
+                move |_: Uri| async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) },
+            );
         let endpoint = Endpoint::from_static("http://containerd").timeout(LIMIT);
-        let channel = runtime.block_on(endpoint.connect_with_connector(connector)).with_context(|| format!("connect to {socket}"))?;
+        let channel = runtime
+            .block_on(endpoint.connect_with_connector(connector))
+            .with_context(|| format!("connect to {socket}"))?;
         let cri = Self { runtime, channel, node: node.to_owned(), attempts: Cell::new(0) };
         cri.wait_until_it_is_ready()?;
         Ok(cri)
@@ -79,11 +86,19 @@ impl Cri {
     /// Runs a pod's sandbox through a runtime handler.
     pub fn run_pod(&self, handler: &str, name: &str, uid: &str) -> Result<Sandbox> {
         let config = PodSandboxConfig {
-            metadata: Some(PodSandboxMetadata { name: name.to_owned(), uid: uid.to_owned(), namespace: "default".to_owned(), attempt: 0 }),
+            metadata: Some(PodSandboxMetadata {
+                name: name.to_owned(),
+                uid: uid.to_owned(),
+                namespace: "default".to_owned(),
+                attempt: 0,
+            }),
             log_directory: format!("/run/pods/{uid}"),
             linux: Some(LinuxPodSandboxConfig {
                 cgroup_parent: format!("/{}", self.node),
-                security_context: Some(LinuxSandboxSecurityContext { namespace_options: Some(host_network()), ..Default::default() }),
+                security_context: Some(LinuxSandboxSecurityContext {
+                    namespace_options: Some(host_network()),
+                    ..Default::default()
+                }),
                 ..Default::default()
             }),
             ..Default::default()
@@ -128,14 +143,17 @@ impl Cri {
     /// The content of a file as a container sees it.
     pub fn read(&self, id: &str, path: &str) -> Result<String> {
         let answer = self.exec(id, &["cat", path])?;
-        if answer.code != 0 { bail!("cat {path} in {id}: exit code {}", answer.code) }
+        if answer.code != 0 {
+            bail!("cat {path} in {id}: exit code {}", answer.code)
+        }
         Ok(answer.stdout)
     }
 
     /// A container's status.
     pub fn status(&self, id: &str) -> Result<ContainerStatus> {
         let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
-        let response = self.call(&format!("ask for the status of {id}"), self.runtime_service().container_status(request))?;
+        let response =
+            self.call(&format!("ask for the status of {id}"), self.runtime_service().container_status(request))?;
         response.status.with_context(|| format!("the answer about {id} has no status"))
     }
 

@@ -120,7 +120,8 @@ impl Ctr {
     /// The pid of a container's first process, in the host's numbers.
     pub fn pid(&self, id: &str) -> Result<u32> {
         let table = self.tasks()?;
-        let row = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|row| row.first() == Some(&id));
+        let row =
+            table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|row| row.first() == Some(&id));
         let pid = row.as_ref().and_then(|row| row.get(1)).with_context(|| format!("find the task {id} in: {table}"))?;
         pid.parse().with_context(|| format!("understand the pid {pid:?}"))
     }

@@ -18,8 +18,8 @@ pub const BUSYBOX: &str = "bindguard.test/busybox:1";
 pub const PAUSE: &str = "bindguard.test/pause:1";
 
 const APPLETS: [&str; 24] = [
-    "sh", "cat", "df", "echo", "env", "false", "grep", "head", "id", "kill", "ls", "mkdir", "mount", "ps", "rm", "sleep", "stat",
-    "stty", "tail", "test", "touch", "true", "tty", "wc",
+    "sh", "cat", "df", "echo", "env", "false", "grep", "head", "id", "kill", "ls", "mkdir", "mount", "ps", "rm",
+    "sleep", "stat", "stty", "tail", "test", "touch", "true", "tty", "wc",
 ];
 const FOLDERS: [&str; 9] = ["bin", "dev", "etc", "mnt", "proc", "run", "sys", "tmp", "var"];
 
@@ -125,5 +125,8 @@ fn header(kind: EntryType, size: u64, mode: u32) -> Header {
 
 fn busybox() -> Result<PathBuf> {
     let places = ["/bin/busybox", "/usr/bin/busybox"].map(PathBuf::from);
-    places.into_iter().find(|place| place.is_file()).context("find busybox (integration/matrix/setup.sh installs busybox-static)")
+    places
+        .into_iter()
+        .find(|place| place.is_file())
+        .context("find busybox (integration/matrix/setup.sh installs busybox-static)")
 }

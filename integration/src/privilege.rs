@@ -27,7 +27,9 @@ pub fn skipped(why: &str) {
 /// Whether a program is on the `PATH` of the test.
 pub fn has_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).any(|folder| Path::new(&folder).join(name).exists())
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|folder| Path::new(&folder).join(name).exists())
 }
 
 fn has_sys_admin() -> bool {

@@ -78,7 +78,10 @@ impl Matrix {
     pub fn locate() -> Result<Self> {
         let folder = env::var_os("BINDGUARD_MATRIX").map_or_else(|| workspace().join("target/matrix"), PathBuf::from);
         if !folder.join("v").is_dir() {
-            bail!("no containerds in {}: run integration/matrix/fetch.sh {0}, or set BINDGUARD_MATRIX", folder.display());
+            bail!(
+                "no containerds in {}: run integration/matrix/fetch.sh {0}, or set BINDGUARD_MATRIX",
+                folder.display()
+            );
         }
         Ok(Self(folder))
     }
@@ -109,7 +112,10 @@ pub fn binaries_under_test() -> Result<PathBuf> {
     let searched: Vec<PathBuf> = target_folders().iter().flat_map(|target| profiles(target)).collect();
     match searched.iter().find(|folder| has_shim(folder)) {
         Some(folder) => Ok(folder.clone()),
-        None => bail!("{} is not built: run `cargo build --workspace`, or set BINDGUARD_BIN_DIR (looked in {searched:?})", SHIM),
+        None => bail!(
+            "{} is not built: run `cargo build --workspace`, or set BINDGUARD_BIN_DIR (looked in {searched:?})",
+            SHIM
+        ),
     }
 }
 
@@ -133,9 +139,9 @@ fn has_shim(folder: &Path) -> bool {
 
 /// The target folder this very program was built into comes first, so `CARGO_TARGET_DIR` needs no second mention.
 fn target_folders() -> Vec<PathBuf> {
-    let own = env::current_exe().ok().and_then(|exe| {
-        exe.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_path_buf)
-    });
+    let own = env::current_exe()
+        .ok()
+        .and_then(|exe| exe.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_path_buf));
     own.into_iter().chain([workspace().join("target")]).collect()
 }
 

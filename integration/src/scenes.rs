@@ -69,8 +69,7 @@ impl UpdateThenRestart {
         let subpath = volume.subpath("app", 0, self.shape.sub_path());
         subpath.bind()?;
         self.restart(node, &subpath, "first", "one")?;
-        for (id, content) in [("second", "two"), ("third", "three")] {
-            let previous = if id == "second" { "first" } else { "second" };
+        for (previous, id, content) in [("first", "second", "two"), ("second", "third", "three")] {
             let old = ctr.read(previous, self.shape.file())?;
             volume.update(&[(key, content), ("other", "")])?;
             // a bound directory is emptied by the update, a bound file lives on
@@ -101,6 +100,10 @@ impl UpdateThenRestart {
 /// Checks that exactly one mount lies on a subpath, and that its file is not deleted.
 pub fn only_a_current_mount(subpath: &Subpath) -> Result<()> {
     let mounts = subpath.mounts()?;
-    ensure!(mounts.len() == 1 && !mounts[0].is_deleted(), "not one current mount on {}: {mounts:?}", subpath.target().display());
+    ensure!(
+        mounts.len() == 1 && !mounts[0].is_deleted(),
+        "not one current mount on {}: {mounts:?}",
+        subpath.target().display()
+    );
     Ok(())
 }

@@ -18,12 +18,18 @@ const ODD: &str = r#"{ "ociVersion":"1.0.2",
 #[test]
 fn nothing_to_edit() {
     Setup::on(Generation::V1_7).story(|node| {
-        let spec = ODD.replace("MOUNT", r#"{"destination":"\/tmp","type":"bind","source":"/usr","options":["rbind" , "ro"],"new":null}"#);
+        let spec = ODD.replace(
+            "MOUNT",
+            r#"{"destination":"\/tmp","type":"bind","source":"/usr","options":["rbind" , "ro"],"new":null}"#,
+        );
         let bundle = Bundle::create(node, "calm", spec.as_bytes())?;
         admit(node, &bundle)?.success()?;
         ensure!(bundle.seen()? == spec.as_bytes(), "the runtime saw: {}", String::from_utf8_lossy(&bundle.seen()?));
         let arguments = bundle.arguments()?;
-        ensure!(arguments.contains("--log-format json create --bundle") && arguments.trim_end().ends_with(" c1"), "{arguments}");
+        ensure!(
+            arguments.contains("--log-format json create --bundle") && arguments.trim_end().ends_with(" c1"),
+            "{arguments}"
+        );
         Ok(())
     });
 }
@@ -31,7 +37,10 @@ fn nothing_to_edit() {
 #[test]
 fn only_the_options_are_edited() {
     Setup::on(Generation::V1_7).story(|node| {
-        let spec = ODD.replace("MOUNT", r#"{"new":[1 ,2],"destination":"/host","type":"bind","source":"\u002f","options":["rbind","rprivate"]}"#);
+        let spec = ODD.replace(
+            "MOUNT",
+            r#"{"new":[1 ,2],"destination":"/host","type":"bind","source":"\u002f","options":["rbind","rprivate"]}"#,
+        );
         let bundle = Bundle::create(node, "host-root", spec.as_bytes())?;
         admit(node, &bundle)?.success()?;
         let seen = String::from_utf8(bundle.seen()?)?;
@@ -66,7 +75,12 @@ fn a_re_bind_needs_no_edit() {
 #[test]
 fn broken_spec_goes_to_the_runtime() {
     Setup::on(Generation::V1_7).story(|node| {
-        let broken: [(&str, &[u8]); 4] = [("half", br#"{"ociVersion":"1.0.2","mou"#), ("empty", b""), ("bytes", b"{\"a\":\"\xff\"}"), ("list", b"[1]")];
+        let broken: [(&str, &[u8]); 4] = [
+            ("half", br#"{"ociVersion":"1.0.2","mou"#),
+            ("empty", b""),
+            ("bytes", b"{\"a\":\"\xff\"}"),
+            ("list", b"[1]"),
+        ];
         for (name, bytes) in broken {
             let bundle = Bundle::create(node, name, bytes)?;
             let ended = admit(node, &bundle)?;

@@ -23,7 +23,10 @@ fn tell(node: &Node) -> Result<()> {
 
     for attempt in ["first", "second"] {
         let words = node.ctr().container(attempt).mount(Bind::new(source, "/etc/app.conf")).start()?.failure()?;
-        ensure!(words.contains("no such file or directory") && words.contains("volume-subpaths"), "not runc's error: {words}");
+        ensure!(
+            words.contains("no such file or directory") && words.contains("volume-subpaths"),
+            "not runc's error: {words}"
+        );
         node.ctr().forget(attempt)?;
         let kind = fs::symlink_metadata(source).context("look at the subpath")?;
         ensure!(kind.is_file(), "something else than a file is at the subpath: {kind:?}");
@@ -31,7 +34,8 @@ fn tell(node: &Node) -> Result<()> {
     }
     let target = source.display().to_string();
     let log = node.log()?;
-    let ours = log.lines().find(|line| line.contains("bindguard: ") && line.contains(&target) && line.contains("orphaned"));
+    let ours =
+        log.lines().find(|line| line.contains("bindguard: ") && line.contains(&target) && line.contains("orphaned"));
     ensure!(ours.is_some(), "the log has no word of bindguard about {target}");
     pod.delete()
 }

@@ -45,7 +45,9 @@ fn words(node: &Node, runtime: Runtime) -> Result<()> {
     // more than all pipes on the way can hold: `ctr` forgets to close stdin when it ends before the container starts
     let ended = ctr.container("words").runtime(runtime).runs(&["wc", "-c"]).run_with_input(&"x".repeat(1_000_000))?;
     ensure!(ended.stdout.trim() == "1000000", "{runtime:?}: {ended:?}");
-    let ended = on_a_terminal(ctr.container("words").runtime(runtime).runs(&["sh", "-c", "tty; echo end"]).command(&["--rm", "--tty"]))?;
+    let ended = on_a_terminal(
+        ctr.container("words").runtime(runtime).runs(&["sh", "-c", "tty; echo end"]).command(&["--rm", "--tty"]),
+    )?;
     ensure!(ended.contains("/dev/pts/") && ended.contains("end"), "{runtime:?}: {ended}");
     Ok(())
 }

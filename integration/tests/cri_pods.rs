@@ -14,6 +14,7 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 fn story(generation: Generation) {
     Setup::on(generation).cri().story(|node| {
         stock_handler_fails(node)?;
+        host_root(node)?;
         handlers(generation).iter().try_for_each(|handler| configmap_update_then_restart(node, handler))
     });
 }
@@ -68,6 +69,16 @@ fn configmap_update_then_restart(node: &Node, handler: &str) -> Result<()> {
     cri.remove_pod(&sandbox)?;
     ensure!(shims(node)? == 0, "{handler}: {} shims after the pod's end", shims(node)?);
     pod.delete()
+}
+
+/// A node exporter's pod: hostPath `/` without mountPropagation.
+fn host_root(node: &Node) -> Result<()> {
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod("bindguard", "node-exporter", "uid-exporter")?;
+    let id = cri.start_container(&sandbox, "exporter", &SLEEP, &[mount("/".as_ref(), "/host", PropagationPrivate)])?;
+    let answer = cri.exec(&id, &["grep", " / /host ", "/proc/self/mountinfo"])?;
+    ensure!(answer.stdout.contains(" master:"), "the host's umounts do not reach it: {answer:?}");
+    cri.remove_pod(&sandbox)
 }
 
 fn restart(cri: &Cri, sandbox: &Sandbox, id: &str, mounts: &[Mount]) -> Result<String> {

@@ -21,7 +21,9 @@ fn take_turns(node: &Node, kind: VolumeKind) -> Result<()> {
     let volume = pod.volume(kind, "conf", &[("turn", "start")])?;
     let subpath = volume.subpath("app", 0, "turn");
     let source = subpath.bind()?;
-    let container = |id| node.ctr().container(id).mount(Bind::new(source, "/etc/turn")).runs(&["cat", "/etc/turn"]).run()?.success();
+    let container = |id| {
+        node.ctr().container(id).mount(Bind::new(source, "/etc/turn")).runs(&["cat", "/etc/turn"]).run()?.success()
+    };
     for turn in ["kubelet", "bindguard", "bindguard again", "kubelet again"] {
         volume.update(&[("turn", turn)])?;
         if turn.starts_with("kubelet") {

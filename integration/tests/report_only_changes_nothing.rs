@@ -21,7 +21,11 @@ fn tell(node: &Node) -> Result<()> {
     let words = ctr.container("app").mount(bind).start()?.failure()?;
     ensure!(words.contains("no such file or directory"), "not runc's error: {words}");
     ctr.forget("app")?;
-    ensure!(subpath.mounts()?.iter().all(mounts::Mount::is_deleted), "the subpath was touched: {:?}", subpath.mounts()?);
+    ensure!(
+        subpath.mounts()?.iter().all(mounts::Mount::is_deleted),
+        "the subpath was touched: {:?}",
+        subpath.mounts()?
+    );
 
     ctr.container("monitor").mount(Bind::new("/", "/host").options(&["rbind", "rprivate"])).start()?.success()?;
     let table = mounts::table_of(ctr.pid("monitor")?)?;

@@ -56,12 +56,16 @@ fn tell(node: &Node) -> Result<()> {
 
 fn one_container(ctr: &Ctr, number: usize, source: &Bind, weather: &Weather) -> Result<()> {
     let earliest = weather.current.load(Ordering::Acquire);
-    let container = ctr.container(&format!("c{number}")).mount(source.clone()).runs(&["sh", "-c", "echo -n read:; cat /etc/count"]);
+    let container =
+        ctr.container(&format!("c{number}")).mount(source.clone()).runs(&["sh", "-c", "echo -n read:; cat /etc/count"]);
     let words = container.run()?.success().with_context(|| format!("container {number}"))?;
     let content = words.strip_prefix("read:").with_context(|| format!("container {number} said {words:?}"))?;
     let latest = weather.current.load(Ordering::Acquire) + 1;
     let count: u64 = content.parse().with_context(|| format!("container {number} read {content:?}"))?;
-    ensure!((earliest..=latest).contains(&count), "container {number} read {count}, current were {earliest} to {latest}");
+    ensure!(
+        (earliest..=latest).contains(&count),
+        "container {number} read {count}, current were {earliest} to {latest}"
+    );
     Ok(())
 }
 

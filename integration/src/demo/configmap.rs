@@ -12,7 +12,9 @@ const FILE: &str = "/etc/app/app.conf";
 const STEP: &str = "restart after the configMap changed";
 
 pub(super) fn tell(node: &Node, table: &mut Table) -> Result<()> {
-    println!("\n1. A container mounts one file of a configMap (subPath). The configMap changes, the container restarts.");
+    println!(
+        "\n1. A container mounts one file of a configMap (subPath). The configMap changes, the container restarts."
+    );
     let pod = node.kubelet().pod("11111111-2222-3333-4444-555555555555")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "colour = blue")])?;
     let subpath = volume.subpath("app", 0, "app.conf");

@@ -16,12 +16,19 @@ use crate::process::host;
 const STEP: &str = "umount a disk under a container with `/`";
 
 pub(super) fn tell(node: &Node, table: &mut Table) -> Result<()> {
-    println!("\n2. A monitoring container mounts the host's `/` (rbind,rprivate). The host unmounts a disk and detaches it.");
+    println!(
+        "\n2. A monitoring container mounts the host's `/` (rbind,rprivate). The host unmounts a disk and detaches it."
+    );
     let mut tell_with = |runtime, want_released| -> Result<()> {
         let disk = Disk::attach(node.disk())?;
         let released = is_released_under(node, &disk, runtime)?;
         let seen = if released { "released" } else { "stays attached until the container ends" };
-        table.add(Observation { step: STEP, runtime: name(runtime), seen: seen.to_owned(), is_as_said: released == want_released });
+        table.add(Observation {
+            step: STEP,
+            runtime: name(runtime),
+            seen: seen.to_owned(),
+            is_as_said: released == want_released,
+        });
         Ok(())
     };
     tell_with(Runtime::Stock, false)?;
@@ -39,7 +46,10 @@ fn is_released_under(node: &Node, disk: &Disk, runtime: Runtime) -> Result<bool>
     let released = disk.is_released_within(Duration::from_secs(2));
     match released {
         true => println!("   {} is free: the umount reached the container", disk.device),
-        false => println!("   {} is still attached: the container holds a mount of it that nobody can see from the host", disk.device),
+        false => println!(
+            "   {} is still attached: the container holds a mount of it that nobody can see from the host",
+            disk.device
+        ),
     }
     ctr.remove("monitor")?;
     if !disk.is_released_within(Duration::from_secs(5)) {
@@ -60,7 +70,8 @@ impl Disk {
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         let file = File::create(&image).with_context(|| format!("create {}", image.display()))?;
         file.set_len(16 << 20).with_context(|| format!("enlarge {}", image.display()))?;
-        let device = host(["losetup".as_ref(), "--find".as_ref(), "--show".as_ref(), image.as_os_str()])?.trim().to_owned();
+        let device =
+            host(["losetup".as_ref(), "--find".as_ref(), "--show".as_ref(), image.as_os_str()])?.trim().to_owned();
         host(["mkfs.ext4", "-q", "-F", &device])?;
         host(["mount".as_ref(), device.as_ref(), folder.as_os_str()])?;
         Ok(Self { device, folder })

@@ -49,7 +49,9 @@ pub(super) fn write(volume: &Path, payload: &Payload<'_>) -> Result<()> {
         remove_link(&volume.join(name))?;
     }
     match old {
-        Some(old) => fs::remove_dir_all(&old).with_context(|| format!("remove the old timestamp directory {}", old.display())),
+        Some(old) => {
+            fs::remove_dir_all(&old).with_context(|| format!("remove the old timestamp directory {}", old.display()))
+        }
         None => Ok(()),
     }
 }
@@ -70,7 +72,8 @@ fn is_current(old: &Path, payload: &Payload<'_>) -> bool {
 fn new_timestamp_directory(volume: &Path) -> Result<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let now = OffsetDateTime::now_utc();
-    let second = now.format(format_description!("[year]_[month]_[day]_[hour]_[minute]_[second]")).context("format the time")?;
+    let second =
+        now.format(format_description!("[year]_[month]_[day]_[hour]_[minute]_[second]")).context("format the time")?;
     for _ in 0..100 {
         let number = now.nanosecond().wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = volume.join(format!("..{second}.{number:09}"));
@@ -110,7 +113,9 @@ fn create_links(volume: &Path, payload: &Payload<'_>) -> Result<()> {
     for name in payload.iter().filter_map(|(path, _)| top(path)) {
         let link = volume.join(name);
         match symlink(Path::new("..data").join(name), &link) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error).with_context(|| format!("link {}", link.display())),
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("link {}", link.display()));
+            }
             Ok(()) | Err(_) => {}
         }
     }

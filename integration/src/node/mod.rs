@@ -87,7 +87,9 @@ impl Node {
     pub fn command(&self, program: impl AsRef<Path>) -> Result<Command> {
         // enter the cgroup before the program starts, so that no descendant can miss it
         let mut command = Command::new("sh");
-        command.args(["-c", "echo $$ > \"$1\" && shift && exec \"$@\"", "sh"]).arg(self.own_group()?.join("cgroup.procs"));
+        command
+            .args(["-c", "echo $$ > \"$1\" && shift && exec \"$@\"", "sh"])
+            .arg(self.own_group()?.join("cgroup.procs"));
         command.arg(program.as_ref()).envs(self.environment.iter().map(|(name, value)| (name, value)));
         Ok(command)
     }

@@ -41,5 +41,9 @@ fn bundle_files() -> Vec<PathBuf> {
     let namespaces = tasks.read_dir().into_iter().flatten().flatten();
     let bundles = namespaces.flat_map(|namespace| namespace.path().read_dir().into_iter().flatten().flatten());
     let names = ["config.json", "log.json", "init.log"];
-    bundles.take(8).flat_map(|bundle| names.map(|name| bundle.path().join(name))).filter(|file| file.is_file()).collect()
+    bundles
+        .take(8)
+        .flat_map(|bundle| names.map(|name| bundle.path().join(name)))
+        .filter(|file| file.is_file())
+        .collect()
 }

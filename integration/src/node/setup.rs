@@ -8,10 +8,10 @@ use std::{cell::RefCell, process};
 
 use anyhow::{Context, Result};
 
+use super::Node;
 use super::containerd::Configuration;
 use super::keeper::{Keeper, KeeperHandle};
 use super::namespace::{HostRoot, Namespace};
-use super::Node;
 use crate::gate::Gate;
 use crate::image;
 use crate::kubelet::{Kubelet, KubeletRoot};
@@ -166,7 +166,10 @@ impl Setup {
         let text = format!("[kubelet]\nroots = [{:?}]\n{}", kubelet.root(), self.policy);
         fs::write(&policy, text).with_context(|| format!("write {}", policy.display()))?;
         let own = [
-            ("PATH".to_owned(), format!("{}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", disk.display())),
+            (
+                "PATH".to_owned(),
+                format!("{}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", disk.display()),
+            ),
             ("BINDGUARD_CONFIG".to_owned(), policy.display().to_string()),
         ];
         Ok(own.into_iter().chain(self.environment.iter().cloned()).collect())
@@ -215,4 +218,3 @@ fn unique_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!("bgt-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
-

@@ -1,0 +1,79 @@
+//! `make demo` shows what it says, and leaves nothing on the machine: not after its last line, not after Ctrl-C, and not
+//! after a SIGKILL.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::privilege;
+use bindguard_integration::process::run;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+#[test]
+fn as_it_says() -> Result<()> {
+    if let Some(why) = privilege::missing() {
+        privilege::skipped(&why);
+        return Ok(());
+    }
+    let words = run(demo())?.success()?;
+    ensure!(words.contains("What was observed") && !words.contains("NO\n"), "{words}");
+    Ok(())
+}
+
+#[test]
+fn broken_off() -> Result<()> {
+    if let Some(why) = privilege::missing() {
+        privilege::skipped(&why);
+        return Ok(());
+    }
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
+        for moment in [300, 900, 1500, 2500].map(Duration::from_millis) {
+            broken_off_by(signal, moment).with_context(|| format!("{signal} after {moment:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn broken_off_by(signal: Signal, moment: Duration) -> Result<()> {
+    let mut demo = demo().stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("start the demo")?;
+    let pid = demo.id();
+    thread::sleep(moment);
+    // on a fast machine it may be done: then there is nothing to break off
+    let _ = kill(Pid::from_raw(pid.try_into().context("the demo's pid")?), signal);
+    demo.wait().context("wait for the demo")?;
+    // a killed demo cannot wait for its keeper
+    let patience = if signal == Signal::SIGKILL { Duration::from_secs(10) } else { Duration::ZERO };
+    let deadline = Instant::now() + patience;
+    loop {
+        let left = left_behind(pid)?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "left behind: {left:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Folders, cgroups (and with them processes) and loop devices that carry the node's name.
+fn left_behind(pid: u32) -> Result<Vec<PathBuf>> {
+    let name = format!("bgt-{pid}-0");
+    let hierarchies = Path::new("/sys/fs/cgroup").read_dir().context("list the cgroup hierarchies")?;
+    let groups = hierarchies.flatten().map(|hierarchy| hierarchy.path().join(&name));
+    let places = groups.chain([Path::new("/var/tmp").join(&name), Path::new("/sys/fs/cgroup").join(&name)]);
+    let mut left: Vec<PathBuf> = places.filter(|place| place.exists()).collect();
+    let devices = Path::new("/sys/block").read_dir().context("list the block devices")?;
+    for device in devices.flatten() {
+        let file = std::fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        if file.contains(&name) {
+            left.push(device.path());
+        }
+    }
+    Ok(left)
+}
+
+fn demo() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_demo"))
+}
