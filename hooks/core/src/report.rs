@@ -128,8 +128,10 @@ impl BindReport {
     pub fn remark(&self) -> Option<(Loudness, String)> {
         let reason = self.reason.as_deref()?;
         let loudness = match &self.outcome {
-            Some(Outcome::Failed { .. } | Outcome::Refused | Outcome::WouldBe { .. }) | None => Loudness::Warning,
-            Some(_) => Loudness::Info,
+            Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent) => Loudness::Info,
+            Some(Outcome::PointedAtVolume { .. } | Outcome::MadeRslave) => Loudness::Info,
+            Some(Outcome::NeedsSharedMount { .. } | Outcome::Refused | Outcome::WouldBe { .. }) => Loudness::Warning,
+            Some(Outcome::Failed { .. }) | None => Loudness::Warning,
         };
         let outcome = self.outcome.as_ref().map_or_else(|| "left as it is".to_owned(), Outcome::in_words);
         let destination = self.destination.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default();
@@ -158,6 +160,11 @@ pub enum Outcome {
     },
     /// The spec asks for rslave now.
     MadeRslave,
+    /// The spec asks for rslave, which helps only once this command was run on the host.
+    NeedsSharedMount {
+        /// The command.
+        command: String,
+    },
     /// What would be done if it were not only looked at.
     WouldBe {
         /// In words.
@@ -173,6 +180,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// What helps when a mount on the host is private: mount(8), and what systemd does with `/` at boot.
+    pub fn needs_shared(mount_point: &Path) -> Self {
+        Self::NeedsSharedMount { command: format!("mount --make-rshared {}", mount_point.display()) }
+    }
+
     /// The outcome in a few words.
     pub fn in_words(&self) -> String {
         match self {
@@ -181,6 +193,7 @@ impl Outcome {
             Self::AlreadyCurrent => "mended by somebody else meanwhile".to_owned(),
             Self::PointedAtVolume { source } => format!("source pointed at {}", source.display()),
             Self::MadeRslave => "made rslave".to_owned(),
+            Self::NeedsSharedMount { command } => format!("for it to have one, run on the host: {command}"),
             Self::Refused => "the container is refused".to_owned(),
             Self::WouldBe { done } => format!("would be {done}"),
             Self::Failed { why } => format!("could not be mended: {why}"),

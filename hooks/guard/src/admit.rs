@@ -82,7 +82,7 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
             outcomes.insert(bind, Outcome::Failed { why: why.clone() });
         }),
     }
-    report.tell(&findings, |finding| outcome_of(finding, &outcomes));
+    report.tell(&findings, |finding| needs_shared(finding).or_else(|| outcome_of(finding, &outcomes)));
     Ok(Done { refusal: None, worth_another_try: is_worth_another_try(&findings, &outcomes) })
 }
 
@@ -122,7 +122,7 @@ fn note_edits(edits: &[SpecEdit], findings: &[Finding], outcomes: &mut Outcomes)
             }
             SpecEdit::RootfsRslave => {
                 let pinning =
-                    findings.iter().filter(|finding| matches!(finding.verdict, Verdict::Pinning(p) if p.rootfs));
+                    findings.iter().filter(|finding| matches!(&finding.verdict, Verdict::Pinning(p) if p.rootfs));
                 outcomes.extend(pinning.filter_map(|finding| Some((finding.bind?, Outcome::MadeRslave))));
             }
         }
@@ -133,6 +133,14 @@ fn edited_bind(edit: &SpecEdit) -> Option<usize> {
     match edit {
         SpecEdit::Source { bind, .. } | SpecEdit::BindRslave { bind } => Some(*bind),
         SpecEdit::RootfsRslave => None,
+    }
+}
+
+/// A private mount on the host makes rslave pointless, whatever was edited.
+fn needs_shared(finding: &Finding) -> Option<Outcome> {
+    match &finding.verdict {
+        Verdict::Pinning(pinning) => pinning.private_mount.as_deref().map(Outcome::needs_shared),
+        _ => None,
     }
 }
 

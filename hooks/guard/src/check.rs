@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, Verdict};
+use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::plan::Plan;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Container, Outcome, Report};
@@ -38,6 +38,9 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<Vec<Findi
 
 /// What a plan would do about a finding.
 pub(crate) fn would_be(finding: &Finding, plan: &Plan) -> Option<Outcome> {
+    if let Verdict::Pinning(Pinning { private_mount: Some(mount), .. }) = &finding.verdict {
+        return Some(Outcome::needs_shared(mount));
+    }
     let is_edited = finding.bind.is_some_and(|bind| plan.edits_bind(bind));
     let done = match (&finding.verdict, &finding.kind) {
         (Verdict::Unmounted(_), _) => plan.refusal.as_ref().map(|_| "refused"),

@@ -22,11 +22,12 @@ pub fn judge_host_root(
     }
     // A root made `shared` for a bind that is shared stays: rslave there would lower that bind, too.
     let rootfs_may_stay = rootfs.lets_umounts_in() || (rootfs.is_shared() && any_shared);
-    let effective = match host {
-        Observed::Seen(mount) => mount.passes_umounts_on,
+    let private_mount = match host {
+        Observed::Seen(mount) => (!mount.passes_umounts_on).then(|| mount.mount_point.clone()),
         Observed::Absent => return Verdict::Unknown("its source does not exist".to_owned()),
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
-    let pinning = Pinning { bind: asked.keeps_host_mounts_alive(), rootfs: !rootfs_may_stay, effective };
-    if pinning.bind || pinning.rootfs || !effective { Verdict::Pinning(pinning) } else { Verdict::Current }
+    let pinning = Pinning { bind: asked.keeps_host_mounts_alive(), rootfs: !rootfs_may_stay, private_mount };
+    let is_pinning = pinning.bind || pinning.rootfs || pinning.private_mount.is_some();
+    if is_pinning { Verdict::Pinning(pinning) } else { Verdict::Current }
 }

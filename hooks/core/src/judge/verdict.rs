@@ -155,14 +155,14 @@ pub enum Way {
 }
 
 /// In what way a host-root bind pins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pinning {
     /// The bind itself has to become rslave.
     pub bind: bool,
     /// `linux.rootfsPropagation` has to become rslave.
     pub rootfs: bool,
-    /// Whether rslave will have an effect: the source's mount on the host is shared or a slave.
-    pub effective: bool,
+    /// The source's mount on the host, when it is private: rslave has no effect there.
+    pub private_mount: Option<PathBuf>,
 }
 
 impl Verdict {
@@ -199,17 +199,16 @@ impl Verdict {
 }
 
 impl Pinning {
-    fn reason(self) -> String {
+    fn reason(&self) -> String {
         let asked = match (self.bind, self.rootfs) {
             (true, true) => "neither the bind nor linux.rootfsPropagation is rslave",
             (true, false) => "the bind is not rslave",
             (false, true) => "linux.rootfsPropagation is not rslave",
             (false, false) => "the bind is rslave",
         };
-        let effect = if self.effective {
-            ""
-        } else {
-            ", and the source's mount on the host is private: rslave has no effect there"
+        let effect = match &self.private_mount {
+            Some(mount) => format!(", and rslave has no effect: {} is private on the host", mount.display()),
+            None => String::new(),
         };
         format!("the container would keep the host's mounts alive: {asked}{effect}")
     }

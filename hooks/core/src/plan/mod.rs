@@ -26,7 +26,7 @@ impl Plan {
         for finding in findings {
             match &finding.verdict {
                 Verdict::Stale { .. } if policy.stale_subpaths == Mode::Repair => plan.mend_subpath(finding),
-                Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, *pinning),
+                Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, pinning),
                 Verdict::Unmounted(unmounted @ Unmounted::Volume { .. })
                     if policy.unmounted_volumes == Alarm::Refuse =>
                 {
@@ -65,7 +65,7 @@ impl Plan {
         }
     }
 
-    fn make_rslave(&mut self, finding: &Finding, pinning: Pinning) {
+    fn make_rslave(&mut self, finding: &Finding, pinning: &Pinning) {
         if let (true, Some(bind)) = (pinning.bind, finding.bind) {
             self.edits.push(SpecEdit::BindRslave { bind });
         }
