@@ -54,7 +54,8 @@ fn private_host_root_is_said() {
         node.ctr().remove("monitor")?;
         let log = node.log()?;
         let ours = log.lines().find(|line| line.contains("bindguard: bind of / at /host") && line.contains("private"));
-        let helps = |line: &str| line.contains("level=warn") && line.contains("run on the host: mount --make-rshared /");
+        let helps =
+            |line: &str| line.contains("level=warn") && line.contains("run on the host: mount --make-rshared /");
         ensure!(ours.is_some_and(helps), "no warning about the private host root: {ours:?}");
         Ok(())
     });

@@ -1,12 +1,8 @@
 //! An operator's commands on a node with a stale subpath: `diagnose` and `check` find it, `check` changes nothing, and
 //! after a restart of the container all is well.
 
-use std::ffi::OsStr;
-
 use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::programs::CLI;
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind};
 
 #[test]
@@ -20,27 +16,21 @@ fn tell(node: &Node) -> Result<()> {
     let subpath = volume.subpath("app", 0, "app.conf");
     let source = subpath.bind()?;
     let target = source.display().to_string();
-    let calm = bindguard(node, ["diagnose"])?;
+    let calm = node.bindguard(["diagnose"])?;
     ensure!(calm.code() == 0, "all is well, but: {calm:?}");
 
     volume.update(&[("app.conf", "two")])?;
     let spec = Bundle::spec(&[Bundle::bind(source, "/etc/app.conf")]);
     let bundle = Bundle::create(node, "looked-at", spec.to_string().as_bytes())?;
     let before = subpath.mounts()?;
-    for found in [bindguard(node, ["diagnose"])?, bindguard(node, ["check".as_ref(), bundle.path().as_os_str()])?] {
+    for found in [node.bindguard(["diagnose"])?, node.bindguard(["check".as_ref(), bundle.path().as_os_str()])?] {
         ensure!(found.code() == 1 && found.stdout.contains(&target), "did not find {target}: {found:?}");
     }
     ensure!(subpath.mounts()? == before, "looking changed the mounts");
 
     node.ctr().container("app").mount(Bind::new(source, "/etc/app.conf")).start()?.success()?;
-    let calm = bindguard(node, ["diagnose"])?;
+    let calm = node.bindguard(["diagnose"])?;
     ensure!(calm.code() == 0, "all is well again, but: {calm:?}");
     node.ctr().remove("app")?;
     pod.delete()
-}
-
-fn bindguard<S: AsRef<OsStr>>(node: &Node, words: impl IntoIterator<Item = S>) -> Result<Finished> {
-    let mut command = node.command(node.programs().join(CLI))?;
-    command.args(words);
-    run(command)
 }

@@ -3,8 +3,6 @@
 use std::ffi::OsStr;
 
 use anyhow::{Result, ensure};
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::programs::CLI;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind};
 
@@ -19,17 +17,18 @@ fn tell(node: &Node) -> Result<()> {
     let subpath = volume.subpath("app", 0, "app.conf");
     let source = subpath.bind()?;
     volume.update(&[("app.conf", "two")])?;
-    let stock = |id: &str| node.ctr().container(id).runtime(Runtime::Stock).mount(Bind::new(source, "/etc/app.conf")).start();
+    let stock =
+        |id: &str| node.ctr().container(id).runtime(Runtime::Stock).mount(Bind::new(source, "/etc/app.conf")).start();
     let words = stock("loops")?.failure()?;
     ensure!(words.contains("no such file or directory"), "not the fault: {words}");
     node.ctr().forget("loops")?;
 
     let before = subpath.mounts()?;
-    let looked = bindguard(node, ["repair", "--pod", "looping", "--dry-run"])?;
+    let looked = node.bindguard(["repair", "--pod", "looping", "--dry-run"])?;
     ensure!(looked.code() == 1 && looked.stdout.contains("would be re-bound"), "a dry run: {looked:?}");
     ensure!(subpath.mounts()? == before, "a dry run changed the mounts");
 
-    let mended = bindguard(node, [OsStr::new("repair"), source.as_os_str()])?;
+    let mended = node.bindguard([OsStr::new("repair"), source.as_os_str()])?;
     ensure!(mended.code() == 0 && mended.stdout.contains("re-bound to the current target"), "not mended: {mended:?}");
     only_a_current_mount(&subpath)?;
     stock("starts")?.success()?;
@@ -41,15 +40,9 @@ fn tell(node: &Node) -> Result<()> {
         (["repair", "--pod=nobody"], "nothing to mend"),
         (["config", "check"], "is good"),
     ] {
-        let told = bindguard(node, words)?;
+        let told = node.bindguard(words)?;
         let (code, text) = (told.code(), format!("{}{}", told.stdout, told.stderr));
         ensure!(text.contains(said) && (code == 2 || said == "is good"), "{words:?} says {text} and exits {code}");
     }
     pod.delete()
-}
-
-fn bindguard<S: AsRef<OsStr>>(node: &Node, words: impl IntoIterator<Item = S>) -> Result<Finished> {
-    let mut command = node.command(node.programs().join(CLI))?;
-    command.args(words);
-    run(command)
 }

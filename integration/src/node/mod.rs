@@ -10,6 +10,7 @@ mod post_mortem;
 mod setup;
 
 use std::cell::RefCell;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,6 +29,8 @@ use self::namespace::Namespace;
 use crate::cri::Cri;
 use crate::ctr::Ctr;
 use crate::kubelet::Kubelet;
+use crate::process::{Finished, run};
+use crate::programs::CLI;
 use crate::programs::Generation;
 
 /// A running node.
@@ -92,6 +95,13 @@ impl Node {
             .arg(self.own_group()?.join("cgroup.procs"));
         command.arg(program.as_ref()).envs(self.environment.iter().map(|(name, value)| (name, value)));
         Ok(command)
+    }
+
+    /// Runs the operator's command line with these words.
+    pub fn bindguard<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Result<Finished> {
+        let mut command = self.command(self.programs().join(CLI))?;
+        command.args(words);
+        run(command)
     }
 
     /// Ends containerd with `signal` and starts it anew; shims and containers live on, as on a node that is upgraded.
