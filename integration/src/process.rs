@@ -81,6 +81,15 @@ pub fn run_with_input(mut command: Command, input: &str, limit: Duration) -> Res
     Ok(Finished { line, status, stdout: text(stdout), stderr: text(stderr) })
 }
 
+/// Runs `command` on a terminal of its own, which script(1) makes; what it printed has the terminal's line ends.
+pub fn run_on_a_terminal(command: &Command) -> Result<Finished> {
+    let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy());
+    let line: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line.join(" "), "/dev/null"]);
+    run(script)
+}
+
 /// A command of the host, by words: `host(["mount", "--bind", …])`.
 pub fn host<I: IntoIterator<Item: AsRef<std::ffi::OsStr>>>(words: I) -> Result<String> {
     let mut words = words.into_iter();

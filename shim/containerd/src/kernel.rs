@@ -1,12 +1,15 @@
-//! The three calls for which the libraries offer no safe form. All `unsafe` of this crate is here.
+//! The calls for which the libraries offer no safe form. All `unsafe` of this crate is here.
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+        unix::process::CommandExt,
+    },
 };
 
 use nix::libc;
-use rustix::process::Signal;
+use rustix::{io::fcntl_dupfd_cloexec, process::Signal};
 use tokio::io::{Interest, unix::AsyncFd};
 
 /// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the classic ones only.
@@ -27,6 +30,39 @@ pub(crate) fn die_with_parent(command: &mut tokio::process::Command) {
         command
             .pre_exec(|| rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from));
     }
+}
+
+/// Has the child inherit these descriptors as 3, 4, 5 and so on; everything else stays closed to it.
+pub(crate) fn inherit_from_three(command: &mut std::process::Command, fds: Vec<OwnedFd>) -> io::Result<()> {
+    const FIRST: RawFd = 3;
+    let Some(one) = fds.first() else { return Ok(()) };
+    let end = FIRST + RawFd::try_from(fds.len()).map_err(io::Error::other)?;
+    // Above the places they go to, so that none is overwritten before its turn.
+    let sources: Vec<OwnedFd> = fds.iter().map(|fd| fcntl_dupfd_cloexec(fd, end)).collect::<Result<_, _>>()?;
+    // Between fork and exec `Command` has a pipe of its own for the news of a failed exec. With these places taken it
+    // gets a higher number and is not overwritten.
+    let mut taken = Vec::new();
+    loop {
+        let place = fcntl_dupfd_cloexec(one, FIRST)?;
+        if place.as_raw_fd() >= end {
+            break;
+        }
+        taken.push(place);
+    }
+    // SAFETY: between fork and exec the closure only calls dup2(2), on descriptors that it owns itself, and neither
+    // allocates nor takes a lock. What dup2 replaces in the child is a copy of `taken`, or of something that exec closes.
+    unsafe {
+        command.pre_exec(move || {
+            let _places_stay_taken = &taken;
+            for (place, source) in (FIRST..end).zip(&sources) {
+                if libc::dup2(source.as_raw_fd(), place) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    Ok(())
 }
 
 /// Puts a descriptor into the event loop.

@@ -9,7 +9,6 @@ mod aside;
 mod bootstrap;
 mod bundle;
 mod causes;
-#[allow(dead_code, reason = "the Stats call and TaskOOM are not wired to it yet")]
 mod cgroup;
 mod events;
 mod exits;
@@ -21,7 +20,6 @@ mod rootfs;
 mod runtime;
 mod serve;
 mod service;
-mod stats;
 mod task;
 
 use std::{error::Error, process::ExitCode};

@@ -4,8 +4,8 @@
 //!   init's pid ──place──► Cgroup ──metrics()──► Metrics ──to_any()──► StatsResponse.stats
 //!                            └────watch_oom()──► OomWatch ──next(), is_untold()──► TaskOOM
 //! ```
-//! Make the [`Cgroup`] when `create` has succeeded and the init waits for its start: its directories are found through the
-//! living process and kept, so that the figures can still be had, and the last kill be told, when the init is dead.
+//! Make the [`Cgroup`] when `create` has succeeded and the init waits for its start: its directories are found through
+//! the living process and kept, so that the figures can still be had, and the last kill be told, when the init is dead.
 //! A process that moves later, as an init that is systemd does, moves below them.
 //!
 //! Nothing here sets a limit or moves a process; that is the runtime's. What a kernel, or a cgroup without some

@@ -1,9 +1,9 @@
-//! Where the cgroup of a process is: /proc/PID/cgroup says its path in each hierarchy, see cgroups(7); the mount that shows
-//! the hierarchy has to be found.
+//! Where the cgroup of a process is: /proc/PID/cgroup says its path in each hierarchy, see cgroups(7); the mount that
+//! shows the hierarchy has to be found.
 //!
-//! A directory counts only if its `cgroup.procs` lists the process. So the usual place below /sys/fs/cgroup may simply be
-//! tried first, and the mount table, which has ten thousand lines on some nodes, is read only where that fails: inside
-//! another container, as in kind, or with hierarchies mounted elsewhere.
+//! A directory counts only if its `cgroup.procs` lists the process. So the usual place below /sys/fs/cgroup may simply
+//! be tried first, and the mount table, which has ten thousand lines on some nodes, is read only where that fails:
+//! inside another container, as in kind, or with hierarchies mounted elsewhere.
 
 use std::{
     cell::OnceCell,
@@ -22,8 +22,11 @@ pub(super) fn find(pid: u32) -> Result<Version, CgroupError> {
     let text = read(format!("/proc/{pid}/cgroup").into())?;
     let memberships: Vec<Membership<'_>> = text.lines().filter_map(Membership::parse).collect();
     let search = Search { pid, mounts: OnceCell::new() };
-    let version =
-        if is_unified(shows_unified(Path::new(USUAL)), &memberships) { search.v2(&memberships) } else { search.v1(&memberships) };
+    let version = if is_unified(shows_unified(Path::new(USUAL)), &memberships) {
+        search.v2(&memberships)
+    } else {
+        search.v1(&memberships)
+    };
     version?.ok_or(CgroupError::Nowhere { pid })
 }
 
@@ -46,8 +49,8 @@ impl<'a> Membership<'a> {
     }
 }
 
-/// Version 2 where the unified hierarchy lies at the usual place, which is what containerd and runc go by, or where it has
-/// all the controllers. A node that mounts it beside those of version 1 (hybrid) is version 1.
+/// Version 2 where the unified hierarchy lies at the usual place, which is what containerd and runc go by, or where it
+/// has all the controllers. A node that mounts it beside those of version 1 (hybrid) is version 1.
 fn is_unified(at_the_usual_place: bool, memberships: &[Membership<'_>]) -> bool {
     let is_read = |membership: &Membership<'_>| Controllers::NAMES.iter().any(|name| membership.has(name));
     at_the_usual_place || !memberships.iter().any(is_read)

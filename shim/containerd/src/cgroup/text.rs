@@ -1,10 +1,10 @@
-//! The forms a cgroup's files have, see "Interface Files" in the kernel's admin-guide/cgroup-v2: one number, flat keyed,
-//! nested keyed. Pure functions over text: a line in no known form is passed over, since kernels add lines.
+//! The forms a cgroup's files have, see "Interface Files" in the kernel's admin-guide/cgroup-v2: one number, flat
+//! keyed, nested keyed. Pure functions over text: a line in no known form is passed over, since kernels add lines.
 
 use std::collections::HashMap;
 
-/// A number as these files write it. `max`, no limit, is the largest number; a negative one, which some kernels show for a
-/// counter that ran below zero, is 0.
+/// A number as these files write it. `max`, no limit, is the largest number; a negative one, which some kernels show
+/// for a counter that ran below zero, is 0.
 pub(super) fn number(text: &str) -> Option<u64> {
     match text.trim() {
         "max" => Some(u64::MAX),
@@ -70,7 +70,8 @@ pub(super) struct Rdma<'a> {
     pub(super) objects: u32,
 }
 
-/// `mlx4_0 hca_handle=2 hca_object=max` lines, the same in both versions; `max` is the largest number that the message has.
+/// `mlx4_0 hca_handle=2 hca_object=max` lines, the same in both versions; `max` is the largest number that the message
+/// has.
 pub(super) fn rdma(text: &str) -> Vec<Rdma<'_>> {
     let of = |pairs: &[(&str, &str)], key: &str| {
         let value = pairs.iter().find(|(name, _)| *name == key).and_then(|(_, value)| number(value));

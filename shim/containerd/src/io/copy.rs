@@ -7,19 +7,17 @@
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
 use rustix::io::Errno;
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::watch,
     task::AbortHandle,
 };
+
+use super::progress::{Mover, Progress, progress};
 
 /// As much as one step moves; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
@@ -28,26 +26,23 @@ const STEP: usize = 16 * 1024;
 #[derive(Debug)]
 pub(crate) struct Copy {
     task: AbortHandle,
-    moved: Arc<AtomicU64>,
-    finished: watch::Receiver<bool>,
+    progress: Progress,
 }
 
 impl Copy {
     /// Starts copying until the source ends or the destination is gone. Both descriptors must be non-blocking.
     pub(crate) fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
-        let moved = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&moved);
-        let (finish, finished) = watch::channel(false);
+        let (mover, progress) = progress();
         let task = tokio::spawn(async move {
-            let ended = run(&from, &to, &counter).await;
+            let ended = run(&from, &to, &mover).await;
             // The descriptors close before anybody hears of the end: the reader must see it, too.
             drop((from, to));
             if let Err(error) = ended {
                 tracing::debug!(%error, "a stream ended early");
             }
-            finish.send_replace(true);
+            drop(mover);
         });
-        Self { task: task.abort_handle(), moved, finished }
+        Self { task: task.abort_handle(), progress }
     }
 
     /// Ends the copy where it stands.
@@ -57,24 +52,17 @@ impl Copy {
 
     /// Waits for the end of the stream; stops it when nothing moved for `idle`.
     pub(crate) async fn finish_or_stall(&self, idle: Duration) {
-        let mut finished = self.finished.clone();
-        let mut before = self.moved.load(Ordering::Relaxed);
-        while tokio::time::timeout(idle, finished.wait_for(|done| *done)).await.is_err() {
-            let now = self.moved.load(Ordering::Relaxed);
-            if now == before {
-                tracing::warn!("gave up a stream that nobody reads, or that a process left behind holds open");
-                self.stop();
-                return;
-            }
-            before = now;
+        if !self.progress.ends_without_stalling(idle).await {
+            tracing::warn!("gave up a stream that nobody reads, or that a process left behind holds open");
+            self.stop();
         }
     }
 }
 
-async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, moved: &AtomicU64) -> io::Result<()> {
+async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, mover: &Mover) -> io::Result<()> {
     loop {
         let mut ready = from.readable().await?;
-        let mut rest = match ready.try_io(|from| step(from.get_ref(), to.get_ref(), moved)) {
+        let mut rest = match ready.try_io(|from| step(from.get_ref(), to.get_ref(), mover)) {
             Ok(Ok(Step::Moved)) => continue,
             Ok(Ok(Step::Kept(rest))) => rest,
             Ok(Ok(Step::End)) => return Ok(()),
@@ -83,7 +71,7 @@ async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, moved: &AtomicU64) 
         };
         while !rest.is_empty() {
             let written = to.async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?)).await?;
-            moved.fetch_add(written as u64, Ordering::Relaxed);
+            mover.moved(written);
             rest.drain(..written);
         }
     }
@@ -97,7 +85,7 @@ enum Step {
 }
 
 /// One read and as many writes as the destination takes at once.
-fn step(from: impl AsFd, to: impl AsFd, moved: &AtomicU64) -> io::Result<Step> {
+fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<Step> {
     let mut buffer = [0; STEP];
     let read = match rustix::io::read(from, &mut buffer) {
         Ok(0) => return Ok(Step::End),
@@ -111,7 +99,7 @@ fn step(from: impl AsFd, to: impl AsFd, moved: &AtomicU64) -> io::Result<Step> {
     while !left.is_empty() {
         match rustix::io::write(&to, left) {
             Ok(written) => {
-                moved.fetch_add(written as u64, Ordering::Relaxed);
+                mover.moved(written);
                 left = &left[written..];
             }
             Err(Errno::INTR) => {}

@@ -3,7 +3,7 @@
 //! Fifos are opened so that nothing blocks and nobody's disconnect hurts: an output is opened for reading *and* writing,
 //! so that it can be opened before its reader comes and a write after the reader has gone fills the fifo instead of
 //! breaking with EPIPE. The same is true of the writer's end of an input that the shim holds until `CloseIO`.
-//! Anything that is no fifo (a regular file, /dev/null, `file://`) is handed to the process itself.
+//! A path of anything else (a regular file, /dev/null) is handed to the process itself.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -12,7 +12,7 @@ use std::{
         fd::OwnedFd,
         unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt},
     },
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use rustix::fs::OFlags;
@@ -33,11 +33,6 @@ pub(crate) struct Input {
     pub(crate) hold: OwnedFd,
 }
 
-/// A stream containerd names as a URI.
-pub(crate) fn scheme(stream: &str) -> Option<(&str, &str)> {
-    stream.split_once("://")
-}
-
 /// Opens an output.
 pub(crate) fn open_output(path: &Path) -> io::Result<Output> {
     if fs::metadata(path)?.file_type().is_fifo() {
@@ -48,8 +43,7 @@ pub(crate) fn open_output(path: &Path) -> io::Result<Output> {
 }
 
 /// Opens the log file of a `file://` stream, which the shim has to make.
-pub(crate) fn open_log_file(path: &str) -> io::Result<OwnedFd> {
-    let path = PathBuf::from(path);
+pub(crate) fn open_log_file(path: &Path) -> io::Result<OwnedFd> {
     if let Some(dir) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     }
@@ -79,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    fn fifo() -> (tempfile::TempDir, PathBuf) {
+    fn fifo() -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("fifo");
         mknodat(CWD, &path, FileType::Fifo, Mode::from(0o600), 0).unwrap();
@@ -116,7 +110,5 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(matches!(open_output(file.path()).unwrap(), Output::File(_)));
         assert!(open_output(Path::new("/nonexistent/x")).is_err());
-        assert_eq!(scheme("binary:///bin/x?a=b"), Some(("binary", "/bin/x?a=b")));
-        assert_eq!(scheme("/run/fifo"), None);
     }
 }

@@ -4,6 +4,8 @@
 //!            containerd's fifos        shim             container
 //!   stdin   ────────────────────►  copy task  ──pipe──►
 //!   stdout  ◄────────────────────  copy task  ◄──pipe──
+//!   file://   ◄─────────────────  writer thread ◄──pipe──
+//!   binary:// ◄──────────────────────────────────pipe──  read by a program of the client's
 //!   terminal: both ways through the one pty master that the runtime sends over the console socket
 //! ```
 //! First everything is opened (`Wiring`), then the runtime runs with the container's ends, and only when it has succeeded
@@ -11,7 +13,12 @@
 
 mod console;
 mod copy;
+mod ends;
 mod fifo;
+mod file_writer;
+mod logger;
+mod progress;
+mod stream;
 mod wiring;
 
 use std::{
@@ -24,7 +31,11 @@ use rustix::termios::Winsize;
 use tokio::io::unix::AsyncFd;
 
 use copy::Copy;
-pub(crate) use wiring::{IoError, Owner, Wiring};
+pub(crate) use ends::Owner;
+use file_writer::FileWriter;
+use logger::Logger;
+pub(crate) use logger::Author;
+pub(crate) use wiring::{IoError, Wiring};
 
 /// A pty's master, shared by both directions.
 pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;
@@ -34,7 +45,7 @@ const IDLE_LIMIT: Duration = Duration::from_secs(2);
 /// Not even a reader that is slow but alive may hold a delete longer than this; its copy then goes on alone.
 const DRAIN_LIMIT: Duration = Duration::from_secs(8);
 
-/// Where containerd wants a process's streams, as it says in `Create` and `Exec`. Empty means nowhere.
+/// Where containerd wants a process's streams, as it says in `Create` and `Exec`: paths or URIs. Empty means nowhere.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Streams {
     /// Path of the fifo to read.
@@ -47,6 +58,22 @@ pub(crate) struct Streams {
     pub(crate) terminal: bool,
 }
 
+/// What takes a process's output at the far end of a pipe, and has to come to its end after the process.
+#[derive(Debug)]
+enum Sink {
+    File(FileWriter),
+    Logger(Logger),
+}
+
+impl Sink {
+    async fn finish(&self) {
+        match self {
+            Self::File(writer) => writer.finish_or_stall(IDLE_LIMIT).await,
+            Self::Logger(logger) => logger.finish().await,
+        }
+    }
+}
+
 /// The streams of a process that runs.
 #[derive(Debug, Default)]
 pub(crate) struct Attached {
@@ -54,6 +81,7 @@ pub(crate) struct Attached {
     stdin_hold: Mutex<Option<OwnedFd>>,
     stdin: Option<Copy>,
     outputs: Vec<Copy>,
+    sinks: Vec<Sink>,
     console: Option<Master>,
 }
 
@@ -80,6 +108,9 @@ impl Attached {
         let both = async { tokio::join!(first, second) };
         if tokio::time::timeout(DRAIN_LIMIT, both).await.is_err() {
             tracing::warn!("a slow reader still takes the output of a process that is being deleted");
+        }
+        for sink in &self.sinks {
+            sink.finish().await;
         }
     }
 }

@@ -8,16 +8,16 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use rustix::{
-    fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl},
-    pipe::{PipeFlags, pipe_with},
-};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::Interest;
 
 use super::{
-    Attached, Copy, Streams,
+    Attached, Author, Copy, Sink, Streams,
     console::ConsoleSocket,
+    ends::{Owner, nonblocking, owned_pipe, readable, watched, writable},
     fifo::{self, Output},
+    file_writer::FileWriter,
+    logger::{Logger, LoggerError},
+    stream::{Program, Stream},
 };
 
 /// A stream that could not be set up.
@@ -49,21 +49,23 @@ pub(crate) enum IoError {
         /// Why not.
         source: io::Error,
     },
+    /// A thread that writes a log file.
+    #[error("start writing the log file {path}")]
+    Writer {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A logging program.
+    #[error(transparent)]
+    Logger(#[from] LoggerError),
     /// The terminal's way from the runtime to the shim.
     #[error("set up the terminal")]
     Console(#[source] io::Error),
     /// A descriptor the event loop does not take.
     #[error("watch the process's streams")]
     Watch(#[source] io::Error),
-}
-
-/// Who shall own the pipes: the container's user, where it is to reopen /dev/stdout.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Owner {
-    /// User id.
-    pub(crate) uid: u32,
-    /// Group id.
-    pub(crate) gid: u32,
 }
 
 /// Opened streams, waiting for their process.
@@ -74,6 +76,7 @@ pub(crate) struct Wiring {
     stdin: Option<StdinPair>,
     console: Option<ConsoleSocket>,
     console_out: Option<OwnedFd>,
+    sinks: Vec<Sink>,
 }
 
 struct Pair {
@@ -89,32 +92,42 @@ struct StdinPair {
 }
 
 impl Wiring {
-    /// Opens all that these streams need.
-    pub(crate) fn open(streams: &Streams, owner: Owner) -> Result<Self, IoError> {
+    /// Opens all that these streams need, and waits for a logging program to be ready.
+    pub(crate) async fn open(streams: &Streams, owner: Owner, author: Author<'_>) -> Result<Self, IoError> {
         let mut wiring = Self::default();
-        if !streams.stdin.is_empty() {
-            wiring.open_stdin(&streams.stdin, streams.terminal, owner)?;
-        }
+        wiring.open_stdin(&streams.stdin, streams.terminal, owner)?;
+        let stdout = parse("stdout", &streams.stdout)?;
         if streams.terminal {
             wiring.console = Some(ConsoleSocket::bind().map_err(IoError::Console)?);
-            if !streams.stdout.is_empty() {
-                wiring.console_out = Some(open_console_output(&streams.stdout)?);
-            }
+            wiring.open_console_output(stdout, author).await?;
             return Ok(wiring);
         }
-        wiring.open_output(1, "stdout", &streams.stdout, owner)?;
-        wiring.open_output(2, "stderr", &streams.stderr, owner)?;
+        match stdout {
+            // The program takes stderr, too, whatever was named for that.
+            Stream::Logger(program) => wiring.open_logger(program, owner, author).await?,
+            stdout => {
+                wiring.open_output(1, "stdout", stdout, owner)?;
+                match streams.stderr == streams.stdout && wiring.has_log_file() {
+                    true => wiring.share_log_file()?,
+                    false => wiring.open_output(2, "stderr", parse("stderr", &streams.stderr)?, owner)?,
+                }
+            }
+        }
         Ok(wiring)
     }
 
-    fn open_stdin(&mut self, path: &str, terminal: bool, owner: Owner) -> Result<(), IoError> {
+    fn open_stdin(&mut self, name: &str, terminal: bool, owner: Owner) -> Result<(), IoError> {
         const STREAM: &str = "stdin";
-        refuse_scheme(STREAM, path)?;
-        let input = fifo::open_input(Path::new(path)).map_err(|source| open_failed(STREAM, path, source))?;
+        let path = match parse(STREAM, name)? {
+            Stream::Nowhere => return Ok(()),
+            Stream::Path(path) => path,
+            Stream::File(_) | Stream::Logger(_) => return Err(unsupported(STREAM, name)),
+        };
+        let input = fifo::open_input(&path).map_err(|source| open_failed(STREAM, &path, source))?;
         let mut to = None;
         if !terminal {
             let (read, write) = owned_pipe(STREAM, owner)?;
-            nonblocking(&write).map_err(IoError::Watch)?;
+            nonblocking(&write)?;
             self.child[0] = Some(read);
             to = Some(write);
         }
@@ -122,19 +135,74 @@ impl Wiring {
         Ok(())
     }
 
-    fn open_output(&mut self, slot: usize, stream: &'static str, path: &str, owner: Owner) -> Result<(), IoError> {
-        if path.is_empty() {
-            return Ok(());
+    fn open_output(&mut self, slot: usize, name: &'static str, stream: Stream, owner: Owner) -> Result<(), IoError> {
+        match stream {
+            Stream::Nowhere => {}
+            Stream::Path(path) => match fifo::open_output(&path).map_err(|source| open_failed(name, &path, source))? {
+                Output::File(file) => self.child[slot] = Some(file),
+                Output::Fifo(to) => {
+                    let (from, write) = owned_pipe(name, owner)?;
+                    nonblocking(&from)?;
+                    self.child[slot] = Some(write);
+                    self.pairs.push(Pair { from, to });
+                }
+            },
+            Stream::File(path) => self.child[slot] = Some(self.open_log_file(name, &path, owner)?),
+            Stream::Logger(program) => return Err(unsupported(name, &program.path.display().to_string())),
         }
-        match open_stream(stream, path)? {
-            Output::File(file) => self.child[slot] = Some(file),
-            Output::Fifo(to) => {
-                let (from, write) = owned_pipe(stream, owner)?;
-                nonblocking(&from).map_err(IoError::Watch)?;
-                self.child[slot] = Some(write);
-                self.pairs.push(Pair { from, to });
+        Ok(())
+    }
+
+    /// A log file behind a pipe; the answer is the pipe's end to write.
+    fn open_log_file(&mut self, name: &'static str, path: &Path, owner: Owner) -> Result<OwnedFd, IoError> {
+        let file = fifo::open_log_file(path).map_err(|source| open_failed(name, path, source))?;
+        let (read, write) = owned_pipe(name, owner)?;
+        let writer =
+            FileWriter::start(read, file).map_err(|source| IoError::Writer { path: path.to_owned(), source })?;
+        self.sinks.push(Sink::File(writer));
+        Ok(write)
+    }
+
+    fn has_log_file(&self) -> bool {
+        matches!(self.sinks[..], [Sink::File(_)])
+    }
+
+    fn share_log_file(&mut self) -> Result<(), IoError> {
+        let stdout = self.child[1].as_ref().map(OwnedFd::try_clone).transpose();
+        self.child[2] = stdout.map_err(|source| IoError::Pipe { stream: "stderr", source })?;
+        Ok(())
+    }
+
+    async fn open_logger(&mut self, program: Program, owner: Owner, author: Author<'_>) -> Result<(), IoError> {
+        let (out, stdout) = owned_pipe("stdout", owner)?;
+        let (err, stderr) = owned_pipe("stderr", owner)?;
+        self.sinks.push(Sink::Logger(Logger::start(program, author, [out, err]).await?));
+        self.child[1] = Some(stdout);
+        self.child[2] = Some(stderr);
+        Ok(())
+    }
+
+    /// A terminal has one output, and it passes through the shim: only the shim may read from the master.
+    async fn open_console_output(&mut self, stream: Stream, author: Author<'_>) -> Result<(), IoError> {
+        const STREAM: &str = "stdout";
+        let to = match stream {
+            Stream::Nowhere => return Ok(()),
+            Stream::Path(path) => match fifo::open_output(&path).map_err(|e| open_failed(STREAM, &path, e))? {
+                Output::Fifo(to) => to,
+                // The event loop does not take it.
+                Output::File(_) => return Err(unsupported(STREAM, &path.display().to_string())),
+            },
+            Stream::File(path) => self.open_log_file(STREAM, &path, Owner::default())?,
+            Stream::Logger(program) => {
+                let (out, stdout) = owned_pipe(STREAM, Owner::default())?;
+                // Without a writer: the program sees the end of stderr at once.
+                let (err, _) = owned_pipe("stderr", Owner::default())?;
+                self.sinks.push(Sink::Logger(Logger::start(program, author, [out, err]).await?));
+                stdout
             }
-        }
+        };
+        nonblocking(&to)?;
+        self.console_out = Some(to);
         Ok(())
     }
 
@@ -162,15 +230,14 @@ impl Wiring {
     /// Starts the copies. The process's ends are closed here: from now on only the process holds them.
     pub(crate) fn attach(self) -> Result<Attached, IoError> {
         let mut attached = Attached::default();
+        attached.sinks = self.sinks;
         let mut stdin_target = None;
         for pair in self.pairs {
             attached.outputs.push(Copy::spawn(readable(pair.from)?, writable(pair.to)?));
         }
         if let Some(console) = self.console {
             let master = console.take_master().map_err(IoError::Console)?;
-            let master = Arc::new(
-                crate::kernel::watch(master, Interest::READABLE | Interest::WRITABLE).map_err(IoError::Watch)?,
-            );
+            let master = watched(master, Interest::READABLE | Interest::WRITABLE)?;
             if let Some(out) = self.console_out {
                 attached.outputs.push(Copy::spawn(Arc::clone(&master), writable(out)?));
             }
@@ -191,53 +258,14 @@ impl Wiring {
     }
 }
 
-fn open_stream(stream: &'static str, path: &str) -> Result<Output, IoError> {
-    let opened = match fifo::scheme(path) {
-        None => fifo::open_output(Path::new(path)),
-        Some(("file", file)) => fifo::open_log_file(file).map(Output::File),
-        Some(_) => return Err(IoError::Scheme { stream, uri: path.to_owned() }),
-    };
-    opened.map_err(|source| open_failed(stream, path, source))
+fn parse(stream: &'static str, name: &str) -> Result<Stream, IoError> {
+    Stream::parse(name).map_err(|_| unsupported(stream, name))
 }
 
-fn open_console_output(path: &str) -> Result<OwnedFd, IoError> {
-    match open_stream("stdout", path)? {
-        Output::Fifo(fd) => Ok(fd),
-        // The event loop cannot wait for a regular file, and a terminal's output must pass through the shim.
-        Output::File(_) => Err(IoError::Scheme { stream: "stdout", uri: path.to_owned() }),
-    }
+fn unsupported(stream: &'static str, name: &str) -> IoError {
+    IoError::Scheme { stream, uri: name.to_owned() }
 }
 
-fn refuse_scheme(stream: &'static str, path: &str) -> Result<(), IoError> {
-    match fifo::scheme(path) {
-        Some(_) => Err(IoError::Scheme { stream, uri: path.to_owned() }),
-        None => Ok(()),
-    }
-}
-
-fn open_failed(stream: &'static str, path: &str, source: io::Error) -> IoError {
-    IoError::Open { stream, path: path.to_owned(), source }
-}
-
-fn owned_pipe(stream: &'static str, owner: Owner) -> Result<(OwnedFd, OwnedFd), IoError> {
-    let make = || {
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        if owner.uid != 0 || owner.gid != 0 {
-            fchown(&write, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))?;
-        }
-        Ok((read, write))
-    };
-    make().map_err(|source: rustix::io::Errno| IoError::Pipe { stream, source: source.into() })
-}
-
-fn nonblocking(fd: &OwnedFd) -> io::Result<()> {
-    Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
-}
-
-fn readable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
-    crate::kernel::watch(fd, Interest::READABLE).map(Arc::new).map_err(IoError::Watch)
-}
-
-fn writable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
-    crate::kernel::watch(fd, Interest::WRITABLE).map(Arc::new).map_err(IoError::Watch)
+fn open_failed(stream: &'static str, path: &Path, source: io::Error) -> IoError {
+    IoError::Open { stream, path: path.display().to_string(), source }
 }

@@ -66,7 +66,7 @@ fn code(error: &TaskError) -> Code {
         | TaskError::Rootfs(_)
         | TaskError::Io(_)
         | TaskError::Watch(_)
-        | TaskError::Stats(_)
+        | TaskError::Cgroup(_)
         | TaskError::Os { .. }
         | TaskError::Runtime { .. } => Code::UNKNOWN,
     }

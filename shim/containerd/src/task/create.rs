@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
@@ -15,6 +15,8 @@ use protobuf::MessageField;
 use super::{Process, Surroundings, Task, TaskError};
 use crate::{
     bundle::{Bundle, SpecView},
+    causes::with_causes,
+    cgroup::Cgroup,
     events::Event,
     exits::Watched,
     io::{Owner, Streams, Wiring},
@@ -38,11 +40,7 @@ impl Rollback<'_> {
     pub(crate) async fn run(self) {
         self.runtime.clear_away(self.id).await;
         if let Err(error) = rootfs::unmount(self.rootfs).await {
-            tracing::warn!(
-                id = self.id,
-                error = crate::causes::with_causes(&error),
-                "the root filesystem stays mounted"
-            );
+            tracing::warn!(id = self.id, error = with_causes(&error), "the root filesystem stays mounted");
         }
     }
 }
@@ -101,6 +99,7 @@ impl Task {
             owner: Owner { uid: options.io_uid, gid: options.io_gid },
             outlives_init: !spec.has_own_pid_namespace(),
             init: Arc::new(Process::new(request.id.clone(), streams)),
+            cgroup: OnceLock::new(),
             execs: Mutex::new(HashMap::new()),
             turn: tokio::sync::Mutex::new(()),
             delete_turn: tokio::sync::Mutex::new(()),
@@ -109,7 +108,7 @@ impl Task {
     }
 
     async fn make_init(&self, options: &Options) -> Result<Arc<Watched>, TaskError> {
-        let wiring = Wiring::open(self.init.streams(), self.owner)?;
+        let wiring = Wiring::open(self.init.streams(), self.owner, self.author(&self.id)).await?;
         // Until the pid is known, an init that is dead already must not be taken for an orphan.
         let _hold = self.around.exits.hold();
         let call = CreateCall {
@@ -122,8 +121,17 @@ impl Task {
         self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
+        self.find_cgroup(pid);
         self.init.born(Arc::clone(&watched), wiring.attach()?);
         Ok(watched)
+    }
+
+    /// A container is none the worse for a cgroup that cannot be found: it has no figures then.
+    fn find_cgroup(&self, pid: u32) {
+        match Cgroup::of_process(pid) {
+            Ok(cgroup) => drop(self.cgroup.set(cgroup)),
+            Err(error) => tracing::warn!(id = self.id, error = with_causes(&error), "no figures of this container"),
+        }
     }
 
     fn announce(&self, request: CreateTaskRequest) {

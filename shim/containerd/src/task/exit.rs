@@ -8,9 +8,9 @@ use nix::libc::SIGKILL;
 use super::{Process, Task, exec::Exec};
 use crate::{
     causes::with_causes,
+    cgroup::OomWatch,
     events::{Event, timestamp},
     exits::{Exit, Watched},
-    stats::OomWatch,
 };
 
 /// How long an init's exit may wait for those of its execs. They are dead by then, or as good as: only one that hangs in
@@ -37,29 +37,33 @@ impl Task {
 
     /// Waits for the init and tells of out-of-memory kills meanwhile, the last ones included.
     async fn end_of_init(&self, watched: &Watched) -> Exit {
-        let oom = OomWatch::of_process(watched.pid()).unwrap_or_else(|error| {
-            // An init that is gone already, or a node without the memory controller.
-            tracing::debug!(id = self.id, error = with_causes(&error), "out-of-memory kills will not be told");
-            None
-        });
-        let Some(oom) = oom else { return watched.exit().await };
-        loop {
+        let Some(mut ooms) = self.watch_oom() else { return watched.exit().await };
+        let exit = loop {
             tokio::select! {
-                biased;
-                exit = watched.exit() => {
-                    self.tell_kills(&oom);
-                    return exit;
-                }
-                () = oom.changed() => self.tell_kills(&oom),
+                exit = watched.exit() => break exit,
+                Some(_) = ooms.next() => self.tell_kill(),
+            }
+        };
+        if ooms.is_untold() {
+            self.tell_kill();
+        }
+        exit
+    }
+
+    fn watch_oom(&self) -> Option<OomWatch> {
+        match self.cgroup.get()?.watch_oom() {
+            Ok(ooms) => Some(ooms),
+            Err(error) => {
+                // A node without the memory controller, or an init that is gone already.
+                tracing::debug!(id = self.id, error = with_causes(&error), "out-of-memory kills will not be told");
+                None
             }
         }
     }
 
-    fn tell_kills(&self, oom: &OomWatch) {
-        if oom.has_killed() {
-            let killed = proto::TaskOOM { container_id: self.id.clone(), ..Default::default() };
-            self.around.events.send(&Event::OutOfMemory(killed));
-        }
+    fn tell_kill(&self) {
+        let killed = proto::TaskOOM { container_id: self.id.clone(), ..Default::default() };
+        self.around.events.send(&Event::OutOfMemory(killed));
     }
 
     /// Waits for an exec in a task of its own.

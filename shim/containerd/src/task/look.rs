@@ -6,7 +6,7 @@ use containerd_shim_protos::{api::StateResponse, shim::oci::ProcessDetails, type
 use protobuf::{EnumOrUnknown, Message, MessageField, well_known_types::any::Any};
 
 use super::{Task, TaskError, state::ProcessState};
-use crate::{events::timestamp, stats};
+use crate::{cgroup::CgroupError, events::timestamp};
 
 impl Task {
     /// Where a process stands.
@@ -62,12 +62,14 @@ impl Task {
         execs.values().map(|exec| (exec.process.pid(), exec.process.id().to_owned())).collect()
     }
 
-    /// What the container's cgroup has used. After the init's end the kernel has no cgroup for it any more.
+    /// What the container's cgroup has used, also after the init's end, until the cgroup is removed.
     pub(crate) fn stats(&self) -> Result<Any, TaskError> {
-        if !self.is_alive() {
-            return Err(TaskError::NotFound(format!("cgroup of container {}", self.id)));
+        let gone = || TaskError::NotFound(format!("cgroup of container {}", self.id));
+        match self.cgroup.get().ok_or_else(gone)?.metrics() {
+            Ok(metrics) => metrics.to_any().map_err(|error| TaskError::Invalid(error.to_string())),
+            Err(CgroupError::Gone) => Err(gone()),
+            Err(error) => Err(error.into()),
         }
-        Ok(stats::of_process(self.pid())?)
     }
 
     /// Closes a process's stdin.

@@ -17,7 +17,7 @@ mod state;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -27,13 +27,13 @@ pub(crate) use state::IllegalMove;
 
 use crate::{
     bundle::{Bundle, BundleError},
+    cgroup::{Cgroup, CgroupError},
     events::Events,
     exits::{Exits, WatchError},
-    io::{IoError, Owner},
+    io::{Author, IoError, Owner},
     options::OptionsError,
     rootfs::RootfsError,
     runtime::{Runtime, RuntimeError},
-    stats::StatsError,
 };
 use exec::Exec;
 
@@ -60,6 +60,8 @@ pub(crate) struct Task {
     /// Its init dies alone: the other processes are not in a pid namespace that ends with it.
     outlives_init: bool,
     init: Arc<Process>,
+    /// Found when the init was made; it stays readable when the init is dead.
+    cgroup: OnceLock<Cgroup>,
     execs: Mutex<HashMap<String, Arc<Exec>>>,
     turn: tokio::sync::Mutex<()>,
     delete_turn: tokio::sync::Mutex<()>,
@@ -101,7 +103,7 @@ pub(crate) enum TaskError {
     Watch(#[from] WatchError),
     /// The cgroup's figures.
     #[error(transparent)]
-    Stats(#[from] StatsError),
+    Cgroup(#[from] CgroupError),
     /// Something asked of the system.
     #[error("{what}")]
     Os {
@@ -133,6 +135,10 @@ impl Task {
 
     fn exec(&self, exec_id: &str) -> Result<Arc<Exec>, TaskError> {
         self.execs().get(exec_id).cloned().ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
+    }
+
+    fn author<'a>(&'a self, id: &'a str) -> Author<'a> {
+        Author { id, namespace: &self.around.namespace, exits: &self.around.exits }
     }
 
     /// The init where the exec id is empty, as in containerd's requests.

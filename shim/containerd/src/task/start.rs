@@ -53,7 +53,7 @@ impl Task {
 
     async fn make_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
         let process: &Process = &exec.process;
-        let wiring = Wiring::open(process.streams(), self.owner)?;
+        let wiring = Wiring::open(process.streams(), self.owner, self.author(process.id())).await?;
         let spec_file = self.bundle.path().join(format!("exec-{}.json", process.id()));
         let pid_file = self.bundle.exec_pid_file(process.id());
         fs::write(&spec_file, &exec.spec)

@@ -130,6 +130,13 @@ async fn an_end_without_a_kill_tells_nothing() {
 }
 
 #[tokio::test]
+async fn nothing_of_the_cgroup_is_held_open() {
+    let Some(cgroup) = limited() else { return };
+    let _watch = watch(&cgroup);
+    assert_eq!(cgroup.open_files(), 0);
+}
+
+#[tokio::test]
 async fn no_memory_controller_is_said() {
     let nothing = OomWatch::open(&Version::V1(Controllers::default()));
     assert!(matches!(nothing, Err(OomError::NoController)));

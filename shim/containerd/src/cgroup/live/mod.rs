@@ -45,7 +45,8 @@ pub(super) struct RealCgroup {
 }
 
 impl RealCgroup {
-    /// A new cgroup in each of these hierarchies, given by their mount points; none, said aloud, where one is not there.
+    /// A new cgroup in each of these hierarchies, given by their mount points; none, said aloud, where one is not
+    /// there.
     pub(super) fn new(hierarchies: &[&str]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("bindguard-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -98,6 +99,12 @@ impl RealCgroup {
     /// Waits for the first of its processes to end.
     pub(super) fn wait(&mut self) {
         self.children.remove(0).wait().unwrap();
+    }
+
+    /// How many descriptors this process has of files in it.
+    pub(super) fn open_files(&self) -> usize {
+        let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        links.filter(|target| target.starts_with(self.path())).count()
     }
 
     /// Ends the processes; the cgroup stays.

@@ -6,15 +6,15 @@
 //! let exit = loop {
 //!     tokio::select! {
 //!         exit = init.exit() => break exit,
-//!         Some(Killed) = ooms.next() => send(TaskOOM),
+//!         Some(_) = ooms.next() => send(TaskOOM),
 //!     }
 //! };
 //! if ooms.is_untold() { send(TaskOOM) }      // at once, and again just before TaskExit if something was awaited
 //! send(TaskExit)
 //! ```
-//! Told is what the kernel *killed* in this container, for whichever limit: its own, its pod's, the node's. A pod's limit
-//! that struck a neighbour is not told, although version 1 wakes us for that, too: containerd writes "OOMKilled" beside
-//! whatever exit comes next. Several kills between two looks are told as one.
+//! Told is what the kernel *killed* in this container, for whichever limit: its own, its pod's, the node's. A pod's
+//! limit that struck a neighbour is not told, although version 1 wakes us for that, too: containerd writes "OOMKilled"
+//! beside whatever exit comes next. Several kills between two looks are told as one.
 //!
 //! The watch holds one descriptor (version 1) or two (version 2) and none of the node's few inotify instances. All are
 //! closed when it is dropped; the kernel then forgets the registration.
@@ -87,8 +87,8 @@ impl OomWatch {
 
     /// Looks once, now: was there a kill that neither this nor [`Self::next`] has told?
     ///
-    /// The kernel counts a kill before it kills, so when the victim has been waited for, its kill is seen. A cgroup that
-    /// is gone (systemd removes a scope as soon as it is empty) has no count any more: look before anything else.
+    /// The kernel counts a kill before it kills, so when the victim has been waited for, its kill is seen. A cgroup
+    /// that is gone (systemd removes a scope as soon as it is empty) has no count any more: look before anything else.
     pub(crate) fn is_untold(&mut self) -> bool {
         match self {
             Self::V1(watch) => watch.is_untold(),

@@ -1,9 +1,9 @@
-//! Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in `memory.oom_control`, see
-//! "OOM Control" in admin-guide/cgroup-v1/memory.
+//! Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in `memory.oom_control`,
+//! see "OOM Control" in admin-guide/cgroup-v1/memory.
 //!
-//! The eventfd alone says too much and too early. It is raised in every cgroup below the one whose limit was met (a pod's
-//! limit: all of its containers), before somebody is chosen and killed, and once more when the cgroup is removed. So it is
-//! only the alarm; the count decides, and is looked at again for a while until the kill has happened.
+//! The eventfd alone says too much and too early. It is raised in every cgroup below the one whose limit was met (a
+//! pod's limit: all of its containers), before somebody is chosen and killed, and once more when the cgroup is removed.
+//! So it is only the alarm; the count decides, and is looked at again for a while until the kill has happened.
 
 use std::{
     fs, io,
@@ -18,9 +18,9 @@ use tokio::io::{Interest, unix::AsyncFd};
 use super::{Killed, OomError, Tally};
 use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
 
-/// After an alarm the count is looked at again after these pauses: the kill follows at once, unless the victim has to be
-/// looked for among thousands of processes.
-const LOOKS: [Duration; 6] = [2, 8, 30, 100, 300, 1000].map(Duration::from_millis);
+/// After an alarm the count is looked at again after these pauses, in milliseconds: the kill follows at once, unless
+/// the victim has to be looked for among thousands of processes.
+const LOOKS: [u64; 6] = [2, 8, 30, 100, 300, 1000];
 
 /// A memory cgroup under watch.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Watch {
             match self.looks_left {
                 0 => self.wait_for_alarm().await,
                 left => {
-                    tokio::time::sleep(LOOKS[LOOKS.len() - left]).await;
+                    tokio::time::sleep(Duration::from_millis(LOOKS[LOOKS.len() - left])).await;
                     // Counted off when the pause is over: one that was broken off is made again.
                     self.looks_left = left - 1;
                 }
@@ -92,8 +92,8 @@ impl Watch {
         told
     }
 
-    /// The count cannot be read. Where that is because the cgroup is gone, its removal has raised the alarm, or soon will:
-    /// more than that one time means that memory had run out, and nobody can say any more who was killed.
+    /// The count cannot be read. Where that is because the cgroup is gone, its removal has raised the alarm, or soon
+    /// will: more than that one time means that memory had run out, and nobody can say any more who was killed.
     fn no_look(&mut self, error: &io::Error, alarms: u64) -> bool {
         let pending = u64::from(self.looks_left > 0);
         if says_absent(error) {
@@ -132,8 +132,8 @@ impl Control {
     }
 }
 
-/// The kills in a cgroup and those below it, which this version does not add up. A cgroup that goes away meanwhile takes
-/// its count with it.
+/// The kills in a cgroup and those below it, which this version does not add up. A cgroup that goes away meanwhile
+/// takes its count with it.
 fn kills_below(directory: &Path) -> u64 {
     let own = Control::read(&Directory::at(directory)).ok().and_then(|control| control.kills).unwrap_or(0);
     let Ok(entries) = fs::read_dir(directory) else { return own };

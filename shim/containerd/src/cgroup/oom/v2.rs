@@ -1,4 +1,5 @@
-//! Version 2: `memory.events` counts the kills in the whole tree, `cgroup.events` says when nobody lives there any more.
+//! Version 2: `memory.events` counts the kills in the whole tree, `cgroup.events` says when nobody lives there any
+//! more.
 
 use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
 
@@ -97,6 +98,15 @@ mod tests {
         assert_eq!(end.unwrap(), None);
         assert_eq!(timeout(LONG, watch.next()).await.unwrap(), None);
         assert!(!watch.is_untold());
+    }
+
+    #[tokio::test]
+    async fn two_descriptors_are_held_and_closed() {
+        let Some(cgroup) = RealCgroup::new(&["unified"]) else { return };
+        let watch = watch(&cgroup);
+        assert_eq!(cgroup.open_files(), 2);
+        drop(watch);
+        assert_eq!(cgroup.open_files(), 0);
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 //! Block devices, see admin-guide/cgroup-v1/blkio-controller.
 //!
-//! Who counts depends on the kernel: up to 4.20 the CFQ scheduler, then BFQ for the devices it schedules, and at all times
-//! the throttling layer, for every device but only bytes and operations. Each list of the message is taken from the first
-//! of these that has entries; BFQ is asked only for what nobody else counts.
+//! Who counts depends on the kernel: up to 4.20 the CFQ scheduler, then BFQ for the devices it schedules, and at all
+//! times the throttling layer, for every device but only bytes and operations. Each list of the message is taken from
+//! the first of these that has entries; BFQ is asked only for what nobody else counts.
 
 use std::{collections::HashMap, path::Path};
 
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn devices_have_the_first_of_their_names() {
-        let text = "major minor  #blocks  name\n\n 254        0   268435456 vda\n 254        0  1 again\n   8       16   1 sdb\n";
+        let text = "major minor  #blocks  name\n\n 254        0   268435456 vda\n 254  0  1 again\n   8  16   1 sdb\n";
         let names = device_names(text);
         assert_eq!((names.len(), names[&(254, 0)].as_str(), names[&(8, 16)].as_str()), (2, "/dev/vda", "/dev/sdb"));
     }

@@ -64,10 +64,8 @@ mod tests {
             ("cpuacct.stat", "user 148474\nsystem 110505\n"),
             ("cpuacct.usage_percpu", "1282271994253 1307522797749 \n"),
         ]);
-        let withheld = Fixture::of(&[(
-            "cpu.stat",
-            "nr_periods 5\nnr_throttled 2\nthrottled_time 9\nnr_bursts 0\nburst_time 0\n",
-        )]);
+        let withheld =
+            Fixture::of(&[("cpu.stat", "nr_periods 5\nnr_throttled 2\nthrottled_time 9\nnr_bursts 0\nburst_time 0\n")]);
         let stat = stat(Some(&used.directory()), Some(&withheld.directory())).unwrap();
         assert_eq!(stat.usage.total, 2_589_794_180_066);
         assert_eq!((stat.usage.user, stat.usage.kernel), (1_484_740_000_000, 1_105_050_000_000));

@@ -64,8 +64,8 @@ fn whole(stat: &FlatKeyed, key: &str) -> u64 {
     stat.get(key).unwrap_or_else(|| part("anon").saturating_add(part("file")))
 }
 
-/// The parts have fields of their own in the newest message of containerd's cgroups library, which the crate does not know
-/// yet: they are sent by number, and a reader that does not know them either passes over them.
+/// The parts have fields of their own in the newest message of containerd's cgroups library, which the crate does not
+/// know yet: they are sent by number, and a reader that does not know them either passes over them.
 fn add_split_working_set(memory: &mut MemoryStat, stat: &FlatKeyed) {
     let fields = [
         (39, "workingset_refault_anon"),
@@ -136,8 +136,7 @@ thp_collapse_alloc 31\n";
 
     #[test]
     fn no_limit_is_the_largest_number() {
-        let fixture =
-            Fixture::of(&[("memory.stat", ""), ("memory.max", "max\n"), ("memory.swap.max", "max\n")]);
+        let fixture = Fixture::of(&[("memory.stat", ""), ("memory.max", "max\n"), ("memory.swap.max", "max\n")]);
         let stat = stat(&fixture.directory()).unwrap();
         assert_eq!((stat.usage_limit, stat.swap_limit, stat.max_usage), (u64::MAX, u64::MAX, 0));
     }

@@ -97,10 +97,7 @@ mod tests {
     #[test]
     fn throttling_and_pids() {
         let fixture = Fixture::of(&[
-            (
-                "cpu.stat",
-                "usage_usec 9\nnr_periods 1\nnr_throttled 2\nthrottled_usec 3\nnr_bursts 4\nburst_usec 5\n",
-            ),
+            ("cpu.stat", "usage_usec 9\nnr_periods 1\nnr_throttled 2\nthrottled_usec 3\nnr_bursts 4\nburst_usec 5\n"),
             ("pids.current", "2\n"),
             ("pids.max", "max\n"),
         ]);

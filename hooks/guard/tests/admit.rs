@@ -1,0 +1,121 @@
+//! An admission whose surroundings are broken: it mends what it can, says what it could not, and loses nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+mod pod;
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use bindguard_core::report::{Outcome, Report};
+use bindguard_guard::{Admission, Attempt, admit, check_bundle};
+use nix::mount::{MsFlags, mount};
+use pod::{Pod, bind, mount_of, own_namespace};
+use rustix::fs::{FlockOperation, flock};
+
+fn admitted(pod: &Pod) -> Admission {
+    admit(&pod.bundle(), &pod.policy(), Attempt::First)
+}
+
+fn outcomes(report: &Report) -> Vec<Option<Outcome>> {
+    report.binds.iter().map(|bind| bind.outcome.clone()).collect()
+}
+
+#[test]
+fn admitting_twice_changes_nothing_the_second_time() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(2);
+    pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate")]);
+    pod.update(1);
+    assert!(
+        outcomes(&check_bundle(&pod.bundle(), &pod.policy()))
+            .iter()
+            .all(|o| matches!(o, Some(Outcome::WouldBe { .. })))
+    );
+    let rebound = Some(Outcome::Rebound { tries: 1 });
+    assert_eq!(outcomes(&admitted(&pod).report), [rebound.clone(), rebound, Some(Outcome::MadeRslave)]);
+    let spec = fs::read(pod.config()).unwrap();
+    assert_eq!(outcomes(&admitted(&pod).report), [None, None, None]);
+    assert_eq!(fs::read(pod.config()).unwrap(), spec);
+    assert_eq!(fs::read_to_string(pod.subpath(1)).unwrap(), "1");
+}
+
+#[test]
+fn a_spec_that_is_none_is_left_alone_and_named() {
+    let bundle = tempfile::tempdir().unwrap();
+    let (config, policy) = (bundle.path().join("config.json"), Default::default());
+    let deep = "[".repeat(200_000);
+    let large = format!("{{\"x\":\"{}\"}}", "x".repeat(17 << 20));
+    for (text, said) in [("", "JSON object"), ("{\"mounts\": 7}", "mounts"), (&deep, "JSON object"), (&large, "16 MiB")]
+    {
+        fs::write(&config, text).unwrap();
+        let admission = admit(bundle.path(), &policy, Attempt::First);
+        assert!(admission.report.problems[0].contains(said), "{:?}", admission.report.problems);
+        assert!(!admission.worth_another_try && admission.refusal.is_none());
+        assert!(fs::read_to_string(&config).unwrap() == text);
+    }
+}
+
+#[test]
+fn a_spec_with_a_hundred_thousand_mounts_is_admitted() {
+    let bundle = tempfile::tempdir().unwrap();
+    let mounts: Vec<_> = (0..100_000).map(|n| mount_of(Path::new("/nowhere"), &format!("/{n}"), "rprivate")).collect();
+    fs::write(bundle.path().join("config.json"), serde_json::json!({ "mounts": mounts }).to_string()).unwrap();
+    let admission = admit(bundle.path(), &Default::default(), Attempt::First);
+    assert_eq!((admission.report.foreign, admission.report.problems.len()), (100_000, 0));
+}
+
+#[test]
+fn a_bundle_that_cannot_be_written_keeps_its_spec_and_the_mounts_are_mended_all_the_same() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(1);
+    pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate")]);
+    pod.update(1);
+    let spec = fs::read(pod.config()).unwrap();
+    bind(&pod.bundle(), &pod.bundle());
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+    mount(None::<&str>, &pod.bundle(), None::<&str>, read_only, None::<&str>).unwrap();
+
+    let outcomes = outcomes(&admitted(&pod).report);
+    assert_eq!(outcomes[0], Some(Outcome::Rebound { tries: 1 }));
+    assert!(matches!(&outcomes[1], Some(Outcome::Failed { why }) if why.contains("Read-only")), "{outcomes:?}");
+    assert_eq!(fs::read(pod.config()).unwrap(), spec);
+    assert_eq!(fs::read_dir(pod.bundle()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_pod_that_another_guard_keeps_locked_gets_its_spec_pointed_at_the_volume() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(1);
+    pod.update(1);
+    let other_guard = File::open(pod.directory()).unwrap();
+    flock(&other_guard, FlockOperation::LockExclusive).unwrap();
+    let source = pod.volume().join("0");
+    assert_eq!(outcomes(&admitted(&pod).report), [Some(Outcome::PointedAtVolume { source: source.clone() })]);
+    assert!(fs::read_to_string(pod.config()).unwrap().contains(source.to_str().unwrap()));
+
+    drop(other_guard);
+    pod.write_spec(&[]);
+    assert_eq!(outcomes(&admitted(&pod).report), [Some(Outcome::Rebound { tries: 1 })]);
+}
+
+#[test]
+fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(1);
+    assert!(!admit(&pod.bundle(), &pod.policy(), Attempt::Again).worth_another_try);
+    pod.update(1);
+    let again = admit(&pod.bundle(), &pod.policy(), Attempt::Again);
+    assert!(again.worth_another_try);
+    // The volume may change once more before the runtime gets to it: its own path is followed at that moment.
+    assert_eq!(outcomes(&again.report), [Some(Outcome::PointedAtVolume { source: pod.volume().join("0") })]);
+    assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1", "the mount is mended, too");
+}

@@ -1,0 +1,112 @@
+//! A container that logs into a program (`binary://`) or into a file (`file://`), as nerdctl's and ECS' do.
+//!
+//! Every line is there when the delete has been answered, and the program has gone. Told with the stock shim, too: what it
+//! does is what clients were written for.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::process::{run, run_on_a_terminal};
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+
+const RUNTIMES: [Runtime; 2] = [Runtime::Stock, Runtime::Bindguard];
+/// Writes what it was started with and what it is given; the word on 5 comes last, so that a container cannot be first.
+const LOGGER: &str = "#!/bin/sh\ntrap '' TERM\necho \"$CONTAINER_NAMESPACE/$CONTAINER_ID: $*\" > $0.started\n\
+                      cat <&3 >> $0.out & cat <&4 >> $0.err & sleep 0.2\necho ready >&5; exec 5>&-\nwait\n: > $0.ended\n";
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(|node| {
+        RUNTIMES.into_iter().enumerate().try_for_each(|(number, runtime)| {
+            let folder = node.disk().join(format!("logs-{number}"));
+            fs::create_dir(&folder)?;
+            every_line(node, runtime, &folder)?;
+            a_terminal(node, runtime, &folder)?;
+            no_such_program(node, runtime)?;
+            a_file(node, runtime, &folder)
+        })
+    });
+}
+
+on_every_generation!(story);
+
+#[test]
+fn deaf_program_is_asked_to_end() {
+    Setup::on(Generation::V2_1).story(|node| {
+        let logger = program(node.disk(), "deaf", "#!/bin/sh\nexec 5>&-\nexec sleep 1000000\n")?;
+        logs(node, Runtime::Bindguard, "deaf", &format!("binary://{}", logger.display()), &[], "exit 0")?;
+        let begin = Instant::now();
+        node.ctr().remove("deaf")?;
+        ensure!(begin.elapsed() < Duration::from_secs(8), "the delete took {:?}", begin.elapsed());
+        ensure!(!node.processes()?.iter().any(|name| name.starts_with("sleep")), "the program still runs");
+        Ok(())
+    });
+}
+
+fn every_line(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
+    let logger = program(folder, "logger", LOGGER)?;
+    let uri = format!("binary://{}?tag=a%20b", logger.display());
+    let script = "for n in 1 2 3 4 5 6 7 8 9; do echo out $n; echo err $n >&2; done";
+    logs(node, runtime, "chatty", &uri, &[], script)?;
+    node.ctr().wait_for_status("chatty", "STOPPED")?;
+    node.ctr().remove("chatty")?;
+    let lines = |word: &str| (1..=9).map(|n| format!("{word} {n}\n")).collect::<String>();
+    let of = |end: &str| read(&logger.with_file_name(format!("logger.{end}")));
+    ensure!(of("started")? == format!("{}/chatty: tag a b\n", node.name()), "{runtime:?}: {:?}", of("started")?);
+    ensure!(of("out")? == lines("out") && of("err")? == lines("err"), "{runtime:?}: {:?} {:?}", of("out")?, of("err")?);
+    of("ended").with_context(|| format!("{runtime:?}: the program was killed")).map(drop)
+}
+
+fn a_terminal(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
+    let logger = program(folder, "terminal", LOGGER)?;
+    let uri = format!("binary://{}", logger.display());
+    run_on_a_terminal(&command(node, runtime, "pty", &uri, &["--tty"], "tty; echo end"))?.success()?;
+    node.ctr().wait_for_status("pty", "STOPPED")?;
+    node.ctr().remove("pty")?;
+    let out = read(&folder.join("terminal.out"))?;
+    ensure!(out.starts_with("/dev/pts/") && out.ends_with("end\r\n"), "{runtime:?}: {out:?}");
+    Ok(())
+}
+
+fn no_such_program(node: &Node, runtime: Runtime) -> Result<()> {
+    let error = run(command(node, runtime, "mute", "binary:///no/such/logger", &[], "exit 0"))?.failure()?;
+    ensure!(error.contains("/no/such/logger") && error.contains("no such file"), "{runtime:?}: {error}");
+    let _ = node.ctr().forget("mute");
+    Ok(())
+}
+
+fn a_file(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
+    let file = folder.join("new/folder/web.log");
+    for _ in 0..2 {
+        logs(node, runtime, "filed", &format!("file://{}", file.display()), &[], "echo one; echo two >&2")?;
+        node.ctr().wait_for_status("filed", "STOPPED")?;
+        node.ctr().remove("filed")?;
+    }
+    let mut lines: Vec<String> = read(&file)?.lines().map(str::to_owned).collect();
+    lines.sort();
+    ensure!(lines == ["one", "one", "two", "two"], "{runtime:?}: {lines:?}");
+    ensure!(fs::metadata(&file)?.permissions().mode() & 0o777 == 0o644);
+    Ok(())
+}
+
+fn logs(node: &Node, runtime: Runtime, id: &str, uri: &str, flags: &[&str], script: &str) -> Result<()> {
+    run(command(node, runtime, id, uri, flags, script))?.success().map(drop)
+}
+
+fn command(node: &Node, runtime: Runtime, id: &str, uri: &str, flags: &[&str], script: &str) -> std::process::Command {
+    let flags = [&["--detach", "--log-uri", uri], flags].concat();
+    node.ctr().container(id).runtime(runtime).runs(&["sh", "-c", script]).command(&flags)
+}
+
+fn program(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
+    let path = folder.join(name);
+    fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).context("make the logger executable")?;
+    Ok(path)
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
+}

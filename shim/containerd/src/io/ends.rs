@@ -1,0 +1,53 @@
+//! Pipes between shim and process, and descriptors for the event loop.
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use rustix::{
+    fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl},
+    pipe::{PipeFlags, pipe_with},
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::wiring::IoError;
+
+/// Who shall own the pipes: the container's user, where it is to reopen /dev/stdout.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Owner {
+    /// User id.
+    pub(crate) uid: u32,
+    /// Group id.
+    pub(crate) gid: u32,
+}
+
+/// A pipe: the end to read, the end to write.
+pub(super) fn owned_pipe(stream: &'static str, owner: Owner) -> Result<(OwnedFd, OwnedFd), IoError> {
+    let make = || {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        if owner.uid != 0 || owner.gid != 0 {
+            fchown(&write, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))?;
+        }
+        Ok((read, write))
+    };
+    make().map_err(|source: rustix::io::Errno| IoError::Pipe { stream, source: source.into() })
+}
+
+/// Makes calls on it fail instead of wait. It is a property of the whole end, so never of one that a process gets.
+pub(super) fn nonblocking(fd: &OwnedFd) -> Result<(), IoError> {
+    let set = || fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK);
+    set().map_err(|errno| IoError::Watch(errno.into()))
+}
+
+/// For the event loop, to be read.
+pub(super) fn readable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
+    watched(fd, Interest::READABLE)
+}
+
+/// For the event loop, to be written.
+pub(super) fn writable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
+    watched(fd, Interest::WRITABLE)
+}
+
+/// For the event loop.
+pub(super) fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
+    crate::kernel::watch(fd, interest).map(Arc::new).map_err(IoError::Watch)
+}

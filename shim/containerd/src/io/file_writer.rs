@@ -1,0 +1,83 @@
+//! Writing a log file: `file://`.
+//!
+//! The process gets a pipe and never the file: through a descriptor of the file a container could cut off its own log. The
+//! event loop cannot wait for a disk, so a thread stands between the pipe and the file; it ends with the last writer. Where
+//! stdout and stderr name the same file they share the pipe, and their lines stay in order.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    thread,
+    time::Duration,
+};
+
+use super::progress::{Mover, Progress, progress};
+
+/// What a pipe holds.
+const STEP: usize = 64 * 1024;
+/// The buffer and some calls.
+const STACK: usize = 256 * 1024;
+
+/// A thread that writes.
+#[derive(Debug)]
+pub(super) struct FileWriter {
+    progress: Progress,
+}
+
+impl FileWriter {
+    /// Starts writing what comes out of the pipe. The pipe's end must be one that blocks.
+    pub(super) fn start(pipe: OwnedFd, file: OwnedFd) -> io::Result<Self> {
+        let (mover, progress) = progress();
+        let write = move || pass_on(&mut pipe.into(), &mut file.into(), &mover);
+        thread::Builder::new().stack_size(STACK).spawn(write)?;
+        Ok(Self { progress })
+    }
+
+    /// Waits until all is in the file; gives up when nothing moves for `idle`.
+    pub(super) async fn finish_or_stall(&self, idle: Duration) {
+        if !self.progress.ends_without_stalling(idle).await {
+            tracing::warn!("a process left behind still holds a log file's pipe open");
+        }
+    }
+}
+
+/// A full disk costs lines of the log and nothing else: a process that was made to wait for room would hang with it.
+fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
+    let mut buffer = [0; STEP];
+    let mut losing = false;
+    loop {
+        let read = match pipe.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return tracing::warn!(%error, "cannot read a container's output any more"),
+        };
+        match file.write_all(&buffer[..read]) {
+            Ok(()) => losing = false,
+            Err(_) if losing => {}
+            Err(error) => {
+                losing = true;
+                tracing::warn!(%error, "cannot write a container's log file: its output is lost until that works again");
+            }
+        }
+        mover.moved(read);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_is_in_the_file_at_the_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (read, write) = io::pipe().unwrap();
+        let writer = FileWriter::start(read.into(), file.reopen().unwrap().into()).unwrap();
+        let mut write = File::from(OwnedFd::from(write));
+        write.write_all(&[7; 200_000]).unwrap();
+        drop(write);
+        writer.finish_or_stall(Duration::from_secs(5)).await;
+        assert_eq!(std::fs::read(file.path()).unwrap(), [7; 200_000]);
+    }
+}

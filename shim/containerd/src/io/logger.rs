@@ -1,0 +1,161 @@
+//! A logging program: `binary://`.
+//!
+//! ```text
+//!   shim ──starts──► program   CONTAINER_ID, CONTAINER_NAMESPACE and nothing else in its environment
+//!                      3 ◄──── the process's stdout, by a pipe that the shim does not read
+//!                      4 ◄──── its stderr
+//!                      5 ────► one byte, or the end: "I am ready"
+//! ```
+//! The process starts when the program is ready. It ends the program by ending: the pipes have no writer then. One that
+//! does not see that is asked by SIGTERM, and one that does not see that either is killed. Go's shim sends SIGTERM at
+//! once, so that a program without a handler for it loses what it had not read; here it may read to the end first.
+//!
+//! The program is not tied to the shim's life: when the shim is killed, the container goes on writing to it.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use nix::libc::{SIGKILL, SIGTERM};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::{io::AsyncReadExt, net::unix::pipe, sync::watch};
+
+use super::stream::Program;
+use crate::exits::{Exits, WatchError, Watched};
+
+/// How long a program may take to become ready. Go's shim waits for ever, and so does the client.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// How long it may read on when there is no writer any more.
+const READ_ON_LIMIT: Duration = Duration::from_secs(2);
+/// How long it may take to end after SIGTERM.
+const TERM_LIMIT: Duration = Duration::from_secs(10);
+
+/// A logging program that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoggerError {
+    /// It could not be run.
+    #[error("start the logging program {program}")]
+    Start {
+        /// The executable.
+        program: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Its end cannot be waited for.
+    #[error("watch the logging program {program}")]
+    Watch {
+        /// The executable.
+        program: PathBuf,
+        /// Why not.
+        source: WatchError,
+    },
+    /// It ended, or closed the pipe, without a word; with `binary-v2` only.
+    #[error("the logging program {program} did not say that it is ready: it may have ended")]
+    NotReady {
+        /// The executable.
+        program: PathBuf,
+    },
+    /// It says nothing and does not close the pipe.
+    #[error("the logging program {program} is not ready after {READY_LIMIT:?}")]
+    Late {
+        /// The executable.
+        program: PathBuf,
+    },
+}
+
+/// Whose output a program takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Author<'a> {
+    /// The container's id, or the exec's.
+    pub(crate) id: &'a str,
+    /// containerd's namespace.
+    pub(crate) namespace: &'a str,
+    /// Who waits for whom.
+    pub(crate) exits: &'a Arc<Exits>,
+}
+
+/// A program that runs, or has run. It is killed when dropped.
+#[derive(Debug)]
+pub(super) struct Logger {
+    program: PathBuf,
+    watched: Arc<Watched>,
+    ended: watch::Receiver<bool>,
+}
+
+impl Logger {
+    /// Starts the program with the reading ends of stdout and stderr, and waits until it is ready.
+    pub(super) async fn start(
+        program: Program,
+        author: Author<'_>,
+        [stdout, stderr]: [OwnedFd; 2],
+    ) -> Result<Self, LoggerError> {
+        let path = program.path.clone();
+        let failed = |source| LoggerError::Start { program: path.clone(), source };
+        let (ready, say_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+        let mut ready = pipe::Receiver::from_owned_fd(ready).map_err(failed)?;
+        let logger = Self::spawn(&program, author, vec![stdout, stderr, say_ready])?;
+        let mut word = [0];
+        match tokio::time::timeout(READY_LIMIT, ready.read(&mut word)).await {
+            Ok(Ok(0)) if program.has_to_say_ready => Err(LoggerError::NotReady { program: program.path }),
+            Ok(Ok(_)) => Ok(logger),
+            Ok(Err(error)) => Err(failed(error)),
+            Err(_) => Err(LoggerError::Late { program: program.path }),
+        }
+    }
+
+    fn spawn(program: &Program, author: Author<'_>, fds: Vec<OwnedFd>) -> Result<Self, LoggerError> {
+        let failed = |source| LoggerError::Start { program: program.path.clone(), source };
+        let mut command = Command::new(&program.path);
+        command.args(&program.arguments).env_clear();
+        command.env("CONTAINER_ID", author.id).env("CONTAINER_NAMESPACE", author.namespace);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        crate::kernel::inherit_from_three(&mut command, fds).map_err(failed)?;
+        let child = command.spawn().map_err(failed)?;
+        let watched = Watched::open(child.id(), author.exits)
+            .map_err(|source| LoggerError::Watch { program: program.path.clone(), source })?;
+        let watched = Arc::new(watched);
+        let (end, ended) = watch::channel(false);
+        let dying = Arc::clone(&watched);
+        tokio::spawn(async move {
+            dying.exit().await;
+            end.send_replace(true);
+        });
+        Ok(Self { program: program.path.clone(), watched, ended })
+    }
+
+    /// Waits for the program's end, which follows that of the process it listens to, and brings it about where it does not.
+    pub(super) async fn finish(&self) {
+        if self.ends_within(READ_ON_LIMIT).await {
+            return;
+        }
+        self.send(SIGTERM);
+        if !self.ends_within(TERM_LIMIT).await {
+            tracing::warn!(program = %self.program.display(), "a logging program does not end and is killed");
+            self.send(SIGKILL);
+        }
+    }
+
+    async fn ends_within(&self, limit: Duration) -> bool {
+        let mut ended = self.ended.clone();
+        tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await.is_ok()
+    }
+
+    fn send(&self, signal: i32) {
+        if let Err(error) = self.watched.signal(signal) {
+            tracing::debug!(program = %self.program.display(), %error, "signal a logging program");
+        }
+    }
+}
+
+impl Drop for Logger {
+    fn drop(&mut self) {
+        if !*self.ended.borrow() {
+            self.send(SIGKILL);
+        }
+    }
+}
