@@ -20,6 +20,7 @@ pub mod demo;
 pub mod gate;
 pub mod image;
 pub mod kubelet;
+pub mod mount_calls;
 pub mod mounts;
 pub mod node;
 pub mod polling;

@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::node::{HostRoot, tmpfs, unmount};
+use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::node::HostRoot;
 use bindguard_integration::{Bind, Generation, Node, Oci, Runtime, Setup, mounts, on_every_generation};
 
 const PROPAGATIONS: [Option<&str>; 5] = [Some("rprivate"), None, Some("private"), Some("slave"), Some("rshared")];

@@ -6,10 +6,11 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{run, run_on_a_terminal};
+use bindguard_integration::process::run;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 const RUNTIMES: [Runtime; 2] = [Runtime::Stock, Runtime::Bindguard];
@@ -23,10 +24,9 @@ fn story(generation: Generation) {
             let folder = node.disk().join(format!("logs-{number}"));
             fs::create_dir(&folder)?;
             every_line(node, runtime, &folder)?;
-            a_terminal(node, runtime, &folder)?;
-            no_such_program(node, runtime)?;
-            a_file(node, runtime, &folder)
-        })
+            no_such_program(node, runtime)
+        })?;
+        a_file(node, &node.disk().join("logs"))
     });
 }
 
@@ -36,7 +36,7 @@ on_every_generation!(story);
 fn deaf_program_is_asked_to_end() {
     Setup::on(Generation::V2_1).story(|node| {
         let logger = program(node.disk(), "deaf", "#!/bin/sh\nexec 5>&-\nexec sleep 1000000\n")?;
-        logs(node, Runtime::Bindguard, "deaf", &format!("binary://{}", logger.display()), &[], "exit 0")?;
+        logs(node, Runtime::Bindguard, "deaf", &format!("binary://{}", logger.display()), "exit 0")?;
         let begin = Instant::now();
         node.ctr().remove("deaf")?;
         ensure!(begin.elapsed() < Duration::from_secs(8), "the delete took {:?}", begin.elapsed());
@@ -49,7 +49,7 @@ fn every_line(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
     let logger = program(folder, "logger", LOGGER)?;
     let uri = format!("binary://{}?tag=a%20b", logger.display());
     let script = "for n in 1 2 3 4 5 6 7 8 9; do echo out $n; echo err $n >&2; done";
-    logs(node, runtime, "chatty", &uri, &[], script)?;
+    logs(node, runtime, "chatty", &uri, script)?;
     node.ctr().wait_for_status("chatty", "STOPPED")?;
     node.ctr().remove("chatty")?;
     let lines = |word: &str| (1..=9).map(|n| format!("{word} {n}\n")).collect::<String>();
@@ -59,45 +59,34 @@ fn every_line(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
     of("ended").with_context(|| format!("{runtime:?}: the program was killed")).map(drop)
 }
 
-fn a_terminal(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
-    let logger = program(folder, "terminal", LOGGER)?;
-    let uri = format!("binary://{}", logger.display());
-    run_on_a_terminal(&command(node, runtime, "pty", &uri, &["--tty"], "tty; echo end"))?.success()?;
-    node.ctr().wait_for_status("pty", "STOPPED")?;
-    node.ctr().remove("pty")?;
-    let out = read(&folder.join("terminal.out"))?;
-    ensure!(out.starts_with("/dev/pts/") && out.ends_with("end\r\n"), "{runtime:?}: {out:?}");
-    Ok(())
-}
-
 fn no_such_program(node: &Node, runtime: Runtime) -> Result<()> {
-    let error = run(command(node, runtime, "mute", "binary:///no/such/logger", &[], "exit 0"))?.failure()?;
-    ensure!(error.contains("/no/such/logger") && error.contains("no such file"), "{runtime:?}: {error}");
+    let error = run(command(node, runtime, "mute", "binary:///no/such/logger", "exit 0"))?.failure()?;
+    ensure!(error.contains("/no/such/logger") && error.to_lowercase().contains("no such file"), "{runtime:?}: {error}");
     let _ = node.ctr().forget("mute");
     Ok(())
 }
 
-fn a_file(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
+/// Not told with the stock shim: the one of 1.7 now and then closes the file under its own copy and loses a line.
+fn a_file(node: &Node, folder: &Path) -> Result<()> {
     let file = folder.join("new/folder/web.log");
     for _ in 0..2 {
-        logs(node, runtime, "filed", &format!("file://{}", file.display()), &[], "echo one; echo two >&2")?;
+        logs(node, Runtime::Bindguard, "filed", &format!("file://{}", file.display()), "echo one; echo two >&2")?;
         node.ctr().wait_for_status("filed", "STOPPED")?;
         node.ctr().remove("filed")?;
     }
     let mut lines: Vec<String> = read(&file)?.lines().map(str::to_owned).collect();
     lines.sort();
-    ensure!(lines == ["one", "one", "two", "two"], "{runtime:?}: {lines:?}");
+    ensure!(lines == ["one", "one", "two", "two"], "{lines:?}");
     ensure!(fs::metadata(&file)?.permissions().mode() & 0o777 == 0o644);
     Ok(())
 }
 
-fn logs(node: &Node, runtime: Runtime, id: &str, uri: &str, flags: &[&str], script: &str) -> Result<()> {
-    run(command(node, runtime, id, uri, flags, script))?.success().map(drop)
+fn logs(node: &Node, runtime: Runtime, id: &str, uri: &str, script: &str) -> Result<()> {
+    run(command(node, runtime, id, uri, script))?.success().map(drop)
 }
 
-fn command(node: &Node, runtime: Runtime, id: &str, uri: &str, flags: &[&str], script: &str) -> std::process::Command {
-    let flags = [&["--detach", "--log-uri", uri], flags].concat();
-    node.ctr().container(id).runtime(runtime).runs(&["sh", "-c", script]).command(&flags)
+fn command(node: &Node, runtime: Runtime, id: &str, uri: &str, script: &str) -> Command {
+    node.ctr().container(id).runtime(runtime).runs(&["sh", "-c", script]).command(&["--detach", "--log-uri", uri])
 }
 
 fn program(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {

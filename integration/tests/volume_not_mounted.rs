@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::mount_calls::tmpfs;
 use bindguard_integration::process::Finished;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
-use nix::mount::{MsFlags, mount};
 
 fn refused(generation: Generation) {
     let policy = "[checks]\nunmounted-volumes = \"refuse\"\n";
@@ -25,13 +25,13 @@ fn refused(generation: Generation) {
         let tasks = node.ctr().tasks()?;
         ensure!(!tasks.contains("shim") && !tasks.contains("wrapper"), "a refused container is still there: {tasks}");
 
-        tmpfs(&nfs)?;
+        tmpfs(&nfs, "mode=755")?;
         let words = start(node, "other", Runtime::Bindguard, &nfs)?.failure()?;
         ensure!(words.contains("shows a tmpfs filesystem"), "another filesystem is not told: {words}");
         node.ctr().forget("other")?;
 
         let csi = volume(node, "kubernetes.io~csi/pvc-1/mount")?;
-        tmpfs(&csi)?;
+        tmpfs(&csi, "mode=755")?;
         start(node, "mounted", Runtime::Bindguard, &csi)?.success()?;
         node.ctr().remove("mounted")
     });
@@ -54,11 +54,6 @@ fn volume(node: &Node, name: &str) -> Result<PathBuf> {
     let path = node.kubelet().root().join("pods/uid-1/volumes").join(name);
     fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
     Ok(path)
-}
-
-fn tmpfs(at: &Path) -> Result<()> {
-    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), None::<&str>)
-        .with_context(|| format!("mount {}", at.display()))
 }
 
 fn start(node: &Node, id: &str, runtime: Runtime, source: &Path) -> Result<Finished> {

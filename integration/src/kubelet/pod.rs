@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 
 use super::subpath;
 use super::volume::{Volume, VolumeKind};
+use crate::mount_calls::unmount;
 use crate::mounts;
-use crate::node::unmount;
 
 /// A pod, as far as the kubelet's disk knows it.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::node::bind;
+use crate::mount_calls::bind;
 use crate::privilege::has_program;
 use crate::process::host;
 

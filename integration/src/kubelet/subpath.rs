@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::safe_open::safe_open;
+use crate::mount_calls::{bind, unmount};
 use crate::mounts;
-use crate::node::{bind, unmount};
 
 /// What a kubelet does about a subpath that is mounted already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use super::atomic_writer;
 use super::subpath::Subpath;
-use crate::node::tmpfs;
+use crate::mount_calls::tmpfs;
 
 /// The kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use nix::sys::signal::Signal;
 
 pub use self::containerd::SOCKET;
 pub use self::keeper::{KeeperHandle, tracking_hierarchy};
-pub use self::namespace::{HostRoot, bind, tmpfs, unmount};
+pub use self::namespace::HostRoot;
 pub use self::setup::Setup;
 
 use self::containerd::Containerd;

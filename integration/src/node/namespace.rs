@@ -8,12 +8,13 @@
 
 use std::fs::File;
 use std::marker::PhantomData;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::mount_calls::tmpfs;
 
 /// How the node's `/` spreads mounts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,26 +56,6 @@ impl Drop for Namespace {
             eprintln!("leave the node's mount namespace: {errno} (does a thread of the story still run?)");
         }
     }
-}
-
-/// Mounts a tmpfs.
-pub fn tmpfs(target: impl AsRef<Path>, options: &str) -> Result<()> {
-    let target = target.as_ref();
-    mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), Some(options))
-        .with_context(|| format!("mount a tmpfs on {}", target.display()))
-}
-
-/// Binds `source` over `target`, one mount only.
-pub fn bind(source: impl AsRef<Path>, target: impl AsRef<Path>) -> Result<()> {
-    let (source, target) = (source.as_ref(), target.as_ref());
-    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .with_context(|| format!("bind {} over {}", source.display(), target.display()))
-}
-
-/// Takes away the topmost mount on `target`, as umount(8) does: a busy one stays.
-pub fn unmount(target: impl AsRef<Path>) -> Result<()> {
-    let target = target.as_ref();
-    umount2(target, MntFlags::UMOUNT_NOFOLLOW).with_context(|| format!("umount {}", target.display()))
 }
 
 fn propagation(target: &str, flags: MsFlags) -> Result<()> {
