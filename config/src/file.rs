@@ -46,6 +46,7 @@ struct Checks {
     stale_subpaths: Choice,
     host_root: Choice,
     unmounted_volumes: Warn,
+    dead_sources: Warn,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -118,6 +119,7 @@ impl File {
                 stale_subpaths: self.checks.stale_subpaths.into_mode(),
                 host_root: self.checks.host_root.into_mode(),
                 unmounted_volumes: self.checks.unmounted_volumes.into_alarm(),
+                dead_sources: self.checks.dead_sources.into_alarm(),
                 kubelet_roots: self.kubelet.roots.unwrap_or(defaults.kubelet_roots),
                 runtime_directories,
             },

@@ -28,7 +28,7 @@ fn the_shipped_file_says_what_is_in_force_without_it() {
 fn every_key_counts() {
     let config = Config::from_toml(
         "guard.deadline-ms = 500\nruntime.path = '/usr/bin/crun'\nkubelet.roots = ['/data/kubelet']\n\
-         checks = { stale-subpaths = 'report', host-root = 'off', unmounted-volumes = 'refuse' }\nhost-root.extra-directories = ['/mnt/pods']\n\
+         checks = { stale-subpaths = 'report', host-root = 'off', unmounted-volumes = 'refuse', dead-sources = 'off' }\nhost-root.extra-directories = ['/mnt/pods']\n\
          journal.enabled = false\n",
     )
     .unwrap();
@@ -37,7 +37,7 @@ fn every_key_counts() {
     assert_eq!(config.journal(), None);
     let policy = config.policy();
     assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Report, Mode::Off));
-    assert_eq!(policy.unmounted_volumes, Alarm::Refuse);
+    assert_eq!((policy.unmounted_volumes, policy.dead_sources), (Alarm::Refuse, Alarm::Off));
     assert_eq!(policy.kubelet_roots, [PathBuf::from("/data/kubelet")]);
     assert!(policy.holds_runtime_mounts(Path::new("/mnt")) && policy.holds_runtime_mounts(Path::new("/run")));
 }

@@ -99,6 +99,24 @@ pub struct VolumeMount {
     pub fs_type: FsType,
 }
 
+/// What a source answered to a walk and a stat(2), asked by a process that may hang.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reach {
+    /// It is there.
+    Alive,
+    /// It gave no answer for this many milliseconds.
+    Silent(u64),
+    /// The kernel's answer.
+    Refused {
+        /// The error's number, errno(3).
+        number: i32,
+        /// The error in words.
+        words: String,
+    },
+    /// Nobody asked.
+    NotAsked,
+}
+
 /// What is known of the mount that a host-root bind would be made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostMount {

@@ -33,6 +33,8 @@ pub struct Policy {
     pub host_root: Mode,
     /// Volumes that have to be mounted and are not.
     pub unmounted_volumes: Alarm,
+    /// Sources whose server or daemon does not answer.
+    pub dead_sources: Alarm,
     /// The kubelet's root directories (`--root-dir`).
     pub kubelet_roots: Vec<PathBuf>,
     /// Directories in which container runtimes mount things, beside the kubelet's own.
@@ -72,12 +74,21 @@ impl Policy {
     }
 }
 
+impl Policy {
+    /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
+    /// whether it is alive is not worth a process.
+    pub fn is_local_by_construction(&self, path: &Path) -> bool {
+        self.kubelet_roots.iter().chain(&self.runtime_directories).any(|dir| path.starts_with(dir))
+    }
+}
+
 impl Default for Policy {
     fn default() -> Self {
         Self {
             stale_subpaths: Mode::Repair,
             host_root: Mode::Repair,
             unmounted_volumes: Alarm::Report,
+            dead_sources: Alarm::Report,
             kubelet_roots: Self::KUBELET_ROOTS.iter().map(PathBuf::from).collect(),
             runtime_directories: Self::RUNTIME_DIRECTORIES.iter().map(PathBuf::from).collect(),
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use bindguard_core::judge::{Finding, Verdict};
-use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::plan::{Plan, Rebind, refusal_of};
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
@@ -68,7 +68,7 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
     let findings = inspect(&spec, bundle, policy);
     let plan = Plan::from_findings(&findings, policy);
     if plan.refusal.is_some() {
-        report.tell(&findings, |finding| matches!(finding.verdict, Verdict::Unmounted(_)).then_some(Outcome::Refused));
+        report.tell(&findings, |finding| refusal_of(finding, policy).map(|_| Outcome::Refused));
         return Ok(Done { refusal: plan.refusal, worth_another_try: false });
     }
     let mut outcomes = Outcomes::new();

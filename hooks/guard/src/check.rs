@@ -43,7 +43,7 @@ pub(crate) fn would_be(finding: &Finding, plan: &Plan) -> Option<Outcome> {
     }
     let is_edited = finding.bind.is_some_and(|bind| plan.edits_bind(bind));
     let done = match (&finding.verdict, &finding.kind) {
-        (Verdict::Unmounted(_), _) => plan.refusal.as_ref().map(|_| "refused"),
+        (Verdict::Unmounted(_) | Verdict::Dead(_), _) => plan.refusal.as_ref().map(|_| "refused"),
         (Verdict::Pinning(pinning), _) => (is_edited || pinning.rootfs && plan.edits_rootfs()).then_some("made rslave"),
         (_, SourceKind::Subpath(subpath)) if plan.rebinds.iter().any(|rebind| rebind.subpath() == subpath) => {
             Some("re-bound to the current target")

@@ -50,6 +50,13 @@ impl HandleError {
         }
     }
 
+    /// The kernel's answer alone.
+    pub(crate) fn into_io(self) -> io::Error {
+        match self {
+            Self::Open { source, .. } | Self::Stat { source, .. } => source,
+        }
+    }
+
     /// The error and what the kernel said, in one line.
     pub fn in_full(&self) -> String {
         match self {

@@ -2,17 +2,19 @@
 //!
 //! What is looked at is held by an open `O_PATH` descriptor while it is looked at: a path can lead elsewhere a moment
 //! later, and a mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, fdinfo and
-//! `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon, and nothing else is asked of a
-//! mount before it is known to be local.
+//! `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon. What may wait is asked by a process
+//! [apart](probe), which is not waited for.
 #![deny(unsafe_code)]
 
 pub mod bundle;
 pub mod journal;
 pub mod observe;
 pub mod pod_lock;
+pub mod probe;
 pub mod stranded;
 pub mod swap;
 
+mod apart;
 mod handle;
 mod mountinfo;
 mod mounts;

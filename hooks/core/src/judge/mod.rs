@@ -1,11 +1,13 @@
 //! From evidence to findings. Every rule of what counts as stale, orphaned or pinning is in this folder.
 
 mod host_root;
+mod reach;
 mod subpath;
 mod verdict;
 mod volume;
 
 pub use host_root::judge_host_root;
+pub use reach::judge_reach;
 pub use subpath::judge_subpath;
 pub use verdict::{Finding, Lack, Pinning, Remedy, StaleCause, Unmounted, Verdict, Way};
 pub use volume::judge_volume;

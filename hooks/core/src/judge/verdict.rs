@@ -45,6 +45,8 @@ pub enum Verdict {
     Unmounted(Unmounted),
     /// A bind that keeps the host's mounts alive, or will not hear of their umounts.
     Pinning(Pinning),
+    /// Its server does not answer, or its daemon is gone.
+    Dead(String),
     /// Not bindguard's to judge.
     Foreign,
     /// It could not be told, and this is why.
@@ -174,6 +176,7 @@ impl Verdict {
             Self::Orphaned { .. } => "orphaned",
             Self::Unmounted(_) => "unmounted",
             Self::Pinning(_) => "pinning",
+            Self::Dead(_) => "dead",
             Self::Foreign => "foreign",
             Self::Unknown(_) => "unknown",
         }
@@ -193,7 +196,7 @@ impl Verdict {
             Self::Orphaned { cause, lacks } => Some(format!("{cause}, and {lacks}")),
             Self::Unmounted(unmounted) => Some(unmounted.to_string()),
             Self::Pinning(pinning) => Some(pinning.reason()),
-            Self::Unknown(why) => Some(why.clone()),
+            Self::Dead(why) | Self::Unknown(why) => Some(why.clone()),
         }
     }
 }

@@ -27,12 +27,8 @@ impl Plan {
             match &finding.verdict {
                 Verdict::Stale { .. } if policy.stale_subpaths == Mode::Repair => plan.mend_subpath(finding),
                 Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, pinning),
-                Verdict::Unmounted(unmounted @ Unmounted::Volume { .. })
-                    if policy.unmounted_volumes == Alarm::Refuse =>
-                {
-                    plan.refusal.get_or_insert_with(|| unmounted.to_string());
-                }
-                Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } | Verdict::Unmounted(_) => {}
+                Verdict::Unmounted(_) | Verdict::Dead(_) => plan.refuse(finding, policy),
+                Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } => {}
                 Verdict::Pinning(_) | Verdict::Foreign | Verdict::Unknown(_) => {}
             }
         }
@@ -57,6 +53,11 @@ impl Plan {
         self.edits.contains(&SpecEdit::RootfsRslave)
     }
 
+    fn refuse(&mut self, finding: &Finding, policy: &Policy) {
+        let refusal = refusal_of(finding, policy);
+        self.refusal = self.refusal.take().or(refusal);
+    }
+
     fn mend_subpath(&mut self, finding: &Finding) {
         let Some(rebind) = Rebind::from_finding(finding) else { return };
         match rebind.way() {
@@ -72,5 +73,18 @@ impl Plan {
         if pinning.rootfs && !self.edits_rootfs() {
             self.edits.push(SpecEdit::RootfsRslave);
         }
+    }
+}
+
+/// Why policy refuses a container with this finding, if it does.
+pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
+    match &finding.verdict {
+        Verdict::Unmounted(unmounted @ Unmounted::Volume { .. }) if policy.unmounted_volumes == Alarm::Refuse => {
+            Some(unmounted.to_string())
+        }
+        Verdict::Dead(why) if policy.dead_sources == Alarm::Refuse => {
+            Some(format!("the bind source {} is dead: {why}", finding.source.display()))
+        }
+        _ => None,
     }
 }

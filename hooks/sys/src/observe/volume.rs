@@ -17,6 +17,11 @@ impl HeldVolume {
         Self(Handle::of(volume.mount_point()))
     }
 
+    /// The mount point itself.
+    pub fn handle(&self) -> Option<&Handle> {
+        self.0.as_ref().ok()
+    }
+
     /// Looks at its mount.
     pub fn observe(&self, mounts: &Mounts) -> Observed<VolumeMount> {
         let handle = match &self.0 {

@@ -1,0 +1,32 @@
+//! When a source is dead: its server, or the daemon behind it, is gone or does not answer.
+
+use crate::evidence::Reach;
+
+use super::verdict::Verdict;
+
+/// What dead mounts answer. errno(3): EIO, ENOTCONN (a FUSE daemon that died), ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH,
+/// ESTALE (an NFS handle that the server forgot), EREMOTEIO.
+const DEAD: [i32; 7] = [5, 107, 110, 112, 113, 116, 121];
+
+/// Judges what a source answered; `None` when it is not dead, or nobody can tell.
+pub fn judge_reach(reach: &Reach) -> Option<Verdict> {
+    match reach {
+        Reach::Silent(milliseconds) => Some(Verdict::Dead(format!("it did not answer within {milliseconds} ms"))),
+        Reach::Refused { number, words } if DEAD.contains(number) => {
+            Some(Verdict::Dead(format!("it answers: {words}")))
+        }
+        Reach::Refused { .. } | Reach::Alive | Reach::NotAsked => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_not_there_is_not_dead() {
+        let refused = |number| judge_reach(&Reach::Refused { number, words: String::new() });
+        assert_eq!((refused(2), refused(13), refused(20)), (None, None, None));
+        assert!(refused(107).is_some() && refused(116).is_some());
+    }
+}

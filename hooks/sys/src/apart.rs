@@ -1,0 +1,87 @@
+//! Work in a process of its own, which may hang without anybody waiting for it.
+//!
+//! A request that a FUSE daemon or a file server took and never answers cannot be interrupted, by SIGKILL neither; and
+//! execve(2) waits for every thread of a process to end. So what may hang is done by a process that is nobody's child: it
+//! is forked twice, and init (or the shim, as subreaper) reaps it whenever it ends. It holds no descriptor but its end of
+//! a pipe, lest a container's stdout stay open for as long as a server sleeps.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::libc;
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, fork};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// A process that works apart, and what it says.
+#[derive(Debug)]
+pub(crate) struct Apart {
+    said: File,
+    /// `None` when it had ended before it could be held.
+    process: Option<OwnedFd>,
+}
+
+impl Apart {
+    /// Starts `work`; what it writes can be read from [`Apart::said`]. It must not touch what other threads may hold.
+    pub(crate) fn start(work: impl FnOnce(&mut File)) -> io::Result<Self> {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        // SAFETY: the child makes plain syscalls and uses the heap, which glibc keeps usable across fork; it never
+        // returns from here, so nothing of this process's is dropped or flushed twice.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => {
+                drop(write);
+                waitpid(child, None)?;
+                Self::hold(File::from(read))
+            }
+            ForkResult::Child => {
+                // SAFETY: as above.
+                if let Ok(ForkResult::Child) = unsafe { fork() } {
+                    let mut pipe = only(write);
+                    // Nobody is left to tell of an error: a pipe that closes early says it.
+                    let _ = pipe.write_all(&std::process::id().to_ne_bytes());
+                    work(&mut pipe);
+                }
+                // SAFETY: ends the process without running what its copy of this one has registered.
+                unsafe { libc::_exit(0) }
+            }
+        }
+    }
+
+    fn hold(mut said: File) -> io::Result<Self> {
+        let mut pid = [0; 4];
+        said.read_exact(&mut pid)?;
+        let pid = Pid::from_raw(i32::from_ne_bytes(pid));
+        let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Ok(Self { said, process })
+    }
+
+    /// The pipe's read end.
+    pub(crate) fn said(&mut self) -> &mut File {
+        &mut self.said
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        if let Some(process) = &self.process {
+            // It may have ended by itself, or end when its server answers: either way it is not waited for.
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+    }
+}
+
+/// Closes every descriptor of this process but one.
+fn only(kept: OwnedFd) -> File {
+    let number = kept.as_raw_fd() as libc::c_uint;
+    // SAFETY: this copy of the process uses no other descriptor any more.
+    unsafe {
+        if number > 0 {
+            libc::syscall(libc::SYS_close_range, 0, number - 1, 0);
+        }
+        libc::syscall(libc::SYS_close_range, number + 1, libc::c_uint::MAX, 0);
+    }
+    File::from(kept)
+}

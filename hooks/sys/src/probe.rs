@@ -1,0 +1,126 @@
+//! Asking sources whether they are alive, without waiting for those that are not.
+//!
+//! Walking to a path and stat(2) are what a runtime does with a bind's source first, and what a dead mount answers with
+//! ENOTCONN, ESTALE or not at all (containerd#10828). The asking is done by a process apart.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, StatxFlags};
+
+use crate::apart::Apart;
+use crate::handle::Handle;
+
+/// What a source said.
+#[derive(Debug)]
+pub enum Answer {
+    /// It is there; this is its path with every symlink followed.
+    Reached(PathBuf),
+    /// The kernel's answer to the walk or to stat(2).
+    Refused(io::Error),
+    /// No answer in time.
+    Silent,
+    /// It was not asked: the one before it gave no answer.
+    NotAsked,
+}
+
+/// Asks all of these paths, in their order, for at most `patience` together. The answers are in the same order.
+///
+/// # Errors
+/// When no process can be made.
+pub fn probe(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
+    if paths.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut apart = Apart::start(|pipe| paths.iter().for_each(|path| tell(pipe, ask(path))))?;
+    let (heard, in_time) = listen(apart.said(), patience)?;
+    let mut answers = answers(&heard);
+    if answers.len() < paths.len() && !in_time {
+        answers.push(Answer::Silent);
+    }
+    answers.resize_with(paths.len(), || Answer::NotAsked);
+    Ok(answers)
+}
+
+fn ask(path: &Path) -> Result<PathBuf, i32> {
+    let number = |error: io::Error| error.raw_os_error().unwrap_or(0);
+    let handle = Handle::follow(path).map_err(|error| number(error.into_io()))?;
+    // Without STATX_DONT_SYNC: it is the server's answer that is wanted.
+    rustix::fs::statx(&handle, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+        .map_err(rustix::io::Errno::raw_os_error)?;
+    handle.resolved_path().map_err(number)
+}
+
+/// An answer on the pipe: error number, length, path.
+fn tell(pipe: &mut File, answer: Result<PathBuf, i32>) {
+    let (number, path) = match answer {
+        Ok(path) => (0, path.into_os_string().into_vec()),
+        Err(number) => (number, Vec::new()),
+    };
+    let mut record = number.to_ne_bytes().to_vec();
+    record.extend((path.len() as u32).to_ne_bytes());
+    record.extend(path);
+    // A reader that has gone has stopped caring.
+    let _ = pipe.write_all(&record);
+}
+
+/// Reads until the pipe closes; `false` when patience ended first.
+fn listen(pipe: &mut File, patience: Duration) -> io::Result<(Vec<u8>, bool)> {
+    let (start, mut heard, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
+    loop {
+        let left = patience.saturating_sub(start.elapsed());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Ok((heard, false)),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => match pipe.read(&mut buffer)? {
+                0 => return Ok((heard, true)),
+                count => heard.extend_from_slice(&buffer[..count]),
+            },
+        }
+    }
+}
+
+/// The answers that arrived whole.
+fn answers(mut heard: &[u8]) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    while let Some((number, rest)) = heard.split_first_chunk() {
+        let Some((length, rest)) = rest.split_first_chunk() else { break };
+        let Some((path, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize) else { break };
+        answers.push(match i32::from_ne_bytes(*number) {
+            0 => Answer::Reached(PathBuf::from(std::ffi::OsStr::from_bytes(path))),
+            number => Answer::Refused(io::Error::from_raw_os_error(number)),
+        });
+        heard = rest;
+    }
+    answers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_and_what_is_not_is_told_in_order() {
+        let paths = ["/", "/nowhere", "/proc/self/../version"].map(PathBuf::from);
+        let answers = probe(&paths, Duration::from_secs(10)).unwrap();
+        assert!(matches!(&answers[0], Answer::Reached(path) if path == Path::new("/")));
+        assert!(matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound));
+        assert!(matches!(&answers[2], Answer::Reached(path) if path == Path::new("/proc/version")));
+    }
+
+    #[test]
+    fn half_an_answer_is_none() {
+        let mut whole = Vec::new();
+        for record in [&5i32.to_ne_bytes()[..], &0u32.to_ne_bytes(), &0i32.to_ne_bytes(), &9u32.to_ne_bytes(), b"/cut"]
+        {
+            whole.extend_from_slice(record);
+        }
+        assert_eq!(answers(&whole).len(), 1);
+    }
+}
