@@ -13,7 +13,8 @@ losetup mount loop devices
 mount mount loop mounts
 mkfs.ext4 e2fsprogs a kubelet with a filesystem of its own
 modprobe kmod the loop module
-cc gcc the crates that link'
+cc gcc,libc6-dev the crates that link
+flock util-linux one fetch at a time'
 
 for more in "$@"; do wanted="$wanted
 ${more%%:*} ${more#*:}"; done
@@ -24,7 +25,7 @@ is_there() {
   [ "$1" != busybox ] || ! ldd "$found" >/dev/null 2>&1
 }
 
-missing=$(echo "$wanted" | while read -r program package _; do is_there "$program" || echo "$package"; done | sort -u)
+missing=$(echo "$wanted" | while read -r program packages _; do is_there "$program" || echo "$packages"; done | tr ',' '\n' | sort -u)
 if [ -n "$missing" ]; then
   export DEBIAN_FRONTEND=noninteractive
   log=$(mktemp)
