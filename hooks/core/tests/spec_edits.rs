@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+use std::path::Path;
+
 use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit, SpecView};
+use oci_spec::runtime::Spec;
 use proptest::prelude::*;
 
 /// A spec with what a typed round trip would lose: unknown fields, big numbers, odd escapes, duplicate keys.
@@ -61,6 +64,27 @@ fn what_is_missing_is_written_where_it_belongs() {
         let spec = |options| format!(r#"{{"mounts":[{{"type":"bind","source":"/","options":{options}}}]}}"#);
         assert_eq!(edited(&spec(before), &[SpecEdit::BindRslave { bind: 0 }]), spec(after));
     }
+}
+
+/// An independent reader sees exactly what was meant: the typed spec before, with two fields set by hand, is the typed
+/// spec after.
+#[test]
+fn a_typed_reader_sees_only_what_was_edited() {
+    let before = include_bytes!("fixtures/kubelet-1.36/config-hostroot.json");
+    let view = SpecView::from_bytes(before).unwrap();
+    let root = view.binds().iter().find(|bind| bind.source() == Path::new("/")).unwrap().index();
+    let after = view.edited(&[SpecEdit::BindRslave { bind: root }, SpecEdit::RootfsRslave]).unwrap();
+
+    let mut expected: Spec = serde_json::from_slice(before).unwrap();
+    let mut mounts = expected.mounts().clone().unwrap();
+    let rslave = |option: &String| if option == "rprivate" { "rslave".to_owned() } else { option.clone() };
+    let options = mounts[root].options().as_ref().unwrap().iter().map(rslave).collect();
+    mounts[root].set_options(Some(options));
+    expected.set_mounts(Some(mounts));
+    let mut linux = expected.linux().clone().unwrap();
+    linux.set_rootfs_propagation(Some("rslave".to_owned()));
+    expected.set_linux(Some(linux));
+    assert_eq!(serde_json::from_slice::<Spec>(&after).unwrap(), expected);
 }
 
 #[test]
