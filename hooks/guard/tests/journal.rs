@@ -1,0 +1,49 @@
+//! The journal's line is the one that docs/journal.md shows.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+use std::fs;
+
+use bindguard_core::report::{BindReport, Container, Outcome, Report};
+use bindguard_guard::{Entry, record};
+use serde_json::Value;
+
+#[test]
+fn a_line_is_as_documented() {
+    let page = include_str!("../../../docs/journal.md");
+    let (_, rest) = page.split_once("```json\n").unwrap();
+    let documented: Value = serde_json::from_str(rest.split_once("```").unwrap().0).unwrap();
+
+    let named = |text: &str| Some(text.to_owned());
+    let bind = BindReport {
+        source: "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0".into(),
+        destination: Some("/etc/app/app.conf".into()),
+        kind: "subpath",
+        verdict: "stale",
+        reason: named("the file it was bound from is deleted"),
+        outcome: Some(Outcome::Rebound { tries: 1 }),
+    };
+    let report = Report {
+        bundle: Some("/run/containerd/io.containerd.runtime.v2.task/k8s.io/bb344d713010".into()),
+        container: Container {
+            name: named("app"),
+            pod: named("web"),
+            namespace: named("default"),
+            uid: named("eea5c325"),
+        },
+        binds: vec![bind],
+        foreign: 6,
+        problems: Vec::new(),
+        took_us: 412,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    record(&journal, &Entry { id: Some("bb344d713010"), attempt: 0, report: &report }).unwrap();
+
+    let line = fs::read_to_string(&journal).unwrap();
+    assert_eq!(line.matches('\n').count(), 1);
+    let mut written: Value = serde_json::from_str(&line).unwrap();
+    assert!(written["time"].as_str().unwrap().ends_with('Z'));
+    written["time"] = documented["time"].clone();
+    assert_eq!(written, documented);
+}
