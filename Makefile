@@ -3,7 +3,7 @@
 #   make demo     the faults and the mending, before your eyes, on a private containerd
 #   make test     everything that is checked, set-up included; what CI runs
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines
-#   make bench    what an admission costs among 100 to 30,000 mounts
+#   make bench    the shim beside containerd's own; an admission among 100 to 30,000 mounts
 #
 # On a fresh Debian 12 with a Rust toolchain, as root, both install what is missing.
 
@@ -62,7 +62,8 @@ kernels:
 	  sed -n 's/.*"executable":"\([^"]*\/\(mounts\|swap\|target\)-[^"]*\)".*/\1/p' > target/kernels/programs
 	sh integration/kernels/run.sh $(CURDIR)/target/kernels $$(cat target/kernels/programs)
 
-bench:
+bench: build matrix
+	cargo run --quiet --locked -p bindguard-integration --bin bench
 	cargo bench --locked -p bindguard-guard
 
 clean:

@@ -13,10 +13,12 @@
 //!
 //! Nothing here depends on bindguard's own crates: a harness that shared the code under test would share its mistakes.
 
+pub mod bench;
 pub mod bundle;
 pub mod cri;
 pub mod ctr;
 pub mod demo;
+pub mod events;
 pub mod gate;
 pub mod image;
 pub mod kubelet;

@@ -126,6 +126,16 @@ impl Node {
         Ok(pids.lines().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok()).collect())
     }
 
+    /// The pids of the shims that serve right now, stock ones and those under test.
+    pub fn shims(&self) -> Result<Vec<u32>> {
+        let members = self.own_group()?.join("cgroup.procs");
+        let pids = fs::read_to_string(&members).with_context(|| format!("read {}", members.display()))?;
+        let is_shim = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("containerd-shim"))
+        };
+        Ok(pids.lines().filter_map(|pid| pid.parse().ok()).filter(is_shim).collect())
+    }
+
     /// Prints what a reader of a failure needs.
     pub fn print_post_mortem(&self) {
         post_mortem::print(&format!("{} ({})", self.name, self.generation), &self.log_file());
