@@ -54,12 +54,12 @@ lint: setup
 test: lint build matrix faults
 	cargo test --locked --workspace --no-fail-fast
 
-## the tests of bindguard-sys, static, on other kernels
+## the tests of bindguard-sys and bindguard-guard, static, on other kernels
 kernels:
 	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
-	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys --no-run --message-format=json | \
-	  sed -n 's/.*"executable":"\([^"]*\/\(mounts\|swap\|target\)-[^"]*\)".*/\1/p' > target/kernels/programs
+	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys -p bindguard-guard --tests --no-run --message-format=json | \
+	  sed -n 's/.*"executable":"\([^"]*\/\(mounts\|swap\|target\|admit\|dead_sources\)-[^"]*\)".*/\1/p' > target/kernels/programs
 	sh integration/kernels/run.sh $(CURDIR)/target/kernels $$(cat target/kernels/programs)
 
 bench: build matrix

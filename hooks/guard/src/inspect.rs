@@ -10,11 +10,11 @@ use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, observe_host_mount};
-use bindguard_sys::probe::{Answer, probe};
+use bindguard_sys::probe::{Answer, Patience, probe};
 use bindguard_sys::{Handle, HandleError, Mounts};
 
-/// How long sources that may hang are asked, all together: well within the guard's own deadline.
-const PATIENCE: Duration = Duration::from_millis(700);
+/// How long sources that may hang are asked: well within the guard's own deadline.
+const PATIENCE: Patience = Patience { each: Duration::from_millis(700), all: Duration::from_millis(1200) };
 
 /// A bind's source, held until it is judged.
 enum Held {
@@ -138,7 +138,7 @@ fn reach(answer: &Answer) -> Reach {
         Answer::Refused(error) => {
             Reach::Refused { number: error.raw_os_error().unwrap_or(0), words: error.to_string() }
         }
-        Answer::Silent => Reach::Silent(PATIENCE.as_millis() as u64),
+        Answer::Silent => Reach::Silent(PATIENCE.each.as_millis() as u64),
         Answer::NotAsked => Reach::NotAsked,
     }
 }

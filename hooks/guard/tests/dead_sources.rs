@@ -68,7 +68,7 @@ fn a_source_that_never_answers_is_told_in_time_and_the_others_are_mended() {
     pod.update(1);
     // A request that the daemon took and never answers: from here on SIGKILL does not reach who waits for it.
     let mut taken = [0; 8192];
-    fuse.device.as_mut().unwrap().read(&mut taken).unwrap();
+    assert!(fuse.device.as_mut().unwrap().read(&mut taken).unwrap() > 0);
 
     let start = Instant::now();
     let report = admit(&pod.bundle(), &pod.policy(), Attempt::First).report;
@@ -91,7 +91,8 @@ fn a_dead_daemon_is_told_by_its_answer() {
     pod.write_spec(&[mount_of(&fuse.path(), "/data", "rprivate")]);
     let (verdict, reason) = told(&pod, &pod.policy(), 1);
     assert_eq!(verdict, "dead");
-    assert!(reason.contains("Transport endpoint is not connected"), "{reason}");
+    // In its words: "Transport endpoint is not connected", from Linux 7 on "Connection refused".
+    assert!(reason.contains("it answers: ") && reason.to_lowercase().contains("connect"), "{reason}");
 }
 
 #[test]

@@ -24,22 +24,31 @@ pub enum Answer {
     Refused(io::Error),
     /// No answer in time.
     Silent,
-    /// It was not asked: the one before it gave no answer.
+    /// It was not asked, or not for long enough: the one before it gave no answer, or there are too many.
     NotAsked,
 }
 
-/// Asks all of these paths, in their order, for at most `patience` together. The answers are in the same order.
+/// How long to wait.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// For one path. One that takes longer is silent.
+    pub each: Duration,
+    /// For all of them. What was not answered by then was not asked long enough to be called anything.
+    pub all: Duration,
+}
+
+/// Asks all of these paths, in their order. The answers are in the same order.
 ///
 /// # Errors
 /// When no process can be made.
-pub fn probe(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
+pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     if paths.is_empty() {
         return Ok(Vec::new());
     }
     let mut apart = Apart::start(|pipe| paths.iter().for_each(|path| tell(pipe, ask(path))))?;
-    let (heard, in_time) = listen(apart.said(), patience)?;
+    let (heard, end) = listen(apart.said(), patience)?;
     let mut answers = answers(&heard);
-    if answers.len() < paths.len() && !in_time {
+    if answers.len() < paths.len() && end == End::Silence {
         answers.push(Answer::Silent);
     }
     answers.resize_with(paths.len(), || Answer::NotAsked);
@@ -68,18 +77,28 @@ fn tell(pipe: &mut File, answer: Result<PathBuf, i32>) {
     let _ = pipe.write_all(&record);
 }
 
-/// Reads until the pipe closes; `false` when patience ended first.
-fn listen(pipe: &mut File, patience: Duration) -> io::Result<(Vec<u8>, bool)> {
+/// Why no more was heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Closed,
+    Silence,
+    OutOfTime,
+}
+
+/// Reads until the pipe closes or patience ends.
+fn listen(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>, End)> {
     let (start, mut heard, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
     loop {
-        let left = patience.saturating_sub(start.elapsed());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let left = patience.all.saturating_sub(start.elapsed());
+        let wait = left.min(patience.each);
+        let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => return Ok((heard, false)),
+            Ok(0) if wait < patience.each => return Ok((heard, End::OutOfTime)),
+            Ok(0) => return Ok((heard, End::Silence)),
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
             Ok(_) => match pipe.read(&mut buffer)? {
-                0 => return Ok((heard, true)),
+                0 => return Ok((heard, End::Closed)),
                 count => heard.extend_from_slice(&buffer[..count]),
             },
         }
@@ -108,10 +127,20 @@ mod tests {
     #[test]
     fn what_is_there_and_what_is_not_is_told_in_order() {
         let paths = ["/", "/nowhere", "/proc/self/../version"].map(PathBuf::from);
-        let answers = probe(&paths, Duration::from_secs(10)).unwrap();
+        let patience = Patience { each: Duration::from_secs(10), all: Duration::from_secs(10) };
+        let answers = probe(&paths, patience).unwrap();
         assert!(matches!(&answers[0], Answer::Reached(path) if path == Path::new("/")));
         assert!(matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound));
         assert!(matches!(&answers[2], Answer::Reached(path) if path == Path::new("/proc/version")));
+    }
+
+    #[test]
+    fn many_paths_that_answer_are_never_silent() {
+        let paths = vec![PathBuf::from("/proc/version"); 50_000];
+        let patience = Patience { each: Duration::from_secs(1), all: Duration::from_millis(30) };
+        let answers = probe(&paths, patience).unwrap();
+        assert_eq!(answers.len(), paths.len());
+        assert!(answers.iter().all(|answer| matches!(answer, Answer::Reached(_) | Answer::NotAsked)));
     }
 
     #[test]

@@ -4,9 +4,10 @@ use crate::evidence::Reach;
 
 use super::verdict::Verdict;
 
-/// What dead mounts answer. errno(3): EIO, ENOTCONN (a FUSE daemon that died), ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH,
-/// ESTALE (an NFS handle that the server forgot), EREMOTEIO.
-const DEAD: [i32; 7] = [5, 107, 110, 112, 113, 116, 121];
+/// What dead mounts answer. errno(3): EIO, ECONNABORTED (a FUSE connection that was aborted), ENOTCONN (a FUSE daemon that
+/// died), ETIMEDOUT, ECONNREFUSED (one that died before it had begun, Linux 7), EHOSTDOWN, EHOSTUNREACH, ESTALE (an NFS
+/// handle that the server forgot), EREMOTEIO.
+const DEAD: [i32; 9] = [5, 103, 107, 110, 111, 112, 113, 116, 121];
 
 /// Judges what a source answered; `None` when it is not dead, or nobody can tell.
 pub fn judge_reach(reach: &Reach) -> Option<Verdict> {
