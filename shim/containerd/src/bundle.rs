@@ -105,6 +105,11 @@ impl Bundle {
         self.path.join("rootfs")
     }
 
+    /// Where criu works, unless the options name another place: containerd makes this link to a directory on disk.
+    pub(crate) fn work(&self) -> PathBuf {
+        self.path.join("work")
+    }
+
     /// Where the runtime writes the pid of the container's init.
     pub(crate) fn init_pid_file(&self) -> PathBuf {
         self.path.join("init.pid")

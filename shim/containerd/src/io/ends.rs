@@ -8,7 +8,7 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::wiring::IoError;
+use super::IoError;
 
 /// Who shall own the pipes: the container's user, where it is to reopen /dev/stdout.
 #[derive(Debug, Clone, Copy, Default)]

@@ -159,3 +159,38 @@ impl Drop for Logger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that says what the script says; its stdout and stderr have no writer.
+    async fn started(script: &str, has_to_say_ready: bool) -> Result<Logger, LoggerError> {
+        let exits = Arc::new(Exits::default());
+        let arguments = ["-c", script].map(str::to_owned).to_vec();
+        let program = Program { path: "/bin/sh".into(), arguments, has_to_say_ready };
+        let ends = [pipe_with(PipeFlags::CLOEXEC).unwrap().0, pipe_with(PipeFlags::CLOEXEC).unwrap().0];
+        Logger::start(program, Author { id: "web", namespace: "n", exits: &exits }, ends).await
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_pipe_is_a_word_for_the_older_kind_only() {
+        assert!(started("exit 0", false).await.is_ok());
+        assert!(matches!(started("exit 0", true).await, Err(LoggerError::NotReady { .. })));
+        assert!(started("echo >&5", true).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_environment_is_the_containers_name() {
+        let wanted = r#"test "$CONTAINER_NAMESPACE/$CONTAINER_ID" = n/web && test -z "$CARGO" && echo >&5"#;
+        assert!(started(wanted, true).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn one_that_reads_to_the_end_is_not_signalled() {
+        let logger = started("echo >&5; cat <&3 <&4; sleep 0.1", true).await.unwrap();
+        let begin = std::time::Instant::now();
+        logger.finish().await;
+        assert!(*logger.ended.borrow() && begin.elapsed() < READ_ON_LIMIT);
+    }
+}

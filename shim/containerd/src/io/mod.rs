@@ -14,6 +14,7 @@
 mod console;
 mod copy;
 mod ends;
+mod error;
 mod fifo;
 mod file_writer;
 mod logger;
@@ -32,10 +33,11 @@ use tokio::io::unix::AsyncFd;
 
 use copy::Copy;
 pub(crate) use ends::Owner;
+pub(crate) use error::IoError;
 use file_writer::FileWriter;
-use logger::Logger;
 pub(crate) use logger::Author;
-pub(crate) use wiring::{IoError, Wiring};
+use logger::Logger;
+pub(crate) use wiring::Wiring;
 
 /// A pty's master, shared by both directions.
 pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;

@@ -1,10 +1,15 @@
 //! The container's root filesystem: what the snapshotter asks to be mounted, on `rootfs` in the bundle.
 //!
-//! Usually one overlay. All of it is mounted on a thread of its own, and a failure takes what was mounted down again. No
+//! Usually one overlay, sometimes id-mapped; a devmapper or erofs snapshotter has block devices or images. All of it is mounted on a thread of its own, and a failure takes what was mounted down again. No
 //! mount table is read here, neither to mount nor to unmount: with ten thousand mounts on a node that is what costs.
 
+mod id_map;
+#[cfg(test)]
+mod live;
+mod loop_device;
 mod mount_options;
 mod overlay;
+mod place;
 
 use std::{
     fs::DirBuilder,
@@ -22,8 +27,14 @@ use nix::{
 };
 
 use crate::aside::aside;
+use id_map::IdMap;
+use loop_device::LoopDevice;
 use mount_options::MountOptions;
+use overlay::What;
 
+const OVERLAY: &str = "overlay";
+/// Beside the root filesystem, and only while it is being mounted.
+const MAPPED_LAYERS: &str = "mapped-layers";
 /// How often a busy root filesystem is tried before it is only detached.
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -47,14 +58,16 @@ pub(crate) enum RootfsError {
         /// The mount's source.
         source_path: String,
     },
-    /// mount(2) failed.
-    #[error("failed to mount rootfs component: mount {kind} {source_path} on {target}")]
+    /// A mount that was not made.
+    #[error("failed to mount rootfs component: {step} {kind} {source_path} on {target}")]
     Mount {
+        /// What was being done to it.
+        step: &'static str,
         /// The filesystem's type.
         kind: String,
         /// What.
         source_path: String,
-        /// Where.
+        /// Where, below the root filesystem.
         target: PathBuf,
         /// Why not.
         source: io::Error,
@@ -114,31 +127,67 @@ fn make_directory(path: &Path) -> Result<(), RootfsError> {
 }
 
 fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
-    let target = rootfs.join(mount.target.trim_start_matches('/'));
     let options = MountOptions::parse(&mount.options)
         .map_err(|option| RootfsError::Option { option, source_path: mount.source.clone() })?;
-    let failed = |source: io::Error| RootfsError::Mount {
-        kind: mount.type_.clone(),
-        source_path: mount.source.clone(),
-        target: target.clone(),
-        source,
+    let failed = |step| {
+        move |source: io::Error| RootfsError::Mount {
+            step,
+            kind: mount.type_.clone(),
+            source_path: mount.source.clone(),
+            target: rootfs.join(mount.target.trim_start_matches('/')),
+            source,
+        }
     };
+    let target = place::beneath(rootfs, &mount.target).map_err(failed("find the place of"))?;
+    let id_map = options.id_map.as_ref().map(|(users, groups)| IdMap::new(users, groups));
+    let id_map = id_map.transpose().map_err(failed("map the ids of"))?;
+
     if !options.is_remount_only() {
-        overlay::mount_maybe_long(mount, &target, &options).map_err(failed)?;
+        mount_itself(mount, rootfs, &target, &options, id_map.as_ref()).map_err(failed("mount"))?;
     }
     if !options.propagation.is_empty() {
-        call(None, &target, None, options.propagation, None).map_err(failed)?;
+        call(None, &target, None, options.propagation, None).map_err(failed("change the propagation of"))?;
     }
     // The kernel ignores every other flag of a new bind: read-only takes a second call.
     let read_only_bind = MsFlags::MS_BIND | MsFlags::MS_RDONLY;
     if options.flags.contains(read_only_bind) {
-        call(None, &target, None, options.flags | MsFlags::MS_REMOUNT, None).map_err(failed)?;
+        call(None, &target, None, options.flags | MsFlags::MS_REMOUNT, None).map_err(failed("make read-only"))?;
     }
-    Ok(())
+    match id_map.filter(|_| mount.type_ != OVERLAY) {
+        Some(map) => map.apply(&target).map_err(failed("map the ids of")),
+        None => Ok(()),
+    }
+}
+
+/// mount(2), with what has to be there for it: a loop device, or layers whose ids are mapped.
+fn mount_itself(
+    mount: &Mount,
+    rootfs: &Path,
+    target: &Path,
+    options: &MountOptions,
+    id_map: Option<&IdMap>,
+) -> io::Result<()> {
+    let source = Path::new(&mount.source);
+    let device = options.loop_device.map(|mode| LoopDevice::attach(source, mode)).transpose()?;
+    let source = device.as_ref().map_or(source, |device| &device.path);
+    let what = What { kind: &mount.type_, source, flags: options.flags, data: &options.data };
+    match id_map.filter(|_| mount.type_ == OVERLAY) {
+        None => overlay::mount_maybe_long(&what, target),
+        Some(map) => {
+            let (_until_it_is_mounted, data) = map.layers(&options.data, rootfs.with_file_name(MAPPED_LAYERS))?;
+            overlay::mount_maybe_long(&What { data: &data, ..what }, target)
+        }
+    }
 }
 
 /// mount(2).
-fn call(source: Option<&str>, target: &Path, kind: Option<&str>, flags: MsFlags, data: Option<&str>) -> io::Result<()> {
+fn call(
+    source: Option<&Path>,
+    target: &Path,
+    kind: Option<&str>,
+    flags: MsFlags,
+    data: Option<&str>,
+) -> io::Result<()> {
     Ok(nix::mount::mount(source, target, kind, flags, data)?)
 }
 

@@ -1,8 +1,11 @@
 //! fstab's words, as mount(2) wants them: flags, propagation and the rest for the filesystem itself.
 //!
+//! Three words ask for more than mount(2) does, as with mount(8): `loop`, and the pair `uidmap=` and `gidmap=`.
 //! The table is mount(8)'s. Propagation changes need a call of their own, see mount(2), so they are kept apart.
 
 use nix::mount::MsFlags;
+
+use crate::kernel::LoopMode;
 
 /// What a word does to the flags.
 #[derive(Clone, Copy)]
@@ -48,8 +51,8 @@ const WORDS: &[(&str, Word)] = &[
     ("unbindable", Word::Propagate(MsFlags::MS_UNBINDABLE)),
 ];
 
-/// Words that ask for more than mount(2): a loop device, an id-mapped mount.
-const UNSUPPORTED: &[&str] = &["loop", "uidmap", "gidmap"];
+/// Options that containerd's mount manager was to apply and take out; the filesystem would not know them.
+const INTERNAL: &str = "X-containerd.";
 
 /// A mount's options, sorted by what takes them.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,31 +63,47 @@ pub(super) struct MountOptions {
     pub(super) propagation: MsFlags,
     /// For the filesystem, in order.
     pub(super) data: Vec<String>,
+    /// The source is a file, to be mounted by way of a loop device.
+    pub(super) loop_device: Option<LoopMode>,
+    /// The mappings of users and of groups.
+    pub(super) id_map: Option<(String, String)>,
 }
 
 impl MountOptions {
     /// Sorts the words; the error is one that cannot be applied.
     pub(super) fn parse(words: &[String]) -> Result<Self, String> {
-        let mut options = Self { flags: MsFlags::empty(), propagation: MsFlags::empty(), data: Vec::new() };
+        let (mut flags, mut propagation) = (MsFlags::empty(), MsFlags::empty());
+        let (mut data, mut is_loop, mut users, mut groups) = (Vec::new(), false, None, None);
         for word in words {
-            let key = word.split('=').next().unwrap_or_default();
-            if UNSUPPORTED.contains(&key) {
-                return Err(word.clone());
-            }
             match WORDS.iter().find(|(name, _)| name == word) {
-                Some((_, Word::Set(flags))) => options.flags |= *flags,
-                Some((_, Word::Clear(flags))) => options.flags -= *flags,
-                Some((_, Word::Propagate(flags))) => options.propagation = *flags,
-                None => options.data.push(word.clone()),
+                Some((_, Word::Set(bits))) => flags |= *bits,
+                Some((_, Word::Clear(bits))) => flags -= *bits,
+                Some((_, Word::Propagate(bits))) => propagation = *bits,
+                None if word.starts_with(INTERNAL) => return Err(word.clone()),
+                None => match word.split_once('=').unwrap_or((word, "")) {
+                    ("loop", "") => is_loop = true,
+                    ("uidmap", map) => users = Some(map.to_owned()),
+                    ("gidmap", map) => groups = Some(map.to_owned()),
+                    _ => data.push(word.clone()),
+                },
             }
         }
-        Ok(options)
+        let loop_device = is_loop.then(|| take_loop_mode(&mut data, flags));
+        // One without the other maps nothing, as with containerd's own mounts.
+        Ok(Self { flags, propagation, data, loop_device, id_map: users.zip(groups) })
     }
 
     /// A remount without data changes flags only, and those are applied by the calls that follow.
     pub(super) fn is_remount_only(&self) -> bool {
         self.flags.contains(MsFlags::MS_REMOUNT) && self.data.is_empty()
     }
+}
+
+/// `direct-io` is the loop device's word, not the filesystem's.
+fn take_loop_mode(data: &mut Vec<String>, flags: MsFlags) -> LoopMode {
+    let before = data.len();
+    data.retain(|word| word != "direct-io");
+    LoopMode { read_only: flags.contains(MsFlags::MS_RDONLY), direct_io: data.len() < before }
 }
 
 #[cfg(test)]
@@ -111,9 +130,19 @@ mod tests {
     }
 
     #[test]
+    fn words_that_ask_for_more_than_a_mount() {
+        let options = parse("ro,loop,direct-io,errors=continue").unwrap();
+        assert_eq!(options.loop_device, Some(LoopMode { read_only: true, direct_io: true }));
+        assert_eq!(options.data, ["errors=continue"]);
+        assert_eq!(parse("ro,direct-io").unwrap().loop_device, None);
+        let options = parse("uidmap=0:1000:1,gidmap=0:2000:1").unwrap();
+        assert_eq!(options.id_map, Some(("0:1000:1".into(), "0:2000:1".into())));
+        assert_eq!(parse("uidmap=0:1000:1").unwrap().id_map, None);
+    }
+
+    #[test]
     fn what_cannot_be_done_is_not_skipped() {
-        assert_eq!(parse("ro,loop"), Err("loop".into()));
-        assert_eq!(parse("uidmap=0:1000:1"), Err("uidmap=0:1000:1".into()));
+        assert_eq!(parse("ro,X-containerd.mkfs.fs=ext4"), Err("X-containerd.mkfs.fs=ext4".into()));
     }
 
     #[test]

@@ -9,20 +9,34 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use containerd_shim_protos::types::mount::Mount;
-use nix::sched::{CloneFlags, unshare};
+use nix::{
+    mount::MsFlags,
+    sched::{CloneFlags, unshare},
+};
 
-use super::{call, mount_options::MountOptions};
+use super::call;
 
 /// One page, less the final NUL. mount(2) cuts what is longer without a word.
 const LONGEST: usize = 4096 - 1;
 
+/// What is to be mounted.
+pub(super) struct What<'a> {
+    /// The filesystem's type.
+    pub(super) kind: &'a str,
+    /// A directory, a device or a name.
+    pub(super) source: &'a Path,
+    /// For the mount.
+    pub(super) flags: MsFlags,
+    /// For the filesystem.
+    pub(super) data: &'a [String],
+}
+
 /// mount(2), by way of shortened options where they are too long.
-pub(super) fn mount_maybe_long(mount: &Mount, target: &Path, options: &MountOptions) -> io::Result<()> {
-    let mut data = options.data.join(",");
-    if mount.type_ == "overlay"
+pub(super) fn mount_maybe_long(what: &What<'_>, target: &Path) -> io::Result<()> {
+    let mut data = what.data.join(",");
+    if what.kind == "overlay"
         && data.len() > LONGEST
-        && let Some((directory, short)) = shorten(&options.data)
+        && let Some((directory, short)) = shorten(what.data)
     {
         unshare(CloneFlags::CLONE_FS)?;
         std::env::set_current_dir(directory)?;
@@ -31,7 +45,7 @@ pub(super) fn mount_maybe_long(mount: &Mount, target: &Path, options: &MountOpti
     if data.len() > LONGEST {
         return Err(io::Error::new(io::ErrorKind::ArgumentListTooLong, "more options than mount(2) takes"));
     }
-    call(Some(&mount.source), target, Some(&mount.type_), options.flags, Some(&data))
+    call(Some(what.source), target, Some(what.kind), what.flags, Some(&data))
 }
 
 /// The lower directories' common parent, and the options with names relative to it.
@@ -45,7 +59,8 @@ fn shorten(data: &[String]) -> Option<(PathBuf, Vec<String>)> {
     Some((parent, data.iter().map(replace).collect()))
 }
 
-fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
+/// The lowest directory that has all of these below it; none where that is `/`.
+pub(super) fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
     let mut parent = paths.first()?.parent()?.to_owned();
     while !paths.iter().all(|path| path.starts_with(&parent) && *path != parent) {
         parent = parent.parent()?.to_owned();
@@ -56,8 +71,6 @@ fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-
-    use nix::mount::MsFlags;
 
     use super::*;
 
@@ -84,7 +97,7 @@ mod tests {
     fn mount_hundred_layers(dir: &Path) -> io::Result<()> {
         unshare(CloneFlags::CLONE_NEWNS)?;
         call(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;
-        call(Some("layers"), dir, Some("tmpfs"), MsFlags::empty(), None)?;
+        call(Some(Path::new("layers")), dir, Some("tmpfs"), MsFlags::empty(), None)?;
         let layers: Vec<PathBuf> = (0..100).map(|n| dir.join(format!("{n:0>30}")).join("fs")).collect();
         for (n, layer) in layers.iter().enumerate() {
             fs::create_dir_all(layer)?;
@@ -100,9 +113,9 @@ mod tests {
             format!("upperdir={}", upper.display()),
             format!("lowerdir={}", lower.join(":")),
         ];
-        let mount = Mount { type_: "overlay".into(), source: "overlay".into(), ..Default::default() };
-        let options = MountOptions::parse(&words).map_err(io::Error::other)?;
-        mount_maybe_long(&mount, &merged, &options)?;
+        let source = Path::new("overlay");
+        let what = What { kind: "overlay", source, flags: MsFlags::empty(), data: &words };
+        mount_maybe_long(&what, &merged)?;
         fs::metadata(merged.join("from-0")).and(fs::metadata(merged.join("from-99"))).map(drop)
     }
 

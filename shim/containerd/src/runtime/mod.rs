@@ -3,6 +3,7 @@
 //! `create` goes through the guard (`guard_door`), everything else straight to runc, crun or what the options name.
 //! What a runtime *says* is passed on, never interpreted: decisions rest on exit codes, files and pidfds.
 
+mod checkpoint;
 mod guard_door;
 mod handover;
 mod invoke;
@@ -16,6 +17,7 @@ use std::{
     sync::Arc,
 };
 
+pub(crate) use checkpoint::{CheckpointCall, RestoreCall};
 pub(crate) use guard_door::CreateCall;
 pub(crate) use invoke::RuntimeError;
 

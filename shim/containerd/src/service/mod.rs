@@ -25,7 +25,6 @@ use ttrpc::asynchronous::{Service, TtrpcContext};
 
 pub(crate) use containers::Containers;
 use guarded::{answered, detached};
-use refusal::Refusal;
 
 use crate::events::timestamp;
 
@@ -175,8 +174,13 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn checkpoint(&self, _: &TtrpcContext, _: CheckpointTaskRequest) -> Answer<Empty> {
-        Err(Refusal::unimplemented("checkpoint").into())
+    async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Answer<Empty> {
+        let containers = Arc::clone(&self.containers);
+        detached("checkpoint", async move {
+            containers.find(&request.id)?.checkpoint(request).await?;
+            Ok(Empty::new())
+        })
+        .await
     }
 
     async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> Answer<StatsResponse> {

@@ -15,11 +15,6 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// A method this shim does not have.
-    pub(super) fn unimplemented(method: &str) -> Self {
-        Self { code: Code::UNIMPLEMENTED, message: format!("{method} is not implemented") }
-    }
-
     /// A method that broke; the log says how.
     pub(super) fn panicked(method: &str) -> Self {
         Self { code: Code::INTERNAL, message: format!("the shim broke in {method}; its log says where") }
@@ -32,7 +27,7 @@ impl Refusal {
 
     /// A container this shim does not have.
     pub(super) fn no_container(id: &str) -> Self {
-        TaskError::NotFound(format!("container {id}")).into()
+        TaskError::NotFound(format!("container {id} not created")).into()
     }
 
     /// Notes it in the debug log: containerd's own log has it at the level that containerd thinks right.
@@ -59,7 +54,6 @@ fn code(error: &TaskError) -> Code {
         TaskError::NotFound(_) => Code::NOT_FOUND,
         TaskError::AlreadyExists(_) => Code::ALREADY_EXISTS,
         TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
-        TaskError::Unsupported(_) => Code::UNIMPLEMENTED,
         TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
         // What Go's shim has no code for either; containerd adds ": unknown" to the text.
         TaskError::Bundle(_)
@@ -68,6 +62,7 @@ fn code(error: &TaskError) -> Code {
         | TaskError::Watch(_)
         | TaskError::Cgroup(_)
         | TaskError::Os { .. }
+        | TaskError::Checkpoint { .. }
         | TaskError::Runtime { .. } => Code::UNKNOWN,
     }
 }

@@ -48,9 +48,6 @@ impl Rollback<'_> {
 impl Task {
     /// Creates the container and tells containerd.
     pub(crate) async fn create(around: &Surroundings, request: CreateTaskRequest) -> Result<Arc<Self>, TaskError> {
-        if !request.checkpoint.is_empty() {
-            return Err(TaskError::Unsupported("restoring a checkpoint"));
-        }
         let options = Options::from_any(request.options.as_ref())?;
         let bundle = Bundle::at(&request.bundle);
         let spec = bundle.spec()?;
@@ -64,11 +61,17 @@ impl Task {
         let task = Self::prepare(around, &request, &options, bundle, runtime, &spec);
 
         rootfs::mount(request.rootfs.clone(), task.bundle.rootfs()).await?;
-        match task.make_init(&options).await {
+        let made = match request.checkpoint.is_empty() {
+            true => task.make_init(&options).await.map(Some),
+            false => task.ready_restoration(&request, &options).await.map(|()| None),
+        };
+        match made {
             Ok(watched) => {
                 let task = Arc::new(task);
                 task.announce(request);
-                task.await_init(watched);
+                if let Some(watched) = watched {
+                    task.await_init(watched);
+                }
                 Ok(task)
             }
             Err(error) => {
@@ -100,6 +103,7 @@ impl Task {
             outlives_init: !spec.has_own_pid_namespace(),
             init: Arc::new(Process::new(request.id.clone(), streams)),
             cgroup: OnceLock::new(),
+            restoration: Mutex::default(),
             execs: Mutex::new(HashMap::new()),
             turn: tokio::sync::Mutex::new(()),
             delete_turn: tokio::sync::Mutex::new(()),

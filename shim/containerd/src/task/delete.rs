@@ -48,7 +48,9 @@ impl Task {
             release(&self.init).await;
         }
         self.delete_from_runtime().await?;
-        if self.init.state() == ProcessState::Created {
+        // One that was to be restored, and never was, has no process.
+        self.restoration().take();
+        if self.init.state() == ProcessState::Created && self.init.watched().is_some() {
             let ended = Arc::clone(&self.init).wait();
             if tokio::time::timeout(KILLED_LIMIT, ended).await.is_err() {
                 tracing::warn!(id = self.id, "an init that was never started outlives its container");

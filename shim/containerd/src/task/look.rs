@@ -18,7 +18,7 @@ impl Task {
             id: process.id().to_owned(),
             bundle: self.bundle.path().display().to_string(),
             pid: process.pid(),
-            status: EnumOrUnknown::new(process.state().status()),
+            status: EnumOrUnknown::new(process.state().within(self.init.state()).status()),
             stdin: streams.stdin.clone(),
             stdout: streams.stdout.clone(),
             stderr: streams.stderr.clone(),

@@ -5,6 +5,7 @@
 //! TaskExit even when the program ends at once. And an init's exit is told only after those of its execs. Looking (`State`,
 //! `Wait`, `Pids`) takes no turn and never waits for the runtime.
 
+mod checkpoint;
 mod create;
 mod delete;
 mod exec;
@@ -17,6 +18,7 @@ mod state;
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -35,6 +37,7 @@ use crate::{
     rootfs::RootfsError,
     runtime::{Runtime, RuntimeError},
 };
+use checkpoint::Restoration;
 use exec::Exec;
 
 /// What all tasks of this shim share.
@@ -60,6 +63,8 @@ pub(crate) struct Task {
     /// Its init dies alone: the other processes are not in a pid namespace that ends with it.
     outlives_init: bool,
     init: Arc<Process>,
+    /// There as long as the container waits to be restored.
+    restoration: Mutex<Option<Restoration>>,
     /// Found when the init was made; it stays readable when the init is dead.
     cgroup: OnceLock<Cgroup>,
     execs: Mutex<HashMap<String, Arc<Exec>>>,
@@ -80,9 +85,6 @@ pub(crate) enum TaskError {
     /// The request makes no sense.
     #[error("{0}")]
     Invalid(String),
-    /// This shim does not do that.
-    #[error("{0} is not implemented")]
-    Unsupported(&'static str),
     /// Not in this state.
     #[error(transparent)]
     Illegal(#[from] IllegalMove),
@@ -112,6 +114,14 @@ pub(crate) enum TaskError {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// The runtime, about a checkpoint; criu's own log says more.
+    #[error("OCI runtime checkpoint failed: {source} path= {log}", log = log.display())]
+    Checkpoint {
+        /// What happened.
+        source: RuntimeError,
+        /// A copy of the log.
+        log: PathBuf,
+    },
     /// The runtime; containerd's users know the text that stands before its own.
     #[error("OCI runtime {stage} failed: {source}")]
     Runtime {
@@ -134,7 +144,10 @@ impl Task {
     }
 
     fn exec(&self, exec_id: &str) -> Result<Arc<Exec>, TaskError> {
-        self.execs().get(exec_id).cloned().ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
+        self.execs()
+            .get(exec_id)
+            .cloned()
+            .ok_or_else(|| TaskError::NotFound(format!("process does not exist {exec_id}")))
     }
 
     fn author<'a>(&'a self, id: &'a str) -> Author<'a> {

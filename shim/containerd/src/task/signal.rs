@@ -52,5 +52,6 @@ fn has_ended(process: &Process) -> bool {
 }
 
 fn finished(process: &Process) -> TaskError {
-    TaskError::NotFound(format!("process {} already finished", process.id()))
+    tracing::debug!(id = process.id(), "signalled after its end");
+    TaskError::NotFound("process already finished".to_owned())
 }

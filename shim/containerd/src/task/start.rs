@@ -22,14 +22,24 @@ impl Task {
         }
     }
 
-    async fn start_init(&self) -> Result<u32, TaskError> {
+    async fn start_init(self: &Arc<Self>) -> Result<u32, TaskError> {
         let _turn = self.turn.lock().await;
         self.init.state().started()?;
-        self.runtime.start(&self.id).await.map_err(TaskError::runtime("start"))?;
+        let restoration = self.restoration().take();
+        let restored = match restoration {
+            Some(restoration) => Some(self.restore(restoration).await?),
+            None => {
+                self.runtime.start(&self.id).await.map_err(TaskError::runtime("start"))?;
+                None
+            }
+        };
         self.init.advance(ProcessState::started)?;
         let pid = self.init.pid();
         let started = proto::TaskStart { container_id: self.id.clone(), pid, ..Default::default() };
         self.around.events.send(&Event::Started(started));
+        if let Some(watched) = restored {
+            self.await_init(watched);
+        }
         Ok(pid)
     }
 

@@ -90,6 +90,22 @@ impl ProcessState {
         }
     }
 
+    /// May a container whose init stands here be written to a checkpoint?
+    pub(crate) fn admits_checkpoint(self) -> Result<(), IllegalMove> {
+        match self {
+            Self::Running | Self::Paused => Ok(()),
+            Self::Created | Self::Stopped | Self::Deleted => self.refuse("checkpoint"),
+        }
+    }
+
+    /// As seen from outside: what runs in a container that is frozen is frozen with it.
+    pub(crate) fn within(self, init: Self) -> Self {
+        match (self, init) {
+            (Self::Running, Self::Paused) => Self::Paused,
+            (own, _) => own,
+        }
+    }
+
     /// containerd's word for it.
     pub(crate) fn status(self) -> Status {
         match self {
@@ -137,6 +153,13 @@ mod tests {
         let state = ProcessState::Created.started().unwrap();
         let state = state.paused().unwrap().resumed().unwrap();
         assert_eq!(state.exited().unwrap().deleted(), Ok(ProcessState::Deleted));
+    }
+
+    #[test]
+    fn an_exec_is_frozen_with_its_container() {
+        assert_eq!(ProcessState::Running.within(ProcessState::Paused), ProcessState::Paused);
+        assert_eq!(ProcessState::Stopped.within(ProcessState::Paused), ProcessState::Stopped);
+        assert_eq!(ProcessState::Running.within(ProcessState::Running), ProcessState::Running);
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! The calls for which the libraries offer no safe form. All `unsafe` of this crate is here.
+//! The calls for which the libraries offer no safe form. All `unsafe` of this crate is in this folder.
+
+mod mounts;
 
 use std::{
     io,
@@ -11,6 +13,8 @@ use std::{
 use nix::libc;
 use rustix::{io::fcntl_dupfd_cloexec, process::Signal};
 use tokio::io::{Interest, unix::AsyncFd};
+
+pub(crate) use mounts::{LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device, map_ids};
 
 /// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the classic ones only.
 pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {

@@ -1,16 +1,21 @@
 //! How a container's runtime is to be run: the options that come with `Create`.
 //!
-//! They arrive in two shapes, told apart by their type URL only. With the runtime type
+//! They arrive in three shapes, told apart by their type URL only. With the runtime type
 //! `io.containerd.runc.v2` it is `containerd.runc.v1.Options`; with any other type containerd packs the
-//! TOML table of its config into `runtimeoptions.v1.Options`. Merging bytes without a look at the type
+//! TOML table of its config into `runtimeoptions.v1.Options`, and its 1.x clients send what is to be said about a user
+//! namespace as `containerd.linux.runc.CreateOptions`, the options of the very first shim. Merging bytes without a look at the type
 //! turns one into garbage of the other, so an unknown type is refused.
 //!
 //! They are kept in the bundle as `options.json`, in the form Go's shim writes, so that `delete` works
 //! on a bundle whichever of the two shims made it.
 
+mod wire;
+
 use containerd_shim_protos::shim::oci;
-use protobuf::{CodedInputStream, Message, well_known_types::any::Any};
+use protobuf::{Message, well_known_types::any::Any};
 use serde::{Deserialize, Serialize};
+
+use wire::Generic;
 
 /// Why options could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +101,8 @@ impl Options {
             "" if any.value.is_empty() => Ok(Self::default()),
             "containerd.runc.v1.Options" => Self::from_runc(&any.value),
             "runtimeoptions.v1.Options" => Self::from_generic(&any.value),
+            "containerd.linux.runc.CreateOptions" => wire::first_shims_options(&any.value)
+                .map_err(|source| OptionsError::Malformed { kind: "containerd.linux.runc.CreateOptions", source }),
             _ => Err(OptionsError::UnknownType(any.type_url.clone())),
         }
     }
@@ -134,30 +141,6 @@ impl Options {
 
     fn from_table(text: &str, path: Option<String>) -> Result<Self, OptionsError> {
         toml::from_str(text).map_err(|source| OptionsError::Table { path, source: Box::new(source) })
-    }
-}
-
-/// `runtimeoptions.v1.Options`, for which the protos crate has no type.
-#[derive(Default)]
-struct Generic {
-    config_path: String,
-    config_body: Vec<u8>,
-}
-
-impl Generic {
-    fn decode(bytes: &[u8]) -> protobuf::Result<Self> {
-        const CONFIG_PATH: u32 = (2 << 3) | 2;
-        const CONFIG_BODY: u32 = (3 << 3) | 2;
-        let mut generic = Self::default();
-        let mut input = CodedInputStream::from_bytes(bytes);
-        while let Some(tag) = input.read_raw_tag_or_eof()? {
-            match tag {
-                CONFIG_PATH => generic.config_path = input.read_string()?,
-                CONFIG_BODY => generic.config_body = input.read_bytes()?,
-                other => protobuf::rt::skip_field_for_tag(other, &mut input)?,
-            }
-        }
-        Ok(generic)
     }
 }
 

@@ -1,0 +1,70 @@
+//! A container is written down by criu and goes on from there, on the same node.
+//!
+//! Needs a criu that this kernel lets work: `$BINDGUARD_CRIU`, or the one on the `PATH`. Without one the story is skipped
+//! aloud.
+
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::privilege::skipped;
+use bindguard_integration::process::run;
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+
+const COUNTER: [&str; 3] = ["sh", "-c", "n=0; while :; do n=$((n + 1)); echo $n > /count; sleep 0.01; done"];
+
+fn story(generation: Generation) {
+    let Some(criu) = criu() else { return skipped("no criu that works with this kernel") };
+    Setup::on(generation).story(|node| {
+        symlink(&criu, node.programs().join("criu")).context("put criu on containerd's PATH")?;
+        [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| tell(node, runtime))
+    });
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    let words = |words: &[&str]| run(ctr.command(words))?.success();
+    ctr.container("first").runtime(runtime).argument("--net-host").runs(&COUNTER).start()?.success()?;
+    let before = wait_for_count(node, "first", 30)?;
+    words(&["containers", "checkpoint", "--task", "--rw", "--image", "first", "saved"])
+        .with_context(|| criu_log(node))?;
+    wait_for_count(node, "first", before + 1)?;
+    ctr.remove("first")?;
+    words(&["containers", "restore", "--live", "--rw", "second", "saved"])?;
+    // one that was started anew would begin at 1
+    let after = wait_for_count(node, "second", 1)?;
+    ensure!(after >= before, "{runtime:?}: {before} before, {after} after");
+    wait_for_count(node, "second", after + 1)?;
+    ctr.remove("second")?;
+    words(&["image", "rm", "saved"]).map(drop)
+}
+
+fn wait_for_count(node: &Node, id: &str, least: u64) -> Result<u64> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        // empty in the moment between its truncation and the next line
+        let count = node.ctr().read(id, "/count")?.trim().parse().unwrap_or(0);
+        if count >= least {
+            return Ok(count);
+        }
+        ensure!(Instant::now() < deadline, "{id} does not count up to {least}");
+    }
+}
+
+/// The last lines of criu's log, which lies in the bundle.
+fn criu_log(node: &Node) -> String {
+    let log = format!("/run/containerd/io.containerd.runtime.v2.task/{}/first/criu-dump.log", node.name());
+    let text = std::fs::read_to_string(log).unwrap_or_else(|error| format!("no log of criu: {error}"));
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}
+
+fn criu() -> Option<PathBuf> {
+    let program = std::env::var_os("BINDGUARD_CRIU").map(PathBuf::from).unwrap_or_else(|| "/usr/sbin/criu".into());
+    let works = Command::new(&program).arg("check").output().is_ok_and(|check| check.status.success());
+    works.then_some(program)
+}

@@ -1,0 +1,57 @@
+//! What `ctr events` shows of a container's life, with the stock shim and with ours: the same events, in the same order.
+//!
+//! But for the last one: the stock shim of 2.1 now and then ends before it has sent the container's delete.
+
+use anyhow::{Result, ensure};
+use bindguard_integration::process::run;
+use bindguard_integration::{Generation, Node, Runtime, Setup, events, on_every_generation};
+
+const WANTED: [&str; 16] = [
+    "create quick",
+    "start quick",
+    "exit quick quick 7",
+    "delete quick 7",
+    "create long",
+    "start long",
+    "exec-added long",
+    "exec-started long",
+    "exit long short 3",
+    "paused long",
+    "resumed long",
+    "exec-added long",
+    "exec-started long",
+    "exit long left 137",
+    "exit long long 137",
+    "delete long 137",
+];
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(|node| {
+        let ours = events::during(node, || lives(node, Runtime::Bindguard))?;
+        ensure!(ours == WANTED, "{ours:?}\n{WANTED:?}");
+        let stock = events::during(node, || lives(node, Runtime::Stock))?;
+        let no_delete = |events: Vec<String>| events.into_iter().filter(|event| !event.starts_with("delete"));
+        ensure!(no_delete(stock.clone()).eq(no_delete(ours)), "the stock shim: {stock:?}");
+        Ok(())
+    });
+}
+
+on_every_generation!(story);
+
+fn lives(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    let task = |words: &[&str]| run(ctr.command(&[&["task"], words].concat())).map(drop);
+    ctr.container("quick").runtime(runtime).runs(&["sh", "-c", "exit 7"]).start()?.success()?;
+    ctr.wait_for_status("quick", "STOPPED")?;
+    ctr.remove("quick")?;
+
+    ctr.container("long").runtime(runtime).start()?.success()?;
+    task(&["exec", "--exec-id", "short", "long", "sh", "-c", "exit 3"])?;
+    task(&["pause", "long"])?;
+    task(&["resume", "long"])?;
+    // it is still running when the init is killed, and its end is told first
+    task(&["exec", "--detach", "--exec-id", "left", "long", "sleep", "1000000"])?;
+    ctr.kill("long", "KILL")?;
+    ctr.wait_for_status("long", "STOPPED")?;
+    ctr.remove("long")
+}

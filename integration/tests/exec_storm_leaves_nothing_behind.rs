@@ -1,0 +1,70 @@
+//! Two hundred execs in one container: the shim has as many descriptors, threads, children and private memory as before.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::{Generation, Node, Setup};
+
+const WARM_UP: usize = 50;
+const EXECS: usize = 200;
+const AT_ONCE: usize = 8;
+
+#[test]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    node.ctr().container("busy").start()?.success()?;
+    let shim = node.shims()?.first().copied().context("find the shim")?;
+    execs(node, WARM_UP)?;
+    let before = Footprint::of(shim)?;
+    execs(node, EXECS)?;
+    let after = Footprint::of(shim)?;
+    eprintln!("before: {before:?}, after: {after:?}");
+    ensure!(after.fds <= before.fds && after.threads <= before.threads, "{before:?}, then {after:?}");
+    ensure!(after.children == before.children, "{before:?}, then {after:?}");
+    ensure!(after.private_kib * 10 <= before.private_kib * 11, "{before:?}, then {after:?}");
+    let bundle = format!("/run/containerd/io.containerd.runtime.v2.task/{}/busy", node.name());
+    let files: Vec<_> = fs::read_dir(&bundle)?.flatten().map(|entry| entry.file_name()).collect();
+    ensure!(!files.iter().any(|name| name.to_string_lossy().contains("exec")), "left in the bundle: {files:?}");
+    node.ctr().remove("busy")
+}
+
+fn execs(node: &Node, count: usize) -> Result<()> {
+    for batch in 0..count / AT_ONCE {
+        let one = |number: usize| -> Result<std::process::Child> {
+            let (id, code) = (format!("e-{count}-{batch}-{number}"), format!("exit {number}"));
+            let mut exec: Command = node.ctr().command(&["task", "exec", "--exec-id", &id, "busy", "sh", "-c", &code]);
+            exec.spawn().with_context(|| format!("start exec {id}"))
+        };
+        let running: Vec<_> = (0..AT_ONCE).map(one).collect::<Result<_>>()?;
+        for (number, mut exec) in running.into_iter().enumerate() {
+            let code = exec.wait()?.code();
+            ensure!(code == i32::try_from(number).ok(), "exec {number} ended with {code:?}");
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Footprint {
+    fds: usize,
+    threads: usize,
+    children: usize,
+    private_kib: u64,
+}
+
+impl Footprint {
+    fn of(pid: u32) -> Result<Self> {
+        let entries = |name: &str| -> Result<usize> { Ok(fs::read_dir(format!("/proc/{pid}/{name}"))?.count()) };
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+        let private =
+            rollup.lines().find_map(|line| line.strip_prefix("Private_Dirty:")).context("find Private_Dirty")?;
+        let private_kib = private.trim().trim_end_matches(" kB").parse().context("understand Private_Dirty")?;
+        let children = children.split_whitespace().count();
+        Ok(Self { fds: entries("fd")?, threads: entries("task")?, children, private_kib })
+    }
+}

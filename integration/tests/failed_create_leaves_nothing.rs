@@ -1,0 +1,54 @@
+//! A create that fails, for the program, the runtime or the spec: the words are those of the stock shim, and no process,
+//! mount, socket or state is left, so that the name can be used again.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, mounts, on_every_generation};
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(|node| {
+        let before = left(node)?;
+        for runtime in [Runtime::Stock, Runtime::Bindguard] {
+            fails(node, runtime, "OCI runtime create failed: ", &["/no/such/program"], &[])?;
+            fails(node, runtime, "OCI runtime create failed: ", &["true"], &["--cwd", "relative"])?;
+            let mount = Bind::new("/no/such/source", "/mnt");
+            let failed = node.ctr().container("fails").runtime(runtime).mount(mount).start()?;
+            ensure!(failed.failure()?.contains("OCI runtime create failed: "));
+            node.ctr().forget("fails")?;
+        }
+        let runc = node.programs().join("runc");
+        fs::rename(&runc, node.programs().join("runc-away")).context("take the runtime away")?;
+        fs::write(&runc, "#!/bin/sh\necho broken >&2; exit 3\n").context("put a broken runtime in its place")?;
+        std::process::Command::new("chmod").arg("755").arg(&runc).status()?;
+        fails(node, Runtime::Bindguard, "OCI runtime create failed: ", &["true"], &[])?;
+        fs::remove_file(&runc)?;
+        fs::rename(node.programs().join("runc-away"), &runc)?;
+        let after = left(node)?;
+        ensure!(before == after, "mounts, sockets, bundles, containers of runc, shims: {before:?}, then {after:?}");
+        ensure!(node.ctr().container("fails").runs(&["true"]).run()?.code() == 0);
+        Ok(())
+    });
+}
+
+on_every_generation!(story);
+
+fn fails(node: &Node, runtime: Runtime, words: &str, program: &[&str], flags: &[&str]) -> Result<()> {
+    let container = node.ctr();
+    let container = flags.iter().fold(container.container("fails"), |container, flag| container.argument(flag));
+    let error = container.runtime(runtime).runs(program).start()?.failure()?;
+    ensure!(error.contains(words), "{runtime:?}: {error:?} and not {words:?}");
+    node.ctr().forget("fails")
+}
+
+fn left(node: &Node) -> Result<[usize; 5]> {
+    let entries = |folder: String| fs::read_dir(folder).map_or(0, Iterator::count);
+    let name = node.name();
+    Ok([
+        mounts::table()?.len(),
+        entries("/run/containerd/s".to_owned()),
+        entries(format!("/run/containerd/io.containerd.runtime.v2.task/{name}")),
+        entries(format!("/run/containerd/runc/{name}")),
+        node.shims()?.len(),
+    ])
+}

@@ -1,0 +1,41 @@
+//! Fifty containers started at the same moment, in shims of their own and in one pod: all run, each exit has its own
+//! status, and afterwards nothing is left.
+
+use std::process::Child;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::{Generation, Node, Setup, mounts};
+
+const CONTAINERS: usize = 50;
+
+#[test]
+fn each_in_a_shim_of_its_own() {
+    Setup::on(Generation::V2_1).story(|node| storm(node, None));
+}
+
+#[test]
+fn in_one_pod() {
+    Setup::on(Generation::V1_7).story(|node| storm(node, Some("pod")));
+}
+
+fn storm(node: &Node, pod: Option<&str>) -> Result<()> {
+    let before = mounts::table()?.len();
+    let start = |number: usize| -> Result<Child> {
+        let (id, script) = (format!("c{number}"), format!("exit {}", number + 1));
+        let ctr = node.ctr();
+        let container = ctr.container(&id).runs(&["sh", "-c", &script]);
+        let container = match pod {
+            Some(pod) => container.annotation("io.containerd.runc.v2.group", pod),
+            None => container,
+        };
+        container.command(&["--rm"]).spawn().with_context(|| format!("start {id}"))
+    };
+    let running: Vec<Child> = (0..CONTAINERS).map(start).collect::<Result<_>>()?;
+    for (number, mut container) in running.into_iter().enumerate() {
+        let code = container.wait()?.code();
+        ensure!(code == i32::try_from(number + 1).ok(), "container {number} ended with {code:?}");
+    }
+    ensure!(mounts::table()?.len() == before, "{before} mounts before, {} after", mounts::table()?.len());
+    ensure!(node.shims()?.is_empty(), "{} shims after the end", node.shims()?.len());
+    Ok(())
+}

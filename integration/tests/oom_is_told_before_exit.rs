@@ -1,0 +1,25 @@
+//! The kernel kills in a container for want of memory: one TaskOOM, and it comes before the exit that it explains.
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::{Generation, Node, Setup, events, on_every_generation};
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(tell);
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node) -> Result<()> {
+    let ctr = node.ctr();
+    let seen = events::during(node, || {
+        let greedy = ctr.container("greedy").argument("--memory-limit").argument("16777216");
+        greedy.runs(&["tail", "/dev/zero"]).start()?.success()?;
+        ctr.wait_for_status("greedy", "STOPPED")?;
+        ctr.remove("greedy")
+    })?;
+    let at =
+        |word: &str| seen.iter().position(|event| event == word).with_context(|| format!("no {word:?} in {seen:?}"));
+    ensure!(at("oom greedy")? < at("exit greedy greedy 137")?, "{seen:?}");
+    ensure!(seen.iter().filter(|event| *event == "oom greedy").count() == 1, "told more than once: {seen:?}");
+    Ok(())
+}

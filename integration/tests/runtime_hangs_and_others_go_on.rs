@@ -1,0 +1,45 @@
+//! A runtime that hangs in one container's create: the other containers of the same shim live on, start, and end.
+//!
+//! No lock is held across a runtime's call, and the client that gives up is not kept waiting.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::gate::Gate;
+use bindguard_integration::process::run;
+use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+
+const GROUP: &str = "io.containerd.runc.v2.group";
+
+fn story(generation: Generation) {
+    Setup::on(generation).gated().story(tell);
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node) -> Result<()> {
+    let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
+    let in_pod = |id: &'static str| ctr.container(id).annotation(GROUP, "pod");
+    in_pod("first").start()?.success()?;
+    gate.close()?;
+    let mut hanging: Command = in_pod("hanging").command(&["--detach", "--null-io"]);
+    let mut hanging = hanging.stdin(Stdio::null()).spawn().context("run the container that hangs")?;
+    gate.wait_for_create()?;
+    ensure!(node.shims()?.len() == 1, "not one shim for the pod");
+
+    let begin = Instant::now();
+    ensure!(ctr.exec("first", &["sh", "-c", "exit 4"])?.code() == 4);
+    in_pod("second").start()?.success()?;
+    ensure!(ctr.exec("second", &["true"])?.code() == 0);
+    ctr.remove("second")?;
+    let taken = begin.elapsed();
+    ensure!(taken < Duration::from_secs(8), "the others needed {taken:?}");
+    let tasks = run(ctr.command(&["task", "ps", "first"]))?.success()?;
+    ensure!(tasks.lines().count() >= 2, "{tasks}");
+
+    gate.open()?;
+    ensure!(hanging.wait().context("wait for ctr")?.success(), "the create that hung has failed");
+    ensure!(ctr.exec("hanging", &["true"])?.code() == 0);
+    ["hanging", "first"].into_iter().try_for_each(|id| ctr.remove(id))
+}

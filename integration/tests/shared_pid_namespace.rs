@@ -1,0 +1,29 @@
+//! A pod whose containers share a pid namespace: when one container's init ends, the processes it leaves are ended, too,
+//! and the other container goes on. Without a namespace of its own the kernel would let them run.
+
+use anyhow::{Result, ensure};
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+
+fn story(generation: Generation) {
+    Setup::on(generation)
+        .story(|node| [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| tell(node, runtime)));
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("owner").runtime(runtime).start()?.success()?;
+    let namespace = format!("pid:/proc/{}/ns/pid", ctr.pid("owner")?);
+    let guest = ctr.container("guest").runtime(runtime).argument("--with-ns").argument(&namespace);
+    guest.runs(&["sh", "-c", "sleep 4321 & exec sleep 4322"]).start()?.success()?;
+    let processes = || ctr.exec("owner", &["ps"]).and_then(|ps| ps.success());
+    ensure!(processes()?.contains("sleep 4321"), "{runtime:?}: {}", processes()?);
+
+    ctr.kill("guest", "KILL")?;
+    ctr.wait_for_status("guest", "STOPPED")?;
+    ensure!(!processes()?.contains("sleep 432"), "{runtime:?}: left by the guest: {}", processes()?);
+    ctr.remove("guest")?;
+    ctr.wait_for_status("owner", "RUNNING")?;
+    ctr.remove("owner")
+}

@@ -1,0 +1,74 @@
+//! Real-time signals, `--all`, execs as another user in another directory, on a terminal, and every refusal: the words and
+//! the codes of the stock shim.
+
+use anyhow::{Result, ensure};
+use bindguard_integration::process::{run, run_on_a_terminal};
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+
+const TRAPS: &str = "trap 'echo real-time > /caught' 37; while :; do sleep 0.02; done";
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(|node| {
+        for runtime in [Runtime::Stock, Runtime::Bindguard] {
+            signals(node, runtime)?;
+            execs(node, runtime)?;
+            refusals(node, runtime)?;
+        }
+        Ok(())
+    });
+}
+
+on_every_generation!(story);
+
+fn signals(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("trap").runtime(runtime).runs(&["sh", "-c", TRAPS]).start()?.success()?;
+    let caught = (0..100).any(|_| {
+        // the trap may not be set yet
+        let _ = ctr.kill("trap", "37");
+        ctr.read("trap", "/caught").is_ok_and(|text| text == "real-time\n")
+    });
+    ensure!(caught, "{runtime:?}: the signal did not arrive");
+    run(ctr.command(&["task", "kill", "--all", "--signal", "KILL", "trap"]))?.success()?;
+    ctr.wait_for_status("trap", "STOPPED")?;
+    ctr.remove("trap")
+}
+
+fn execs(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    let exec = |flags: &[&str], words: &[&str]| ctr.command(&[&["task", "exec"], flags, &["host"], words].concat());
+    ctr.container("host").runtime(runtime).start()?.success()?;
+    let flags = ["--exec-id", "user", "--user", "1000:1001", "--cwd", "/tmp"];
+    let ended = run(exec(&flags, &["sh", "-c", "id -u; id -g; readlink /proc/self/cwd || ls -d $PWD"]))?.success()?;
+    ensure!(ended == "1000\n1001\n/tmp\n", "{runtime:?}: {ended:?}");
+    let ended = run_on_a_terminal(&exec(&["--exec-id", "pty", "--tty"], &["sh", "-c", "tty; exit 9"]))?;
+    ensure!(ended.code() == 9 && ended.stdout.contains("/dev/pts/"), "{runtime:?}: {ended:?}");
+    ctr.remove("host")
+}
+
+fn refusals(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    let fails = |words: &[&str], text: &str| -> Result<()> {
+        let error = run(ctr.command(&[&["task"], words].concat()))?.failure()?;
+        ensure!(error.contains(text), "{runtime:?}: {words:?}: {error:?} and not {text:?}");
+        Ok(())
+    };
+    ctr.container("no").runtime(runtime).start()?.success()?;
+    run(ctr.command(&["task", "exec", "--detach", "--exec-id", "e", "no", "sleep", "1000000"]))?.success()?;
+    fails(&["exec", "--exec-id", "e", "no", "true"], "id e: already exists")?;
+    fails(
+        &["exec", "--exec-id", "f", "no", "/no/such/program"],
+        "OCI runtime exec failed: exec failed: unable to start",
+    )?;
+    fails(&["exec", "--exec-id", "g", "--cwd", "/no", "no", "true"], "OCI runtime exec failed: ")?;
+    fails(&["resume", "no"], "cannot resume a")?;
+    fails(&["kill", "--exec-id", "unknown", "no"], "process does not exist unknown: not found")?;
+    run(ctr.command(&["task", "kill", "--exec-id", "e", "--signal", "KILL", "no"]))?.success()?;
+    run(ctr.command(&["task", "delete", "--exec-id", "e", "no"]))?;
+    run(ctr.command(&["task", "exec", "--exec-id", "e", "no", "true"]))?.success()?;
+    ctr.kill("no", "KILL")?;
+    ctr.wait_for_status("no", "STOPPED")?;
+    fails(&["kill", "no"], "process already finished: not found")?;
+    fails(&["exec", "--exec-id", "h", "no", "true"], "cannot exec in a")?;
+    ctr.remove("no")
+}

@@ -1,0 +1,152 @@
+//! Calls for root filesystems: id-mapped mounts, and loop devices.
+
+use std::{
+    fs::File,
+    io,
+    mem::size_of,
+    os::fd::{AsFd, AsRawFd, RawFd},
+};
+
+use nix::{
+    libc,
+    sched::{CloneFlags, clone},
+    unistd::Pid,
+};
+
+/// Forks a child that does nothing but be the only member of a new user namespace, until it is killed.
+pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
+    let mut stack = [0; 16 * 1024];
+    let idle = Box::new(|| {
+        // SAFETY: prctl(2) is given a number. The child goes with the thread that forked it, should the shim be killed now.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        loop {
+            // SAFETY: pause(2) takes nothing and changes nothing.
+            unsafe { libc::pause() };
+        }
+    });
+    // SAFETY: without CLONE_VM this is a fork: the child has copies of the stack and of everything else, so it cannot harm
+    // the parent. It makes two system calls that a child of a process with threads may make, and never returns.
+    Ok(unsafe { clone(idle, &mut stack, CloneFlags::CLONE_NEWUSER, Some(libc::SIGCHLD)) }?)
+}
+
+/// Maps the ids of a detached mount and of those below it as a user namespace does, makes them private, and read-only
+/// where that is wanted. See mount_setattr(2).
+pub(crate) fn map_ids(tree: impl AsFd, namespace: impl AsFd, read_only: bool) -> io::Result<()> {
+    let userns_fd = u64::try_from(namespace.as_fd().as_raw_fd()).map_err(io::Error::other)?;
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP | if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 },
+        attr_clr: 0,
+        propagation: libc::MS_PRIVATE,
+        userns_fd,
+    };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
+    // SAFETY: the call reads a descriptor that outlives it, an empty C string, and a struct of the size that is given.
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+// linux/loop.h
+const LOOP_SET_FD: libc::Ioctl = 0x4C00;
+const LOOP_CLR_FD: libc::Ioctl = 0x4C01;
+const LOOP_SET_STATUS64: libc::Ioctl = 0x4C04;
+const LOOP_SET_DIRECT_IO: libc::Ioctl = 0x4C08;
+const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
+const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// `struct loop_info64`.
+#[repr(C)]
+#[derive(Default)]
+struct LoopInfo {
+    places: [u64; 5],
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    names: [[u64; 8]; 2],
+    encrypt_key: [u64; 4],
+    init: [u64; 2],
+}
+
+/// `struct loop_config`.
+#[repr(C)]
+#[derive(Default)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+/// How a file is to be attached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LoopMode {
+    /// Nothing may be written.
+    pub(crate) read_only: bool,
+    /// Past the page cache.
+    pub(crate) direct_io: bool,
+}
+
+/// The number of a loop device that is free at the moment; `control` is /dev/loop-control.
+pub(crate) fn free_loop_device(control: &File) -> io::Result<u32> {
+    let number = ioctl(control, LOOP_CTL_GET_FREE, 0)?;
+    u32::try_from(number).map_err(io::Error::other)
+}
+
+/// Attaches a file to a loop device, which lets go of it with its last user. EBUSY: somebody else was first.
+pub(crate) fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
+    let direct_io = if mode.direct_io { LO_FLAGS_DIRECT_IO } else { 0 };
+    let read_only = if mode.read_only { LO_FLAGS_READ_ONLY } else { 0 };
+    let flags = LO_FLAGS_AUTOCLEAR | read_only | direct_io;
+    let fd = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
+    let config = LoopConfig { fd, info: LoopInfo { flags, ..LoopInfo::default() }, ..LoopConfig::default() };
+    match ioctl(device, LOOP_CONFIGURE, (&raw const config).addr()) {
+        // Before Linux 5.8.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {
+            attach_in_steps(device, file.as_raw_fd(), flags)
+        }
+        result => result.map(drop),
+    }
+}
+
+fn attach_in_steps(device: &File, file: RawFd, flags: u32) -> io::Result<()> {
+    ioctl(device, LOOP_SET_FD, usize::try_from(file).map_err(io::Error::other)?)?;
+    let info = LoopInfo { flags, ..LoopInfo::default() };
+    let set = || {
+        ioctl(device, LOOP_SET_STATUS64, (&raw const info).addr())?;
+        if flags & LO_FLAGS_DIRECT_IO != 0 {
+            ioctl(device, LOOP_SET_DIRECT_IO, 1)?;
+        }
+        Ok(())
+    };
+    set().inspect_err(|_| drop(ioctl(device, LOOP_CLR_FD, 0)))
+}
+
+fn ioctl(device: &File, request: libc::Ioctl, argument: usize) -> io::Result<i32> {
+    // SAFETY: private to this file, and called with a number, or with the address of a struct of the kernel's layout that
+    // outlives the call and that none of these requests writes to.
+    let answer = unsafe { libc::ioctl(device.as_raw_fd(), request, argument) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_structs_have_the_kernels_sizes() {
+        assert_eq!(size_of::<LoopInfo>(), 232);
+        assert_eq!(size_of::<LoopConfig>(), 304);
+    }
+}

@@ -1,0 +1,150 @@
+//! Id-mapped mounts: `uidmap=0:100000:65536` and `gidmap=…`, as containerd sends them for containers in a user namespace.
+//!
+//! ```text
+//!   child in a new user namespace ── /proc/PID/uid_map, gid_map ── /proc/PID/ns/user ──► fd, the child is killed
+//!   open_tree(CLONE) ── mount_setattr(IDMAP, fd) ── move_mount
+//! ```
+//! The kernel takes a mapping only in the form of a user namespace, and a mount only while it is attached nowhere, so a clone
+//! is mapped and put in place. An overlay cannot be mapped itself; its lower directories are: their common parent is cloned,
+//! mapped and mounted beside the root filesystem for as long as it takes to mount the overlay, which keeps what it needs.
+//! See mount_setattr(2), "ID-mapped mounts", and user_namespaces(7).
+
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    mount::{MntFlags, umount2},
+    sys::{
+        signal::{Signal, kill},
+        wait::waitpid,
+    },
+    unistd::Pid,
+};
+use rustix::{
+    fs::CWD,
+    mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree},
+};
+
+use super::overlay::common_parent;
+use crate::kernel::{child_in_user_namespace, map_ids};
+
+/// A mapping, in the one form that the kernel takes.
+#[derive(Debug)]
+pub(super) struct IdMap {
+    namespace: File,
+}
+
+impl IdMap {
+    /// From the options' values: `container:host:size`, more of them after commas.
+    pub(super) fn new(users: &str, groups: &str) -> io::Result<Self> {
+        let [users, groups] = [lines(users)?, lines(groups)?];
+        let child = Child(child_in_user_namespace()?);
+        fs::write(child.file("uid_map"), users)?;
+        fs::write(child.file("gid_map"), groups)?;
+        Ok(Self { namespace: File::open(child.file("ns/user"))? })
+    }
+
+    /// Maps what is mounted on `target`. Nobody else may use the mount yet: it is replaced by its clone.
+    pub(super) fn apply(&self, target: &Path) -> io::Result<()> {
+        let mapped = self.clone_of(target, false)?;
+        umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;
+        attach(&mapped, target)
+    }
+
+    /// Names the lower directories by a mapped mount at `place`, to be dropped when the overlay is mounted.
+    pub(super) fn layers(&self, words: &[String], place: PathBuf) -> io::Result<(MappedLayers, Vec<String>)> {
+        let unusable = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let lower = words.iter().find_map(|word| word.strip_prefix("lowerdir="));
+        let lower: Vec<&Path> =
+            lower.ok_or_else(|| unusable("no lowerdir to map"))?.split(':').map(Path::new).collect();
+        let parent = common_parent(&lower).ok_or_else(|| unusable("the lower directories have no common parent"))?;
+        let mapped = self.clone_of(&parent, true)?;
+        fs::create_dir(&place)?;
+        let layers = MappedLayers { place };
+        attach(&mapped, &layers.place)?;
+        let names: Vec<String> =
+            lower.iter().filter_map(|path| path.strip_prefix(&parent).ok()).map(|path| layers.name(path)).collect();
+        let lower = format!("lowerdir={}", names.join(":"));
+        let replace = |word: &String| if word.starts_with("lowerdir=") { lower.clone() } else { word.clone() };
+        Ok((layers, words.iter().map(replace).collect()))
+    }
+
+    fn clone_of(&self, path: &Path, read_only: bool) -> io::Result<OwnedFd> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+        let clone = open_tree(CWD, path, flags)?;
+        map_ids(clone.as_fd(), self.namespace.as_fd(), read_only)?;
+        Ok(clone)
+    }
+}
+
+/// The mapped parent of an overlay's lower directories; gone when dropped.
+#[derive(Debug)]
+pub(super) struct MappedLayers {
+    place: PathBuf,
+}
+
+impl MappedLayers {
+    fn name(&self, layer: &Path) -> String {
+        self.place.join(layer).display().to_string()
+    }
+}
+
+impl Drop for MappedLayers {
+    fn drop(&mut self) {
+        // Not mounted any more, or never; without the directory there is nothing to remove either.
+        let _ = umount2(&self.place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        if let Err(error) = fs::remove_dir(&self.place) {
+            tracing::warn!(path = %self.place.display(), %error, "cannot remove the place of an overlay's mapped layers");
+        }
+    }
+}
+
+fn attach(tree: &OwnedFd, target: &Path) -> io::Result<()> {
+    Ok(move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// `container host size`, as /proc/PID/uid_map takes it.
+fn lines(mapping: &str) -> io::Result<String> {
+    let line = |range: &str| {
+        let numbers: Vec<u32> = range.split(':').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+        let [inside, outside, size] = numbers[..] else { return None };
+        Some(format!("{inside} {outside} {size}\n"))
+    };
+    mapping.split(',').map(line).collect::<Option<String>>().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{mapping:?} is no mapping of ids (container:host:size)"))
+    })
+}
+
+/// The child that a user namespace needs to come into being.
+struct Child(Pid);
+
+impl Child {
+    fn file(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{name}", self.0))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGKILL);
+        // ECHILD: the reaper of orphans was faster.
+        let _ = waitpid(self.0, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_read_or_refused() {
+        assert_eq!(lines("0:1000:1,1:100000:65535").unwrap(), "0 1000 1\n1 100000 65535\n");
+        for wrong in ["", "0:1", "0:1:2:3", "a:b:c", "0:-1:1"] {
+            assert!(lines(wrong).is_err(), "{wrong}");
+        }
+    }
+}

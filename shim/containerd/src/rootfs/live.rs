@@ -1,0 +1,177 @@
+//! This folder's tests on the real kernel, each in a mount namespace of its own thread; skipped aloud without the right to
+//! mount.
+
+use std::{
+    fs::{self, create_dir},
+    io::{self, Write},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+};
+
+use containerd_shim_protos::types::mount::Mount;
+use nix::{
+    mount::MsFlags,
+    sched::{CloneFlags, unshare},
+};
+
+use super::{RootfsError, call, mount_all, unmount_all};
+
+/// The folder has an empty `rootfs` and lies on the machine's own disk: not every filesystem can be id-mapped.
+fn in_namespace(tell: impl FnOnce(&Path) + Send + 'static) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
+    create_dir(path.join("rootfs")).unwrap();
+    let told = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        call(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;
+        tell(&path);
+        io::Result::Ok(())
+    });
+    if let Err(error) = told.join().unwrap() {
+        skipped(&format!("no mount namespace: {error}"));
+    }
+}
+
+/// Past the test runner's capture of `eprintln!`.
+fn skipped(why: &str) {
+    let name = thread::current().name().unwrap_or("a test of root filesystems").to_owned();
+    let _ = writeln!(io::stderr(), "SKIPPED {name}: {why}");
+}
+
+fn mount(kind: &str, source: &Path, target: &str, options: &str) -> Mount {
+    Mount {
+        type_: kind.to_owned(),
+        source: source.display().to_string(),
+        target: target.to_owned(),
+        options: options.split(',').map(str::to_owned).collect(),
+        ..Default::default()
+    }
+}
+
+fn make(path: PathBuf) -> PathBuf {
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn mounts_below(path: &Path) -> usize {
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let path = path.display().to_string();
+    table.lines().filter(|line| line.split(' ').nth(4).is_some_and(|place| place.starts_with(&path))).count()
+}
+
+fn owner(path: &Path) -> (u32, u32) {
+    let meta = fs::metadata(path).unwrap();
+    (meta.uid(), meta.gid())
+}
+
+/// False, said aloud, where this kernel or this filesystem has no id-mapped mounts.
+fn can_map_ids(result: Result<(), RootfsError>) -> bool {
+    match result {
+        Err(RootfsError::Mount { step: "map the ids of" | "mount", source, .. })
+            if matches!(source.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) =>
+        {
+            skipped(&format!("no id-mapped mounts: {source}"));
+            false
+        }
+        result => {
+            result.unwrap();
+            true
+        }
+    }
+}
+
+const MAP: &str = "uidmap=0:100000:65536,gidmap=0:200000:65536";
+
+#[test]
+fn a_bind_with_other_ids() {
+    in_namespace(|dir| {
+        let (source, rootfs) = (make(dir.join("source")), dir.join("rootfs"));
+        fs::write(source.join("file"), "").unwrap();
+        if can_map_ids(mount_all(&[mount("bind", &source, "", &format!("rbind,ro,{MAP}"))], &rootfs)) {
+            assert_eq!(owner(&rootfs.join("file")), (100_000, 200_000));
+            assert!(fs::write(rootfs.join("new"), "").is_err(), "it was to be read-only");
+            assert_eq!(mounts_below(&rootfs), 1);
+            unmount_all(&rootfs).unwrap();
+        }
+        assert_eq!(mounts_below(dir), 0);
+    });
+}
+
+#[test]
+fn an_overlay_with_other_ids() {
+    in_namespace(|dir| {
+        let rootfs = dir.join("rootfs");
+        let [upper, work, low, high] = ["upper", "work", "s/1/fs", "s/2/fs"].map(|name| make(dir.join(name)));
+        fs::write(low.join("low"), "").unwrap();
+        fs::write(high.join("high"), "").unwrap();
+        let options = format!(
+            "{MAP},workdir={},upperdir={},lowerdir={}:{}",
+            work.display(),
+            upper.display(),
+            high.display(),
+            low.display()
+        );
+        if can_map_ids(mount_all(&[mount("overlay", Path::new("overlay"), "", &options)], &rootfs)) {
+            assert_eq!(owner(&rootfs.join("low")), (100_000, 200_000));
+            assert_eq!(owner(&rootfs.join("high")), (100_000, 200_000));
+            unmount_all(&rootfs).unwrap();
+        }
+        assert_eq!(mounts_below(dir), 0, "the mapped layers stay mounted");
+        assert!(fs::metadata(dir.join(super::MAPPED_LAYERS)).is_err());
+    });
+}
+
+#[test]
+fn a_file_by_way_of_a_loop_device() {
+    in_namespace(|dir| {
+        let (image, rootfs) = (dir.join("image"), dir.join("rootfs"));
+        fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+        let made = Command::new("/sbin/mkfs.ext4").args(["-q", "-F"]).arg(&image).status();
+        if !made.is_ok_and(|status| status.success()) || fs::metadata("/dev/loop-control").is_err() {
+            return skipped("no mkfs.ext4, or no loop devices");
+        }
+        mount_all(&[mount("ext4", &image, "", "loop,ro")], &rootfs).unwrap();
+        assert!(fs::metadata(rootfs.join("lost+found")).unwrap().is_dir());
+        let devices = || attached_to(&image);
+        assert_eq!(devices(), 1);
+        unmount_all(&rootfs).unwrap();
+        // The device lets go when the last user has gone, which may be a moment later.
+        let gone = (0..100).any(|_| {
+            thread::sleep(std::time::Duration::from_millis(10));
+            devices() == 0
+        });
+        assert!(gone, "the loop device stays");
+    });
+}
+
+fn attached_to(file: &Path) -> usize {
+    let devices = fs::read_dir("/sys/block").unwrap().flatten();
+    let backing = devices.filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok());
+    backing.filter(|name| name.trim() == file.display().to_string()).count()
+}
+
+#[test]
+fn a_mount_below_another() {
+    in_namespace(|dir| {
+        let (base, data, rootfs) = (make(dir.join("base")), make(dir.join("data")), dir.join("rootfs"));
+        create_dir(base.join("volume")).unwrap();
+        fs::write(data.join("file"), "").unwrap();
+        mount_all(&[mount("bind", &base, "", "rbind"), mount("bind", &data, "/volume", "rbind")], &rootfs).unwrap();
+        assert!(fs::metadata(rootfs.join("volume/file")).unwrap().is_file());
+        unmount_all(&rootfs).unwrap();
+        assert_eq!(mounts_below(dir), 0);
+    });
+}
+
+#[test]
+fn nothing_stays_of_mounts_that_fail() {
+    in_namespace(|dir| {
+        let (base, rootfs) = (make(dir.join("base")), dir.join("rootfs"));
+        let wrong = mount("bind", &dir.join("missing"), "", "rbind");
+        let error = mount_all(&[mount("bind", &base, "", "rbind"), wrong], &rootfs).unwrap_err();
+        assert!(error.to_string().starts_with("failed to mount rootfs component: mount bind "), "{error}");
+        assert_eq!(mounts_below(dir), 0);
+    });
+}

@@ -1,0 +1,50 @@
+//! The `loop` option: a file with a filesystem in it becomes a block device for as long as it is mounted.
+//!
+//! The kernel names a device that is free, but does not keep it free: whoever attaches first has it, so EBUSY means to ask
+//! again. The device lets go of the file by itself when its last user has gone (LO_FLAGS_AUTOCLEAR), and the open descriptor
+//! is a user: it is held until the filesystem is mounted.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use crate::kernel::{LoopMode, attach_loop_device, free_loop_device};
+
+const CONTROL: &str = "/dev/loop-control";
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// An attached device.
+#[derive(Debug)]
+pub(super) struct LoopDevice {
+    /// To be mounted.
+    pub(super) path: PathBuf,
+    _until_it_is_mounted: File,
+}
+
+impl LoopDevice {
+    /// Attaches a file.
+    pub(super) fn attach(file: &Path, mode: LoopMode) -> io::Result<Self> {
+        let control = open(Path::new(CONTROL), true)?;
+        let file = open(file, !mode.read_only)?;
+        for _ in 0..TRIES {
+            let path = PathBuf::from(format!("/dev/loop{}", free_loop_device(&control)?));
+            let device = open(&path, !mode.read_only)?;
+            match attach_loop_device(&device, &file, mode) {
+                Ok(()) => return Ok(Self { path, _until_it_is_mounted: device }),
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(PAUSE),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, "others were faster with every free loop device"))
+    }
+}
+
+fn open(path: &Path, writable: bool) -> io::Result<File> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("open {}: {error}", path.display()));
+    OpenOptions::new().read(true).write(writable).open(path).map_err(named)
+}

@@ -1,0 +1,45 @@
+//! Where below the root filesystem a mount's `target` is.
+//!
+//! What is mounted there already is the image's, and an image may hold a symlink `/data -> /etc`. The kernel resolves the
+//! target as if the root filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link leads out of it.
+
+use std::{
+    fs::{File, read_link},
+    io,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+
+/// The path to mount on. It has to exist, as it has to for mount(2).
+pub(super) fn beneath(rootfs: &Path, target: &str) -> io::Result<PathBuf> {
+    if target.trim_matches('/').is_empty() {
+        return Ok(rootfs.to_owned());
+    }
+    let root = File::open(rootfs)?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let place = openat2(&root, target, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
+    read_link(format!("/proc/self/fd/{}", place.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::create_dir, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_link_in_the_image_leads_nowhere_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let rootfs = dir.path().join("rootfs");
+        create_dir(&rootfs).unwrap();
+        create_dir(rootfs.join("etc")).unwrap();
+        symlink("/etc", rootfs.join("data")).unwrap();
+        symlink("../../..", rootfs.join("up")).unwrap();
+        assert_eq!(beneath(&rootfs, "/data").unwrap(), rootfs.join("etc"));
+        assert_eq!(beneath(&rootfs, "up/etc").unwrap(), rootfs.join("etc"));
+        assert_eq!(beneath(&rootfs, "/").unwrap(), rootfs);
+        assert!(beneath(&rootfs, "missing").is_err());
+    }
+}

@@ -1,0 +1,108 @@
+//! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and make it from there again.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use super::{
+    Runtime,
+    invoke::{Call, Ends, RuntimeError},
+};
+use crate::io::Wiring;
+
+/// What `checkpoint` needs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct CheckpointCall {
+    /// Where the images go.
+    pub(crate) images: PathBuf,
+    /// Where criu works and logs.
+    pub(crate) work: PathBuf,
+    /// Whether the container ends with it.
+    pub(crate) exit: bool,
+    /// Connections of the container may be open.
+    pub(crate) open_tcp: bool,
+    /// Unix sockets may be connected to the outside.
+    pub(crate) external_unix_sockets: bool,
+    /// It may have a terminal.
+    pub(crate) terminal: bool,
+    /// It may hold locks on files.
+    pub(crate) file_locks: bool,
+    /// Kinds of namespaces that are to be made anew instead of written.
+    pub(crate) empty_namespaces: Vec<String>,
+}
+
+/// What `restore` needs.
+pub(crate) struct RestoreCall<'a> {
+    /// Where the images are.
+    pub(crate) images: &'a str,
+    /// The images these build upon; empty where they stand alone.
+    pub(crate) parent: &'a str,
+    /// Where criu works and logs.
+    pub(crate) work: PathBuf,
+    /// chroot instead of pivot_root.
+    pub(crate) no_pivot_root: bool,
+    /// The process's streams.
+    pub(crate) wiring: &'a Wiring,
+}
+
+impl CheckpointCall {
+    fn args(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = vec!["--image-path".into(), self.images.clone().into()];
+        args.extend(["--work-path".into(), self.work.clone().into()]);
+        let flags = [
+            (self.open_tcp, "--tcp-established"),
+            (self.external_unix_sockets, "--ext-unix-sk"),
+            (self.terminal, "--shell-job"),
+            (self.file_locks, "--file-locks"),
+            (!self.exit, "--leave-running"),
+        ];
+        args.extend(flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag.into()));
+        args.extend(self.empty_namespaces.iter().flat_map(|kind| ["--empty-ns".into(), kind.into()]));
+        args
+    }
+}
+
+impl Runtime {
+    /// Writes a running or paused container.
+    pub(crate) async fn checkpoint(&self, id: &str, call: &CheckpointCall) -> Result<(), RuntimeError> {
+        self.run("checkpoint", call.args().into_iter().chain([id.into()])).await.map(drop)
+    }
+
+    /// Makes a container from what was written; it runs at once.
+    pub(crate) async fn restore(&self, id: &str, call: &RestoreCall<'_>) -> Result<(), RuntimeError> {
+        let mut args: Vec<OsString> = vec!["--image-path".into(), call.images.into()];
+        args.extend(["--work-path".into(), call.work.clone().into()]);
+        if !call.parent.is_empty() {
+            args.extend(["--parent-path".into(), call.parent.into()]);
+        }
+        args.extend(["--detach".into(), "--pid-file".into(), self.bundle.init_pid_file().into()]);
+        if let Some(socket) = call.wiring.console_socket() {
+            args.extend(["--console-socket".into(), socket.into()]);
+        }
+        args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
+        // The shim is the subreaper: what is restored becomes its child.
+        args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
+        let restore = Call::new(self, self.resolve_binary()?.into(), "restore", args);
+        restore.run(Ends::Process(call.wiring)).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_has_its_flag() {
+        let call = CheckpointCall { images: "/i".into(), work: "/w".into(), ..CheckpointCall::default() };
+        assert_eq!(call.args(), ["--image-path", "/i", "--work-path", "/w", "--leave-running"]);
+        let all = CheckpointCall {
+            exit: true,
+            open_tcp: true,
+            external_unix_sockets: true,
+            terminal: true,
+            file_locks: true,
+            empty_namespaces: vec!["network".into()],
+            ..call
+        };
+        let flags = ["--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks", "--empty-ns", "network"];
+        assert_eq!(all.args()[4..], flags);
+    }
+}

@@ -1,0 +1,169 @@
+//! `Checkpoint`, and the `Start` of a container that is made from one.
+//!
+//! A restored container has no time between its creation and its start: criu makes it running. So `Create` only opens its
+//! streams, answers with pid 0 and keeps what is needed; `Start` lets the runtime restore it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, MutexGuard, PoisonError},
+};
+
+use containerd_shim_protos::{
+    api::{CheckpointTaskRequest, CreateTaskRequest},
+    shim::oci::CheckpointOptions,
+};
+use protobuf::{Message, well_known_types::any::Any};
+
+use super::{Task, TaskError};
+use crate::{
+    bundle::Bundle,
+    exits::Watched,
+    io::Wiring,
+    options::{Options, OptionsError},
+    runtime::{CheckpointCall, RestoreCall},
+};
+
+const OPTIONS_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
+/// What clients of containerd 1.x send with a foreign runtime type. Its fields are the same, but for two that are swapped.
+const FIRST_OPTIONS_TYPE: &str = "containerd.linux.runc.CheckpointOptions";
+/// Where criu's log can be found when its own directory has gone.
+const DUMP_LOG: &str = "criu-dump.log";
+
+/// What is kept from the `Create` to the `Start` of a container that is to be restored.
+pub(super) struct Restoration {
+    images: String,
+    parent: String,
+    no_pivot_root: bool,
+    wiring: Wiring,
+}
+
+impl std::fmt::Debug for Restoration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Restoration").field("images", &self.images).finish_non_exhaustive()
+    }
+}
+
+impl Task {
+    /// Writes the container into a directory, by way of criu.
+    pub(crate) async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
+        let options = decode(request.options.as_ref())?;
+        let _turn = self.turn.lock().await;
+        self.init.state().admits_checkpoint()?;
+        // A directory that the client names stays for the client to look at.
+        let own = options.work_path.is_empty().then(|| self.bundle.work().join("criu-work"));
+        let call = CheckpointCall {
+            images: request.path.into(),
+            work: own.clone().unwrap_or_else(|| options.work_path.into()),
+            exit: options.exit,
+            open_tcp: options.open_tcp,
+            external_unix_sockets: options.external_unix_sockets,
+            terminal: options.terminal,
+            file_locks: options.file_locks,
+            empty_namespaces: options.empty_namespaces,
+        };
+        let done = self.runtime.checkpoint(&self.id, &call).await.map_err(|source| {
+            let log = self.keep_log(&call.work);
+            TaskError::Checkpoint { source, log }
+        });
+        if let Some(own) = own {
+            let _ = fs::remove_dir_all(own);
+        }
+        done
+    }
+
+    fn keep_log(&self, work: &Path) -> PathBuf {
+        let kept = self.bundle.path().join(DUMP_LOG);
+        if let Err(error) = fs::copy(work.join("dump.log"), &kept) {
+            tracing::debug!(id = self.id, %error, "criu left no log");
+        }
+        kept
+    }
+
+    /// Readies what will be restored by the start.
+    pub(super) async fn ready_restoration(
+        &self,
+        request: &CreateTaskRequest,
+        options: &Options,
+    ) -> Result<(), TaskError> {
+        let restoration = Restoration {
+            images: request.checkpoint.clone(),
+            parent: request.parent_checkpoint.clone(),
+            no_pivot_root: options.no_pivot_root,
+            wiring: Wiring::open(self.init.streams(), self.owner, self.author(&self.id)).await?,
+        };
+        *self.restoration() = Some(restoration);
+        Ok(())
+    }
+
+    /// Restores the init; the caller has its turn.
+    pub(super) async fn restore(&self, from: Restoration) -> Result<Arc<Watched>, TaskError> {
+        let options = self.bundle.read_options()?;
+        let work = match options.criu_work_path.as_str() {
+            "" => self.bundle.work(),
+            path => path.into(),
+        };
+        // Until the pid is known, an init that is dead already must not be taken for an orphan.
+        let _hold = self.around.exits.hold();
+        let call = RestoreCall {
+            images: &from.images,
+            parent: &from.parent,
+            work,
+            no_pivot_root: from.no_pivot_root,
+            wiring: &from.wiring,
+        };
+        if let Err(source) = self.runtime.restore(&self.id, &call).await {
+            // What was restored half is of no use; the start may be tried again.
+            self.runtime.clear_away(&self.id).await;
+            *self.restoration() = Some(from);
+            return Err(TaskError::runtime("restore")(source));
+        }
+        let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
+        let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
+        self.init.born(Arc::clone(&watched), from.wiring.attach()?);
+        Ok(watched)
+    }
+
+    pub(super) fn restoration(&self) -> MutexGuard<'_, Option<Restoration>> {
+        self.restoration.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
+    let Some(any) = any.filter(|any| !any.type_url.is_empty()) else { return Ok(CheckpointOptions::default()) };
+    let parse = |kind| {
+        let malformed = |source| OptionsError::Malformed { kind, source };
+        CheckpointOptions::parse_from_bytes(&any.value).map_err(malformed)
+    };
+    match any.type_url.rsplit('/').next().unwrap_or_default() {
+        OPTIONS_TYPE => Ok(parse(OPTIONS_TYPE)?),
+        FIRST_OPTIONS_TYPE => {
+            let mut options = parse(FIRST_OPTIONS_TYPE)?;
+            std::mem::swap(&mut options.work_path, &mut options.image_path);
+            Ok(options)
+        }
+        _ => Err(OptionsError::UnknownType(any.type_url.clone()).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_by_their_type() {
+        let any = |type_url: &str, value: &[u8]| Any {
+            type_url: type_url.to_owned(),
+            value: value.to_owned(),
+            ..Default::default()
+        };
+        // exit, and fields 8 and 9
+        let bytes = b"\x08\x01\x42\x01e\x4a\x01n";
+        let options = decode(Some(&any(OPTIONS_TYPE, bytes))).unwrap();
+        assert_eq!((options.exit, options.image_path.as_str(), options.work_path.as_str()), (true, "e", "n"));
+        let first = decode(Some(&any(FIRST_OPTIONS_TYPE, bytes))).unwrap();
+        assert_eq!((first.exit, first.work_path.as_str(), first.image_path.as_str()), (true, "e", "n"));
+        assert_eq!(decode(None).unwrap(), CheckpointOptions::default());
+        assert!(decode(Some(&any("containerd.runc.v1.Options", bytes))).is_err());
+    }
+}
