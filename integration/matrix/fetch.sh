@@ -2,7 +2,7 @@
 # Lays three generations of containerd, with their shim, runc and crun, beside each other. Installs nothing.
 #   fetch.sh [DIR]        DIR is target/matrix of the repository when not given
 # Result: DIR/v/SUITE/bin/{containerd,ctr,containerd-shim-runc-v2,runc,crun} for the Debian suites below, each of which
-# runs as it is. Quick when they are there already. A run that was broken off, and a DIR that was moved (its path is
+# runs as it is; the newest has criu, too: an older one does not know newer kernels. Quick when they are there already. A run that was broken off, and a DIR that was moved (its path is
 # baked into some of the programs), are noticed, and everything is laid out anew.
 #
 # Needs apt, dpkg-deb and patchelf (see setup.sh).
@@ -11,6 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
 suites='bookworm trixie sid'
 programs='containerd ctr containerd-shim-runc-v2 runc crun'
+newest=sid
 
 mkdir -p "${1:-$here/../../target/matrix}"
 dir=$(cd "${1:-$here/../../target/matrix}" && pwd -P)
@@ -26,14 +27,19 @@ mkdir -p "$dir/work"
 command -v patchelf >/dev/null || { echo "fetch.sh: patchelf is missing: run $here/setup.sh" >&2; exit 1; }
 apt_dir=$dir/work
 
+# criu only where it is of use
+with_criu() {
+  if [ "$1" = "$newest" ]; then echo criu; fi
+}
+
 download() {
-  suite=$1; packages=$dir/work/$suite/deb
+  suite=$1; packages=$dir/work/$suite/deb; more=$(with_criu "$suite")
   suite_lists "$suite"
   libraries=$(suite_apt "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
-    --no-replaces --no-enhances runc crun | grep '^lib' | sort -u)
+    --no-replaces --no-enhances runc crun $more | grep '^lib' | sort -u)
   mkdir -p "$packages" "$dir/x/$suite"
   # shellcheck disable=SC2086
-  (cd "$packages" && suite_apt "$suite" apt-get -qq download containerd runc crun $libraries)
+  (cd "$packages" && suite_apt "$suite" apt-get -qq download containerd runc crun $more $libraries)
   for package in "$packages"/*.deb; do dpkg-deb -x "$package" "$dir/x/$suite"; done
 }
 
@@ -45,7 +51,7 @@ lay_out() {
   loader=$(find "$x" -name 'ld-linux*.so.*' | head -n 1)
   libraries=$(find "$x" -name 'libc.so.6' -exec dirname {} \; | head -n 1)
   libraries=$libraries:$x/usr/lib/${libraries##*/}
-  for program in $programs; do
+  for program in $programs $(with_criu "$suite"); do
     source=$(find "$x/usr/bin" "$x/usr/sbin" -name "$program" | head -n 1)
     [ -n "$source" ] || { echo "fetch.sh: no $program in $suite" >&2; exit 1; }
     if ldd "$source" 2>&1 | grep -q 'not found'; then

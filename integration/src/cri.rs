@@ -14,11 +14,12 @@ use hyper_util::rt::TokioIo;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus, ContainerStatusRequest,
-    CreateContainerRequest, ExecSyncRequest, ImageSpec, ImageStatusRequest, LinuxPodSandboxConfig,
-    LinuxSandboxSecurityContext, Mount, MountPropagation, NamespaceMode, NamespaceOption, PodSandboxConfig,
-    PodSandboxMetadata, RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest,
-    StopContainerRequest, StopPodSandboxRequest, VersionRequest,
+    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatsRequest, ContainerStatus, ContainerStatusRequest,
+    CreateContainerRequest, ExecSyncRequest, ImageSpec, ImageStatusRequest, LinuxContainerResources,
+    LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, MountPropagation, NamespaceMode, NamespaceOption,
+    PodSandboxConfig, PodSandboxMetadata, RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest, UpdateContainerResourcesRequest,
+    VersionRequest,
 };
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
@@ -176,6 +177,25 @@ impl Cri {
     pub fn logs(&self, id: &str) -> Result<String> {
         let path = self.status(id)?.log_path;
         std::fs::read_to_string(&path).with_context(|| format!("read the container's log {path}"))
+    }
+
+    /// Sets a container's memory limit while it runs, as an in-place resize of a pod does.
+    pub fn limit_memory(&self, id: &str, bytes: i64) -> Result<()> {
+        let linux = LinuxContainerResources { memory_limit_in_bytes: bytes, ..Default::default() };
+        let request =
+            UpdateContainerResourcesRequest { container_id: id.to_owned(), linux: Some(linux), ..Default::default() };
+        self.call(&format!("limit {id}"), self.runtime_service().update_container_resources(request)).map(drop)
+    }
+
+    /// What the kubelet asks for all the time: CPU time used so far, in nanoseconds, and memory in use, in bytes.
+    pub fn usage(&self, id: &str) -> Result<(u64, u64)> {
+        let request = ContainerStatsRequest { container_id: id.to_owned() };
+        let answer =
+            self.call(&format!("ask for the figures of {id}"), self.runtime_service().container_stats(request))?;
+        let stats = answer.stats.with_context(|| format!("the answer about {id} has no figures"))?;
+        let cpu = stats.cpu.and_then(|cpu| cpu.usage_core_nano_seconds).map_or(0, |value| value.value);
+        let memory = stats.memory.and_then(|memory| memory.working_set_bytes).map_or(0, |value| value.value);
+        Ok((cpu, memory))
     }
 
     /// Stops a container after `grace` seconds.

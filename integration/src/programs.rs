@@ -86,7 +86,7 @@ impl Matrix {
         Ok(Self(folder))
     }
 
-    /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`.
+    /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`; the newest has `criu`.
     pub fn program(&self, generation: Generation, name: &str) -> PathBuf {
         self.0.join("v").join(generation.suite()).join("bin").join(name)
     }

@@ -1,7 +1,7 @@
 //! A container is written down by criu and goes on from there, on the same node.
 //!
-//! Needs a criu that this kernel lets work: `$BINDGUARD_CRIU`, or the one on the `PATH`. Without one the story is skipped
-//! aloud.
+//! The criu is the newest generation's, also under the older ones: Debian 12's does not know the vdso of Linux 6.18. Where
+//! the kernel does not let it work, the story is skipped aloud.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::privilege::skipped;
 use bindguard_integration::process::run;
+use bindguard_integration::programs::Matrix;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 const COUNTER: [&str; 3] = ["sh", "-c", "n=0; while :; do n=$((n + 1)); echo $n > /count; sleep 0.01; done"];
@@ -64,7 +65,7 @@ fn criu_log(node: &Node) -> String {
 }
 
 fn criu() -> Option<PathBuf> {
-    let program = std::env::var_os("BINDGUARD_CRIU").map(PathBuf::from).unwrap_or_else(|| "/usr/sbin/criu".into());
+    let program = Matrix::locate().ok()?.program(Generation::V2_1, "criu");
     let works = Command::new(&program).arg("check").output().is_ok_and(|check| check.status.success());
     works.then_some(program)
 }
