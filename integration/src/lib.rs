@@ -22,6 +22,7 @@ pub mod events;
 pub mod gate;
 pub mod image;
 pub mod kubelet;
+pub mod leftovers;
 pub mod mount_calls;
 pub mod mounts;
 pub mod node;

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 use nix::sys::signal::Signal;
@@ -17,7 +18,7 @@ fn story(generation: Generation) {
 on_every_generation!(story);
 
 fn tell(node: &Node) -> Result<()> {
-    let ctr = node.ctr();
+    let (ctr, before) = (node.ctr(), Leftovers::of(node)?);
     ctr.container("lasting").start()?.success()?;
     // it ends while there is no containerd: a start takes longer than that
     ctr.container("ending").runs(&["sh", "-c", "sleep 0.4; exit 5"]).start()?.success()?;
@@ -33,6 +34,5 @@ fn tell(node: &Node) -> Result<()> {
     ensure!(deleted.stderr.contains("exit code 5") || deleted.code() == 5, "{deleted:?}");
     ctr.forget("ending")?;
     ctr.remove("lasting")?;
-    ensure!(node.shims()?.is_empty(), "{} shims after the end", node.shims()?.len());
-    Ok(())
+    before.are_all(node)
 }

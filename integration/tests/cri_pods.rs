@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::Mount;
@@ -45,6 +46,7 @@ fn stock_handler_fails(node: &Node) -> Result<()> {
 }
 
 fn configmap_update_then_restart(node: &Node, handler: &str) -> Result<()> {
+    let before = Leftovers::of(node)?;
     let pod = node.kubelet().pod(&format!("uid-{handler}"))?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");
@@ -54,7 +56,7 @@ fn configmap_update_then_restart(node: &Node, handler: &str) -> Result<()> {
     let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
     let side = cri.start_container(&sandbox, "side", &["sh", "-c", "echo hello; exec sleep 1000000"], &[])?;
     ensure!(cri.read(&app, "/etc/app/app.conf")? == "one");
-    ensure!(shims(node)? == 1, "{handler}: {} shims for one pod", shims(node)?);
+    ensure!(node.shims()?.len() == 1, "{handler}: {} shims for one pod", node.shims()?.len());
 
     volume.update(&[("app.conf", "two")])?;
     node.restart_containerd(Signal::SIGTERM)?;
@@ -67,8 +69,8 @@ fn configmap_update_then_restart(node: &Node, handler: &str) -> Result<()> {
     only_a_current_mount(&subpath)?;
 
     cri.remove_pod(&sandbox)?;
-    ensure!(shims(node)? == 0, "{handler}: {} shims after the pod's end", shims(node)?);
-    pod.delete()
+    pod.delete()?;
+    before.are_all(node).with_context(|| handler.to_owned())
 }
 
 /// A node exporter's pod: hostPath `/` without mountPropagation.
@@ -86,10 +88,4 @@ fn restart(cri: &Cri, sandbox: &Sandbox, id: &str, mounts: &[Mount]) -> Result<S
     ensure!(cri.wait_for_exit(id)? == 137, "a killed container's exit code is 137");
     cri.remove(id)?;
     cri.start_container(sandbox, "app", &SLEEP, mounts)
-}
-
-/// The node's shims that serve right now: processes in its cgroup whose name begins so.
-fn shims(node: &Node) -> Result<usize> {
-    let names = node.processes()?;
-    Ok(names.iter().filter(|name| name.starts_with("containerd-shim")).count())
 }

@@ -4,11 +4,12 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, mounts, on_every_generation};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
-        let before = left(node)?;
+        let before = Leftovers::of(node)?;
         for runtime in [Runtime::Stock, Runtime::Bindguard] {
             fails(node, runtime, "OCI runtime create failed: ", &["/no/such/program"], &[])?;
             fails(node, runtime, "OCI runtime create failed: ", &["true"], &["--cwd", "relative"])?;
@@ -24,8 +25,7 @@ fn story(generation: Generation) {
         fails(node, Runtime::Bindguard, "OCI runtime create failed: ", &["true"], &[])?;
         fs::remove_file(&runc)?;
         fs::rename(node.programs().join("runc-away"), &runc)?;
-        let after = left(node)?;
-        ensure!(before == after, "mounts, sockets, bundles, containers of runc, shims: {before:?}, then {after:?}");
+        before.are_all(node)?;
         ensure!(node.ctr().container("fails").runs(&["true"]).run()?.code() == 0);
         Ok(())
     });
@@ -39,16 +39,4 @@ fn fails(node: &Node, runtime: Runtime, words: &str, program: &[&str], flags: &[
     let error = container.runtime(runtime).runs(program).start()?.failure()?;
     ensure!(error.contains(words), "{runtime:?}: {error:?} and not {words:?}");
     node.ctr().forget("fails")
-}
-
-fn left(node: &Node) -> Result<[usize; 5]> {
-    let entries = |folder: String| fs::read_dir(folder).map_or(0, Iterator::count);
-    let name = node.name();
-    Ok([
-        mounts::table()?.len(),
-        entries("/run/containerd/s".to_owned()),
-        entries(format!("/run/containerd/io.containerd.runtime.v2.task/{name}")),
-        entries(format!("/run/containerd/runc/{name}")),
-        node.shims()?.len(),
-    ])
 }

@@ -4,7 +4,8 @@
 use std::process::Child;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::{Generation, Node, Setup, mounts};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::{Generation, Node, Setup};
 
 const CONTAINERS: usize = 50;
 
@@ -19,7 +20,7 @@ fn in_one_pod() {
 }
 
 fn storm(node: &Node, pod: Option<&str>) -> Result<()> {
-    let before = mounts::table()?.len();
+    let before = Leftovers::of(node)?;
     let start = |number: usize| -> Result<Child> {
         let (id, script) = (format!("c{number}"), format!("exit {}", number + 1));
         let ctr = node.ctr();
@@ -35,7 +36,5 @@ fn storm(node: &Node, pod: Option<&str>) -> Result<()> {
         let code = container.wait()?.code();
         ensure!(code == i32::try_from(number + 1).ok(), "container {number} ended with {code:?}");
     }
-    ensure!(mounts::table()?.len() == before, "{before} mounts before, {} after", mounts::table()?.len());
-    ensure!(node.shims()?.is_empty(), "{} shims after the end", node.shims()?.len());
-    Ok(())
+    before.are_all(node)
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::{Generation, Node, Setup, mounts, on_every_generation};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -15,9 +16,7 @@ fn story(generation: Generation) {
         for _ in 0..2 {
             shim_dies(node)?;
         }
-        let after = Leftovers::of(node)?;
-        ensure!(before == after, "before: {before:?}\nafter: {after:?}");
-        Ok(())
+        before.are_all(node)
     });
 }
 
@@ -36,29 +35,6 @@ fn shim_dies(node: &Node) -> Result<()> {
         mounts::table().is_ok_and(|table| !table.iter().any(|mount| mount.target.ends_with("orphan/rootfs")))
     })?;
     ctr.forget("orphan")
-}
-
-#[derive(Debug, PartialEq)]
-struct Leftovers {
-    mounts: usize,
-    sockets: usize,
-    runc: usize,
-    bundles: usize,
-    shims: usize,
-}
-
-impl Leftovers {
-    fn of(node: &Node) -> Result<Self> {
-        let entries = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count);
-        let name = node.name();
-        Ok(Self {
-            mounts: mounts::table()?.len(),
-            sockets: entries("/run/containerd/s"),
-            runc: entries(&format!("/run/containerd/runc/{name}")),
-            bundles: entries(&format!("/run/containerd/io.containerd.runtime.v2.task/{name}")),
-            shims: node.shims()?.len(),
-        })
-    }
 }
 
 fn until(what: &str, done: impl Fn() -> bool) -> Result<()> {
