@@ -54,13 +54,16 @@ lint: setup
 test: lint build matrix faults
 	cargo test --locked --workspace --no-fail-fast
 
-## the tests of bindguard-sys and bindguard-guard, static, on other kernels
-kernels:
-	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio
+## the tests of bindguard-sys and bindguard-guard on other kernels, and stories on a node with cgroup v2 alone
+kernels: build matrix
+	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
-	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys -p bindguard-guard --tests --no-run --message-format=json | \
-	  sed -n 's/.*"executable":"\([^"]*\/\(mounts\|swap\|target\|admit\|dead_sources\)-[^"]*\)".*/\1/p' > target/kernels/programs
-	sh integration/kernels/run.sh $(CURDIR)/target/kernels $$(cat target/kernels/programs)
+	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys -p bindguard-guard -p bindguard-integration \
+	  --tests --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > target/kernels/programs
+	sh integration/kernels/run.sh $(CURDIR)/target/kernels \
+	  $$(grep -E '/(mounts|swap|target|admit|dead_sources)-[0-9a-f]+$$' target/kernels/programs)
+	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) \
+	  $$(grep -E '/(configmap_update_then_restart|oom_is_told_before_exit|stats_and_pause)-[0-9a-f]+$$' target/kernels/programs)
 
 bench: build matrix
 	cargo run --quiet --locked -p bindguard-integration --bin bench

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetches one kernel of each Debian suite. Installs nothing.
 #   fetch.sh DIR
-# Result: DIR/vmlinuz-VERSION, for 5.10 (before MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest.
+# Result: DIR/vmlinuz-VERSION and DIR/overlay-VERSION.ko, for 5.10 (before MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
@@ -10,15 +10,15 @@ mkdir -p "$1"
 dir=$(cd "$1" && pwd -P)
 stamp=$(cat "$here/fetch.sh" "$here/../debian.sh" | cksum)
 [ "$(cat "$dir/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
-rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir/work"
+rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir/work"
 apt_dir=$dir/work
 
 for suite in bullseye bookworm trixie sid; do
   echo "fetch.sh: a kernel of $suite" >&2
   suite_lists "$suite"
-  # the image itself; in newer suites it lies in a package of its own, and under its modules
+  # in newer suites the image and the modules lie in packages of their own, the image among the modules
   packages=$(suite_apt "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
-    --no-replaces --no-enhances linux-image-cloud-amd64 | grep -E '^linux-(image|binary)-[0-9]')
+    --no-replaces --no-enhances linux-image-cloud-amd64 | grep -E '^linux-(image|binary|modules)-[0-9]')
   mkdir -p "$apt_dir/$suite/x"
   # shellcheck disable=SC2086
   (cd "$apt_dir/$suite" && suite_apt "$suite" apt-get -qq download $packages)
@@ -29,6 +29,11 @@ for suite in bullseye bookworm trixie sid; do
     *) version=${image##*/vmlinuz-} ;;
   esac
   mv "$image" "$dir/vmlinuz-$version"
+  overlay=$(find "$apt_dir/$suite/x" -name 'overlay.ko*')
+  case $overlay in
+    *.xz) xz -dc "$overlay" > "$dir/overlay-$version.ko" ;;
+    *) cp "$overlay" "$dir/overlay-$version.ko" ;;
+  esac
 done
 rm -rf "$apt_dir"
 echo "$stamp" > "$dir/stamp"

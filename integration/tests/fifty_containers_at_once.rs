@@ -19,14 +19,20 @@ fn in_one_pod() {
     Setup::on(Generation::V1_7).story(|node| storm(node, Some("pod")));
 }
 
+const GROUP: &str = "io.containerd.runc.v2.group";
+
 fn storm(node: &Node, pod: Option<&str>) -> Result<()> {
     let before = Leftovers::of(node)?;
+    // as a pod's sandbox does, it keeps the shim while its containers come and go
+    if let Some(pod) = pod {
+        node.ctr().container("sandbox").annotation(GROUP, pod).start()?.success()?;
+    }
     let start = |number: usize| -> Result<Child> {
         let (id, script) = (format!("c{number}"), format!("exit {}", number + 1));
         let ctr = node.ctr();
         let container = ctr.container(&id).runs(&["sh", "-c", &script]);
         let container = match pod {
-            Some(pod) => container.annotation("io.containerd.runc.v2.group", pod),
+            Some(pod) => container.annotation(GROUP, pod),
             None => container,
         };
         container.command(&["--rm"]).spawn().with_context(|| format!("start {id}"))
@@ -35,6 +41,10 @@ fn storm(node: &Node, pod: Option<&str>) -> Result<()> {
     for (number, mut container) in running.into_iter().enumerate() {
         let code = container.wait()?.code();
         ensure!(code == i32::try_from(number + 1).ok(), "container {number} ended with {code:?}");
+    }
+    if pod.is_some() {
+        ensure!(node.shims()?.len() == 1, "{} shims for one pod", node.shims()?.len());
+        node.ctr().remove("sandbox")?;
     }
     before.are_all(node)
 }

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Runs stories on a node as most are today: cgroup v2 as the only hierarchy, with the newest containerd and runc.
+#   run-node.sh KERNELS MATRIX PROGRAMS STORY...     MATRIX: see ../matrix/fetch.sh; PROGRAMS: a folder with ours
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/vm.sh"
+
+kernels=$1; matrix=$2; programs=$3; shift 3
+kernel=$(ls "$kernels"/vmlinuz-6.12*)
+vm_root "$@"
+
+# at the same path: it is baked into some of the programs
+add() { mkdir -p "$vm/root$(dirname "$1")"; cp -L "$1" "$vm/root$1"; }
+for program in containerd ctr containerd-shim-runc-v2 runc; do
+  file=$matrix/v/sid/bin/$program
+  add "$file"
+  ldd "$file" 2>/dev/null | grep -o '/[^ )]*' | sort -u | while read -r library; do add "$library"; done
+done
+mkdir "$vm/root/programs"
+for program in containerd-shim-bindguard-v2 bindguard-runtime bindguard; do cp "$programs/$program" "$vm/root/programs"; done
+cp "$kernels/overlay-${kernel##*/vmlinuz-}.ko" "$vm/root/overlay.ko"
+sed "s|@MATRIX@|$matrix|" "$here/node" > "$vm/root/node"
+vm_boot "$kernel" 4000

@@ -1,0 +1,22 @@
+# Sourced by scripts that run test programs in small virtual machines (software emulation).
+#   vm_root PROGRAM...        begins a root filesystem in $vm with busybox, init and these programs
+#   vm_boot KERNEL MEMORY     boots it; prints the programs' closing lines; fails unless all passed
+vm=$(mktemp -d)
+trap 'rm -rf "$vm"' EXIT INT TERM
+
+vm_root() {
+  mkdir -p "$vm/root/bin" "$vm/root/tests"
+  cp "$(command -v busybox)" "$vm/root/bin/busybox"
+  for program in "$@"; do cp "$program" "$vm/root/tests/$(basename "$program" | sed 's/-[0-9a-f]*$//')"; done
+  cp "$here/init" "$vm/root/init"
+  chmod 755 "$vm/root/init"
+}
+
+vm_boot() {
+  (cd "$vm/root" && find . | cpio --quiet -o -H newc | gzip -1) > "$vm/initrd"
+  echo "== Linux ${1##*/vmlinuz-}"
+  timeout 600 qemu-system-x86_64 -accel tcg -smp 2 -m "$2" -nographic -no-reboot -kernel "$1" -initrd "$vm/initrd" \
+    -append "console=ttyS0 panic=-1 quiet" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
+  grep -aE '^(test |SKIPPED|== |thread )' "$vm/log" || true
+  grep -aq '^== all passed' "$vm/log" || { tail -n 60 "$vm/log"; return 1; }
+}
