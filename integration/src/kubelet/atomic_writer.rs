@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,10 +49,19 @@ pub(super) fn write(volume: &Path, payload: &Payload<'_>) -> Result<()> {
         remove_link(&volume.join(name))?;
     }
     match old {
-        Some(old) => {
-            fs::remove_dir_all(&old).with_context(|| format!("remove the old timestamp directory {}", old.display()))
-        }
+        Some(old) => remove_all(&old).with_context(|| format!("remove the old timestamp directory {}", old.display())),
         None => Ok(()),
+    }
+}
+
+/// Go's `os.RemoveAll`: what is gone already, because somebody else removes it, too, is no error.
+fn remove_all(directory: &Path) -> io::Result<()> {
+    loop {
+        match fs::remove_dir_all(directory) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(_) if fs::exists(directory)? => {}
+            _ => return Ok(()),
+        }
     }
 }
 
