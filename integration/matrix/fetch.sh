@@ -21,11 +21,11 @@ flock 9
 # The stamp says what was laid out, where, and by which edition of this script.
 stamp="$dir $(dpkg --print-architecture) $(cat "$here/fetch.sh" "$here/../debian.sh" | cksum)"
 if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
-rm -rf "$dir/stamp" "$dir/v" "$dir/x" "$dir/work"
-mkdir -p "$dir/work"
+rm -rf "$dir/stamp" "$dir/v" "$dir/x" "$dir/making"
+mkdir -p "$dir/making"
 
 command -v patchelf >/dev/null || { echo "fetch.sh: patchelf is missing: run $here/setup.sh" >&2; exit 1; }
-apt_dir=$dir/work
+apt_dir=$dir/making
 
 # criu only where it is of use
 with_criu() {
@@ -33,7 +33,7 @@ with_criu() {
 }
 
 download() {
-  suite=$1; packages=$dir/work/$suite/deb; more=$(with_criu "$suite")
+  suite=$1; packages=$dir/making/$suite/deb; more=$(with_criu "$suite")
   suite_lists "$suite"
   libraries=$(suite_apt "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
     --no-replaces --no-enhances runc crun $more | grep '^lib' | sort -u)
@@ -46,7 +46,7 @@ download() {
 # A program that wants a newer C library than the machine's gets its own suite's loader and libraries baked in. A wrapper
 # around ld.so would not do for runc, which executes /proc/self/exe again.
 lay_out() {
-  suite=$1; x=$dir/x/$suite; bin=$dir/work/v/$suite/bin
+  suite=$1; x=$dir/x/$suite; bin=$dir/making/v/$suite/bin
   mkdir -p "$bin"
   loader=$(find "$x" -name 'ld-linux*.so.*' | head -n 1)
   libraries=$(find "$x" -name 'libc.so.6' -exec dirname {} \; | head -n 1)
@@ -70,6 +70,6 @@ for suite in $suites; do
   download "$suite"
   lay_out "$suite"
 done
-mv "$dir/work/v" "$dir/v"
-rm -rf "$dir/work"
+mv "$dir/making/v" "$dir/v"
+rm -rf "$dir/making"
 echo "$stamp" > "$dir/stamp"

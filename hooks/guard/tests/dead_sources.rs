@@ -48,6 +48,15 @@ impl Drop for Fuse {
     }
 }
 
+/// A pod whose second bind is of a FUSE mount that lost its daemon.
+fn pod_on_a_dead_daemon() -> Option<(Fuse, Pod)> {
+    let mut fuse = Fuse::mounted()?;
+    fuse.device = None;
+    let pod = Pod::with_keys(1);
+    pod.write_spec(&[mount_of(&fuse.path(), "/data", "rprivate")]);
+    Some((fuse, pod))
+}
+
 /// The verdict and the reason of the bind at this position.
 fn told(pod: &Pod, policy: &Policy, position: usize) -> (&'static str, String) {
     let report = admit(&pod.bundle(), policy, Attempt::First).report;
@@ -85,10 +94,7 @@ fn a_dead_daemon_is_told_by_its_answer() {
     if !own_namespace() {
         return;
     }
-    let Some(mut fuse) = Fuse::mounted() else { return };
-    fuse.device = None;
-    let pod = Pod::with_keys(1);
-    pod.write_spec(&[mount_of(&fuse.path(), "/data", "rprivate")]);
+    let Some((_fuse, pod)) = pod_on_a_dead_daemon() else { return };
     let (verdict, reason) = told(&pod, &pod.policy(), 1);
     assert_eq!(verdict, "dead");
     // In its words: "Transport endpoint is not connected", from Linux 7 on "Connection refused".
@@ -100,9 +106,7 @@ fn a_volume_of_a_dead_daemon_is_dead_and_not_just_mounted() {
     if !own_namespace() {
         return;
     }
-    let Some(mut fuse) = Fuse::mounted() else { return };
-    fuse.device = None;
-    let pod = Pod::with_keys(1);
+    let Some((fuse, pod)) = pod_on_a_dead_daemon() else { return };
     let volume = pod.directory().join("volumes/kubernetes.io~csi/pvc-1/mount");
     fs::create_dir_all(&volume).unwrap();
     pod::bind(&fuse.path(), &volume);
@@ -117,10 +121,7 @@ fn policy_refuses_a_dead_source_or_does_not_look() {
     if !own_namespace() {
         return;
     }
-    let Some(mut fuse) = Fuse::mounted() else { return };
-    fuse.device = None;
-    let pod = Pod::with_keys(1);
-    pod.write_spec(&[mount_of(&fuse.path(), "/data", "rprivate")]);
+    let Some((fuse, pod)) = pod_on_a_dead_daemon() else { return };
     let refuse = Policy { dead_sources: Alarm::Refuse, ..pod.policy() };
     let refusal = admit(&pod.bundle(), &refuse, Attempt::First).refusal.unwrap();
     assert!(refusal.contains(fuse.path().to_str().unwrap()) && refusal.contains("is dead"), "{refusal}");
