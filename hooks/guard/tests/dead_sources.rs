@@ -27,7 +27,7 @@ struct Fuse {
 impl Fuse {
     fn mounted() -> Option<Self> {
         let Ok(device) = OpenOptions::new().read(true).write(true).open("/dev/fuse") else {
-            eprintln!("SKIPPED: no /dev/fuse here");
+            pod::skipped("no /dev/fuse here");
             return None;
         };
         let folder = tempfile::tempdir().unwrap();

@@ -80,7 +80,7 @@ fn beneath_leaves_one_mount_and_never_shows_the_file_underneath() {
             let top = Handle::of(&stale.mounted()).unwrap();
             match attach_beneath(&stale.target(version), &top) {
                 Err(SwapError::NotPossible { .. }) => {
-                    return eprintln!("SKIPPED: no MOVE_MOUNT_BENEATH before Linux 6.5");
+                    return namespace::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
                 }
                 other => other.unwrap(),
             }

@@ -2,6 +2,7 @@
 //! bundle that names them.
 
 use std::fs;
+use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -13,13 +14,18 @@ use serde_json::{Value, json};
 /// A shared `/`, as systemd sets it up, without the host seeing any of it. `false`, said aloud, without privilege.
 pub fn own_namespace() -> bool {
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
-        eprintln!("SKIPPED: unshare(CLONE_NEWNS) says {errno}: this needs CAP_SYS_ADMIN");
+        skipped(&format!("unshare(CLONE_NEWNS) says {errno}: this needs CAP_SYS_ADMIN"));
         return false;
     }
     for flags in [MsFlags::MS_PRIVATE, MsFlags::MS_SHARED] {
         mount(None::<&str>, "/", None::<&str>, flags | MsFlags::MS_REC, None::<&str>).unwrap();
     }
     true
+}
+
+/// Says so past the test runner's capture of `eprintln!`.
+pub fn skipped(why: &str) {
+    let _ = writeln!(io::stderr(), "SKIPPED: {why}");
 }
 
 /// `mount --bind`

@@ -1,5 +1,6 @@
 //! A mount namespace of the test's own: it ends with the test's thread and takes every mount along.
 
+use std::io::{self, Write};
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
@@ -8,7 +9,7 @@ use nix::sched::{CloneFlags, unshare};
 /// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, said aloud, without privilege.
 pub fn enter(shared: bool) -> bool {
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
-        eprintln!("SKIPPED: unshare(CLONE_NEWNS) says {errno}: this test needs CAP_SYS_ADMIN");
+        skipped(&format!("unshare(CLONE_NEWNS) says {errno}: this test needs CAP_SYS_ADMIN"));
         return false;
     }
     change("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC);
@@ -16,6 +17,11 @@ pub fn enter(shared: bool) -> bool {
         change("/", MsFlags::MS_SHARED | MsFlags::MS_REC);
     }
     true
+}
+
+/// Says so past the test runner's capture of `eprintln!`.
+pub fn skipped(why: &str) {
+    let _ = writeln!(io::stderr(), "SKIPPED: {why}");
 }
 
 /// `mount --bind`
