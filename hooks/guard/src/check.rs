@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use bindguard_core::judge::{Finding, Pinning, Verdict};
-use bindguard_core::plan::Plan;
+use bindguard_core::plan::{Plan, refusal_of};
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
@@ -21,7 +21,7 @@ pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
     match look(bundle, policy, &mut report) {
         Ok(findings) => {
             let plan = Plan::from_findings(&findings, policy);
-            report.tell(&findings, |finding| would_be(finding, &plan));
+            report.tell(&findings, |finding| would_be(finding, &plan, policy));
         }
         Err(problem) => report.problems.push(problem),
     }
@@ -36,14 +36,16 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<Vec<Findi
     Ok(inspect(&spec, bundle, policy))
 }
 
-/// What a plan would do about a finding.
-pub(crate) fn would_be(finding: &Finding, plan: &Plan) -> Option<Outcome> {
+/// What a plan would do about a finding. A container that is refused gets nothing else done.
+pub(crate) fn would_be(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
+    if plan.refusal.is_some() {
+        return refusal_of(finding, policy).map(|_| Outcome::WouldBe { done: "refused" });
+    }
     if let Verdict::Pinning(Pinning { private_mount: Some(mount), .. }) = &finding.verdict {
         return Some(Outcome::needs_shared(mount));
     }
     let is_edited = finding.bind.is_some_and(|bind| plan.edits_bind(bind));
     let done = match (&finding.verdict, &finding.kind) {
-        (Verdict::Unmounted(_) | Verdict::Dead(_), _) => plan.refusal.as_ref().map(|_| "refused"),
         (Verdict::Pinning(pinning), _) => (is_edited || pinning.rootfs && plan.edits_rootfs()).then_some("made rslave"),
         (_, SourceKind::Subpath(subpath)) if plan.rebinds.iter().any(|rebind| rebind.subpath() == subpath) => {
             Some("re-bound to the current target")

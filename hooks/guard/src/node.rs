@@ -18,7 +18,11 @@ use crate::rebind::{Rebound, rebind};
 
 /// Every volume-subpath of this node, judged. Changes nothing.
 pub fn diagnose_node(policy: &Policy) -> Report {
-    look_and_tell(policy, |_| true, |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy)))
+    look_and_tell(
+        policy,
+        |_| true,
+        |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy),
+    )
 }
 
 /// Binds the current target over every stale subpath that is `wanted`, whatever policy says of admissions: somebody asked

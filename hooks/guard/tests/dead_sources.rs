@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
-use bindguard_guard::{Attempt, admit};
+use bindguard_guard::{Attempt, admit, check_bundle};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use pod::{Pod, mount_of, own_namespace};
 
@@ -125,6 +125,10 @@ fn policy_refuses_a_dead_source_or_does_not_look() {
     let refuse = Policy { dead_sources: Alarm::Refuse, ..pod.policy() };
     let refusal = admit(&pod.bundle(), &refuse, Attempt::First).refusal.unwrap();
     assert!(refusal.contains(fuse.path().to_str().unwrap()) && refusal.contains("is dead"), "{refusal}");
+    // A refused container gets nothing else done, and a look says so.
+    pod.update(1);
+    let outcomes: Vec<_> = check_bundle(&pod.bundle(), &refuse).binds.into_iter().map(|bind| bind.outcome).collect();
+    assert_eq!(outcomes, [None, Some(Outcome::WouldBe { done: "refused" })]);
     let off = Policy { dead_sources: Alarm::Off, ..pod.policy() };
     let admission = admit(&pod.bundle(), &off, Attempt::First);
     assert_eq!((admission.refusal, admission.report.foreign), (None, 1));
