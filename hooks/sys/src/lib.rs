@@ -1,8 +1,8 @@
 //! The kernel and the disk, for bindguard: reads, probes, binds, detaches. Nothing here decides anything.
 //!
 //! What is looked at is held by an open `O_PATH` descriptor while it is looked at: a path can lead elsewhere a moment
-//! later, and a mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, fdinfo and
-//! `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon. What may wait is asked by a process
+//! later, and a mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, statmount
+//! and `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon. What may wait is asked by a process
 //! [apart](probe), which is not waited for.
 #![deny(unsafe_code)]
 

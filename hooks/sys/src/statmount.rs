@@ -1,6 +1,6 @@
 //! The syscall statmount(2), Linux 6.8 and newer. No library has it yet.
 //!
-//! The one file with unsafe code: the kernel is handed a request and a buffer, both of which live until it returns.
+//! Unsafe, because the kernel is handed a request and a buffer, both of which live until it returns.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -182,11 +182,6 @@ impl Verdict {
         }
     }
 
-    /// Whether an operator wants to hear of it.
-    pub fn is_finding(&self) -> bool {
-        !matches!(self, Self::Current | Self::Foreign)
-    }
-
     /// Why the verdict is what it is, in one line.
     pub fn reason(&self) -> Option<String> {
         match self {
