@@ -18,6 +18,7 @@ pub mod bundle;
 pub mod cri;
 pub mod ctr;
 pub mod demo;
+pub mod doc_commands;
 pub mod events;
 pub mod gate;
 pub mod image;
