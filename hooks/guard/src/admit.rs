@@ -11,9 +11,9 @@ use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{SpecEdit, SpecView};
 use bindguard_sys::bundle;
+use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::causes::in_full;
-use crate::fault::{self, FaultPoint};
 use crate::inspect::inspect;
 use crate::rebind::{NotRebound, Rebound, rebind};
 
@@ -62,10 +62,13 @@ struct Done {
 }
 
 fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Report) -> Result<Done, String> {
+    bundle::clear_leavings(bundle);
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
+    fault::reach(FaultPoint::SpecRead);
     let findings = inspect(&spec, bundle, policy);
+    fault::reach(FaultPoint::Judged);
     let plan = Plan::from_findings(&findings, policy);
     if plan.refusal.is_some() {
         report.tell(&findings, |finding| refusal_of(finding, policy).map(|_| Outcome::Refused));

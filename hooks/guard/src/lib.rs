@@ -12,7 +12,6 @@
 mod admit;
 mod causes;
 mod check;
-pub mod fault;
 mod inspect;
 mod journal;
 mod node;

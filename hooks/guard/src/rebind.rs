@@ -19,13 +19,13 @@ use bindguard_core::evidence::{Observed, SubpathEvidence};
 use bindguard_core::judge::{Remedy, Verdict, Way, judge_subpath};
 use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath};
 use bindguard_core::plan::Rebind;
+use bindguard_sys::fault::{self, FaultPoint};
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::pod_lock::PodLock;
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
 use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, open_target, stranded};
 
 use crate::causes::in_full;
-use crate::fault::{self, FaultPoint};
 
 /// How often a volume may change under a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
 const ROUNDS: u32 = 32;
@@ -55,10 +55,14 @@ pub(crate) enum NotRebound {
 /// Binds a subpath's current target in the stale one's place.
 pub(crate) fn rebind(order: &Rebind) -> Result<Rebound, NotRebound> {
     let subpath = order.subpath();
-    let _lock = PodLock::acquire(&subpath.pod_directory(), PATIENCE).map_err(not_rebound)?;
+    let lock = PodLock::acquire(&subpath.pod_directory(), PATIENCE).map_err(not_rebound)?;
+    fault::reach(FaultPoint::Locked);
     let mut left_behind = BTreeSet::new();
     let result = until_current(subpath, &mut left_behind);
+    fault::reach(FaultPoint::Verified);
     remove_stranded(subpath, &left_behind);
+    drop(lock);
+    fault::reach(FaultPoint::Unlocked);
     result
 }
 
@@ -66,6 +70,7 @@ fn until_current(subpath: &VolumeSubpath, left_behind: &mut BTreeSet<String>) ->
     let mut swaps = 0;
     for _ in 0..ROUNDS {
         let round = Round::begin(subpath);
+        fault::reach(FaultPoint::Held);
         match round.verdict() {
             Verdict::Current if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
             Verdict::Current => return Ok(Rebound::Swapped(swaps)),
@@ -117,6 +122,7 @@ impl<'s> Round<'s> {
     /// Swaps the stale mount for a bind of the current target. `false`: the target went away meanwhile, look again.
     fn swap(&self, remedy: &Remedy) -> Result<bool, NotRebound> {
         let Some(target) = self.open_current(&remedy.sub_path, remedy)?.file else { return Ok(false) };
+        fault::reach(FaultPoint::TargetOpened);
         match self.attach(&target) {
             Ok(()) => fault::reach(FaultPoint::AfterAttach),
             Err(SwapError::TargetGone) => return Ok(false),
@@ -124,6 +130,7 @@ impl<'s> Round<'s> {
             Err(error @ SwapError::Failed { .. }) => return Err(swap_failed(error)),
         }
         detach(self.stale()?).map_err(swap_failed)?;
+        fault::reach(FaultPoint::Detached);
         Ok(true)
     }
 

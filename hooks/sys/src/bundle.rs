@@ -5,8 +5,16 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::fault::{self, FaultPoint};
+
 /// A spec larger than this is not looked at: containerd's are some tens of KiB, and the guard's memory is bounded.
 const LARGEST_SPEC: u64 = 16 << 20;
+
+/// What an edited spec is called, with the process id of the guard that writes it, until it is in its place.
+const BESIDE: &str = ".config.json.bindguard-";
 
 /// What went wrong with a bundle's config.json.
 #[derive(Debug, thiserror::Error)]
@@ -53,13 +61,33 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
 /// When it cannot be written; then the old spec is as it was and nothing stays beside it.
 pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
     let path = bundle.join("config.json");
-    let beside = bundle.join(format!(".config.json.bindguard-{}", std::process::id()));
-    let replaced = write_like(&path, &beside, spec).and_then(|()| fs::rename(&beside, &path));
+    let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
+    let replaced = write_like(&path, &beside, spec).and_then(|()| {
+        fault::reach(FaultPoint::SpecWritten);
+        fs::rename(&beside, &path)
+    });
     replaced.map_err(|source| {
         // Best effort: the error that counts is the first one.
         let _ = fs::remove_file(&beside);
         BundleError::Replace { path, source }
     })
+}
+
+/// Removes what a guard left that was killed while it edited this bundle's spec. That of a guard that lives stays.
+///
+/// Best effort: what cannot be removed, or not even listed, goes with the bundle.
+pub fn clear_leavings(bundle: &Path) {
+    for entry in fs::read_dir(bundle).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().and_then(|name| name.strip_prefix(BESIDE)).is_some_and(is_nobodys) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// No other process has this id. Not this one either: it has written nothing yet.
+fn is_nobodys(id: &str) -> bool {
+    let pid = id.parse().ok().filter(|id| *id > 0).and_then(Pid::from_raw);
+    pid.is_some_and(|pid| pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH))
 }
 
 fn write_like(old: &Path, new: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -83,6 +111,19 @@ mod tests {
         assert_eq!(read_spec(bundle.path()).unwrap(), b"new");
         assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(bundle.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_a_dead_guard_left_beside_is_cleared_away() {
+        let bundle = tempfile::tempdir().unwrap();
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let names = [ended.id().to_string(), std::process::id().to_string(), "1".into(), "other".into(), "-1".into()];
+        names.iter().for_each(|id| fs::write(bundle.path().join(format!("{BESIDE}{id}")), "half").unwrap());
+        clear_leavings(bundle.path());
+        let left = names.map(|id| fs::exists(bundle.path().join(format!("{BESIDE}{id}"))).unwrap());
+        assert_eq!(left, [false, false, true, true, true]);
+        clear_leavings(Path::new("/nowhere"));
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::fault::{self, FaultPoint};
+
 /// Size from which the journal is rotated, in bytes.
 const FULL: u64 = 4 << 20;
 
@@ -36,6 +38,7 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     }
     let mut file = OpenOptions::new().append(true).create(true).mode(0o640).open(journal)?;
     file.write_all(format!("{line}\n").as_bytes())?;
+    fault::reach(FaultPoint::Journaled);
     let written = file.metadata()?;
     // Another guard may have rotated it meanwhile: then the path leads to another file.
     if written.len() >= FULL && fs::metadata(journal).is_ok_and(|now| now.ino() == written.ino()) {

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod bundle;
+pub mod fault;
 pub mod journal;
 pub mod observe;
 pub mod pod_lock;

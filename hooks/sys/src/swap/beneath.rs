@@ -2,6 +2,7 @@
 
 use rustix::mount::MoveMountFlags;
 
+use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 
 use super::{SwapError, clone_mount};
@@ -14,6 +15,7 @@ use super::{SwapError, clone_mount};
 /// [`SwapError::TargetGone`] when the target was removed meanwhile, [`SwapError::NotPossible`] on older kernels.
 pub fn attach_beneath(target: &Handle, stale: &Handle) -> Result<(), SwapError> {
     let new = clone_mount(target)?;
+    fault::reach(FaultPoint::Cloned);
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
         | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH
         | MoveMountFlags::MOVE_MOUNT_BENEATH;

@@ -15,6 +15,7 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::fs::CWD;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags};
 
+use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 
 use super::{SwapError, clone_mount};
@@ -31,16 +32,21 @@ const STEP: &str = "running a thread in a mount namespace of its own";
 pub fn attach_tucked(target: &Handle, folder: &Handle, subpath: &Path) -> Result<(), SwapError> {
     let new = clone_mount(target)?;
     let copy = clone_mount(folder)?;
+    fault::reach(FaultPoint::Cloned);
     let attach = || {
         unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed("unsharing the mount namespace", errno as i32))?;
         // Otherwise the next step would itself propagate to the host.
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         rustix::mount::mount_change("/", private).map_err(|e| SwapError::from_errno("making the copy private", e))?;
+        fault::reach(FaultPoint::NamespaceUnshared);
         let from_fd = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         rustix::mount::move_mount(&copy, "", CWD, folder.path(), from_fd)
             .map_err(|e| SwapError::from_errno("attaching a copy of the parent mount", e))?;
+        fault::reach(FaultPoint::CopyAttached);
         rustix::mount::move_mount(&new, "", CWD, subpath, from_fd)
-            .map_err(|e| SwapError::from_errno("attaching the new mount to the copy", e))
+            .map_err(|e| SwapError::from_errno("attaching the new mount to the copy", e))?;
+        fault::reach(FaultPoint::Tucked);
+        Ok(())
     };
     thread::scope(|scope| {
         let namespace = thread::Builder::new().name("tuck".to_owned()).spawn_scoped(scope, attach);
