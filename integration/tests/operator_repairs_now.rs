@@ -24,8 +24,10 @@ fn tell(node: &Node) -> Result<()> {
     node.ctr().forget("loops")?;
 
     let before = subpath.mounts()?;
-    let looked = node.bindguard(["repair", "--pod", "looping", "--dry-run"])?;
-    ensure!(looked.code() == 1 && looked.stdout.contains("would be re-bound"), "a dry run: {looked:?}");
+    for way in [&["--dry-run"][..], &["--dry-run", "--unmount"]] {
+        let looked = node.bindguard([&["repair", "--pod", "looping"], way].concat())?;
+        ensure!(looked.code() == 1 && looked.stdout.contains("would be re-bound"), "a dry run: {looked:?}");
+    }
     ensure!(subpath.mounts()? == before, "a dry run changed the mounts");
 
     let mended = node.bindguard([OsStr::new("repair"), source.as_os_str()])?;
@@ -35,14 +37,38 @@ fn tell(node: &Node) -> Result<()> {
     ensure!(node.ctr().read("starts", "/etc/app.conf")? == "two");
     node.ctr().remove("starts")?;
 
+    volume.update(&[("app.conf", "three")])?;
+    let detached = node.bindguard(["repair", "--unmount", "--pod", "looping", "--format", "kubediag"])?;
+    let said = r#"{"recover.kubernetes.subpath_remount.result":""#;
+    ensure!(detached.code() == 0 && detached.stdout.starts_with(said), "not detached: {detached:?}");
+    ensure!(subpath.mounts()?.is_empty(), "it is mounted still: {:?}", subpath.mounts()?);
+    ensure!(std::fs::read(source)?.is_empty(), "the kubelet's own empty file is not what is left");
+    nothing_but_stale_subpaths(node, source.as_os_str())?;
+    subpath.bind()?;
+    pod.delete()
+}
+
+/// What is not a stale subpath is refused in one line, and stays as it is.
+fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
+    let passwd = std::fs::read("/etc/passwd")?;
+    let gone = format!("{}x", detached.to_string_lossy().trim_end_matches('0'));
+    let mistyped = gone.replace("/app/x", "/app/7");
     for (words, said) in [
-        (["repair", "/etc/passwd"], "is not a volume-subpath"),
-        (["repair", "--pod=nobody"], "nothing to mend"),
-        (["config", "check"], "is good"),
+        (&["repair", "/etc/passwd"][..], "is not a volume-subpath"),
+        (&["repair", "--pod=nobody"], "nothing to mend"),
+        (&["repair", &mistyped], "No such file or directory"),
+        (&["repair", &detached.to_string_lossy()], "is unmounted, not stale"),
+        (&["repair", "--unmount", &detached.to_string_lossy()], "is unmounted, not stale"),
+        (&["diagnose", "--pod", "nobody"], "of a pod nobody"),
+        (&["check", "/nowhere"], "read /nowhere/config.json: No such file"),
+        (&["diagnose", "--config", "/etc/passwd"], "understand /etc/passwd"),
     ] {
         let told = node.bindguard(words)?;
-        let (code, text) = (told.code(), format!("{}{}", told.stdout, told.stderr));
-        ensure!(text.contains(said) && (code == 2 || said == "is good"), "{words:?} says {text} and exits {code}");
+        let text = format!("{}{}", told.stdout, told.stderr);
+        ensure!(text.contains(said) && told.code() == 2, "{words:?} says {text} and exits {}", told.code());
     }
-    pod.delete()
+    ensure!(std::fs::read("/etc/passwd")? == passwd);
+    let good = node.bindguard(["config", "check"])?;
+    ensure!(good.code() == 0 && good.stdout.contains("is good"), "{good:?}");
+    Ok(())
 }

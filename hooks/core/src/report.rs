@@ -128,7 +128,7 @@ impl BindReport {
     pub fn remark(&self) -> Option<(Loudness, String)> {
         let reason = self.reason.as_deref()?;
         let loudness = match &self.outcome {
-            Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent) => Loudness::Info,
+            Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached) => Loudness::Info,
             Some(Outcome::PointedAtVolume { .. } | Outcome::MadeRslave) => Loudness::Info,
             Some(Outcome::NeedsSharedMount { .. } | Outcome::Refused | Outcome::WouldBe { .. }) => Loudness::Warning,
             Some(Outcome::Failed { .. }) | None => Loudness::Warning,
@@ -153,6 +153,8 @@ pub enum Outcome {
     },
     /// Somebody else had mended it meanwhile.
     AlreadyCurrent,
+    /// The stale mount is taken away; the kubelet binds anew when it starts the container next.
+    Detached,
     /// The spec's source points at the volume's own path.
     PointedAtVolume {
         /// The new source.
@@ -191,6 +193,7 @@ impl Outcome {
             Self::Rebound { tries: 1 } => "re-bound to the current target".to_owned(),
             Self::Rebound { tries } => format!("re-bound to the current target, at try {tries}"),
             Self::AlreadyCurrent => "mended by somebody else meanwhile".to_owned(),
+            Self::Detached => "detached: the kubelet binds it anew at the container's next start".to_owned(),
             Self::PointedAtVolume { source } => format!("source pointed at {}", source.display()),
             Self::MadeRslave => "made rslave".to_owned(),
             Self::NeedsSharedMount { command } => format!("for it to have one, run on the host: {command}"),

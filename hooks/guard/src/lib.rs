@@ -10,14 +10,19 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod alive;
 mod causes;
 mod check;
+mod detach;
 mod inspect;
 mod journal;
 mod node;
 mod rebind;
+mod recorded;
+mod survey;
 
 pub use admit::{Admission, Attempt, admit};
 pub use check::check_bundle;
 pub use journal::{Entry, record};
-pub use node::{diagnose_node, repair_node};
+pub use recorded::survey_recorded;
+pub use survey::{Act, mend_node, survey_node};

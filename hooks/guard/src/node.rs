@@ -3,7 +3,7 @@
 use std::slice;
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, judge_subpath};
+use bindguard_core::judge::{Finding, Verdict, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
@@ -14,22 +14,32 @@ use bindguard_sys::observe::{HeldSubpath, list_subpaths};
 
 use crate::causes::in_full;
 use crate::check::would_be;
+use crate::detach::detach_stale;
 use crate::rebind::{Rebound, rebind};
 
-/// Every volume-subpath of this node, judged. Changes nothing.
-pub fn diagnose_node(policy: &Policy) -> Report {
-    look_and_tell(
-        policy,
-        |_| true,
-        |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy),
-    )
+/// The volume-subpaths of this node that are `wanted`, judged. Changes nothing.
+pub(crate) fn diagnose_subpaths(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    look_and_tell(policy, wanted, |finding| {
+        would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
+    })
 }
 
 /// Binds the current target over every stale subpath that is `wanted`, whatever policy says of admissions: somebody asked
 /// for it. What is not wanted is not looked at.
-pub fn repair_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+pub(crate) fn repair_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
     let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
     look_and_tell(&policy, wanted, |finding| Rebind::from_finding(finding).map(|order| mended(&order)))
+}
+
+/// Takes away the stale mount of every subpath that is `wanted`, and of no other kind of subpath.
+pub(crate) fn detach_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    look_and_tell(policy, wanted, |finding| match (&finding.kind, &finding.verdict) {
+        (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
+            Ok(()) => Outcome::Detached,
+            Err(error) => Outcome::Failed { why: error.to_string() },
+        }),
+        _ => None,
+    })
 }
 
 fn mended(order: &Rebind) -> Outcome {

@@ -5,6 +5,7 @@
 mod check;
 mod config;
 mod diagnose;
+mod pods;
 mod repair;
 mod show;
 
@@ -29,7 +30,7 @@ struct Arguments {
 enum Verb {
     /// Say what admission would find in a bundle, and what it would do. Changes nothing.
     Check(check::Check),
-    /// Judge every volume-subpath of this node. Changes nothing.
+    /// Judge every volume-subpath and volume of this node, or of a support bundle. Changes nothing.
     Diagnose(diagnose::Diagnose),
     /// Bind the current files over stale volume-subpaths, now.
     Repair(repair::Repair),
@@ -38,16 +39,13 @@ enum Verb {
     Config(config::ConfigVerb),
 }
 
-/// "Could not tell", for scripts.
-const COULD_NOT_TELL: u8 = 2;
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(arguments) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("bindguard: {error:#}");
-            ExitCode::from(COULD_NOT_TELL)
+            ExitCode::from(show::COULD_NOT_TELL)
         }
     }
 }

@@ -3,12 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{bail, ensure};
+use anyhow::{anyhow, bail, ensure};
 use bindguard_core::kubelet::VolumeSubpath;
+use bindguard_core::node_report::NodeReport;
+use bindguard_core::pods::PodAsked;
 use bindguard_core::policy::Policy;
-use bindguard_guard::{diagnose_node, repair_node};
+use bindguard_guard::{Act, mend_node};
+use bindguard_sys::Handle;
 use clap::Args;
 
+use crate::diagnose::{Format, kubediag};
+use crate::pods::{PodsFrom, uids};
 use crate::show;
 
 /// Arguments of `repair`.
@@ -17,49 +22,81 @@ pub struct Repair {
     /// Volume-subpaths to mend: `<kubelet root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
     #[arg(required_unless_present_any = ["pod", "all"])]
     paths: Vec<PathBuf>,
-    /// Mend the subpaths of the pod with this uid.
-    #[arg(long, value_name = "UID")]
+    /// Mend the subpaths of this pod: UID, NAME or NAMESPACE/NAME.
+    #[arg(long, value_name = "POD")]
     pod: Option<String>,
     /// Mend every stale subpath of this node.
     #[arg(long)]
     all: bool,
+    /// Only take the stale mounts away; the kubelet binds anew when it starts the container next.
+    #[arg(long)]
+    unmount: bool,
     /// Say what would be done, and do nothing.
     #[arg(long)]
     dry_run: bool,
     /// Print the report as JSON, in the journal's words.
     #[arg(long)]
     json: bool,
+    /// `kubediag`: one line of JSON for each subpath that was mended, as kubediag's recoverer says it.
+    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
+    format: Format,
+    #[command(flatten)]
+    pods: PodsFrom,
 }
 
 impl Repair {
     /// Runs it.
     pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
         let named = self.paths.iter().map(|path| subpath(path, policy)).collect::<anyhow::Result<Vec<_>>>()?;
+        let pods = self.pods.pods();
+        let uids = self.pod.as_deref().map(|pod| uids(&pods, &PodAsked::from_argument(pod))).unwrap_or_default();
         let wanted = |subpath: &VolumeSubpath| {
-            self.all || self.pod.as_deref() == Some(subpath.pod_uid()) || named.contains(subpath)
+            self.all || uids.iter().any(|uid| uid == subpath.pod_uid()) || named.contains(subpath)
         };
-        let report = if self.dry_run {
-            let mut report = diagnose_node(policy);
-            report.binds.retain(|bind| subpath(&bind.source, policy).is_ok_and(|subpath| wanted(&subpath)));
-            report
-        } else {
-            repair_node(policy, wanted)
-        };
+        let report = mend_node(policy, &pods, self.act(), wanted);
         ensure!(
-            !report.binds.is_empty() || self.all || !report.problems.is_empty(),
-            "nothing to mend: this node has none of the volume-subpaths that were asked for"
+            report.looked_at > 0 || self.all || !report.problems.is_empty(),
+            "nothing to mend: this node has none of the volume-subpaths that were asked for; see `bindguard diagnose --all`"
         );
-        show::print(&report, self.json)?;
-        Ok(show::exit_code_after_repair(&report))
+        self.print(&report)?;
+        self.refused(&report)?;
+        Ok(show::node_exit_code(&report))
+    }
+
+    fn act(&self) -> Act {
+        match (self.dry_run, self.unmount) {
+            (true, _) => Act::Look,
+            (false, true) => Act::Detach,
+            (false, false) => Act::Rebind,
+        }
+    }
+
+    fn print(&self, report: &NodeReport) -> anyhow::Result<()> {
+        match self.format {
+            Format::Kubediag => kubediag::print_recovery(report),
+            Format::Text => show::print_node(report, self.json),
+            Format::Json => show::print_node(report, true),
+        }
+    }
+
+    /// A path that somebody named and that is neither stale nor well was not touched: they have to know.
+    fn refused(&self, report: &NodeReport) -> anyhow::Result<()> {
+        let not_stale = |verdict: &str| matches!(verdict, "unmounted" | "unknown" | "orphaned" | "dead");
+        match report.binds.iter().find(|bind| not_stale(bind.bind.verdict)).filter(|_| !self.paths.is_empty()) {
+            Some(bind) => {
+                bail!("{} is {}, not stale: nothing was done to it", bind.bind.source.display(), bind.bind.verdict)
+            }
+            None => Ok(()),
+        }
     }
 }
 
 /// Anything else than a subpath is not ours to touch.
 fn subpath(path: &Path, policy: &Policy) -> anyhow::Result<VolumeSubpath> {
-    match VolumeSubpath::from_path(path, policy.kubelet_roots()) {
-        Some(subpath) => Ok(subpath),
-        None => {
-            bail!("{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml", path.display())
-        }
-    }
+    let Some(subpath) = VolumeSubpath::from_path(path, policy.kubelet_roots()) else {
+        bail!("{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml", path.display())
+    };
+    // Held, not stat'ed: what lies behind it may be a server that does not answer.
+    Handle::of(path).map_err(|error| anyhow!(error.in_full()))?;
+    Ok(subpath)
 }

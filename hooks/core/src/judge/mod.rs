@@ -2,12 +2,14 @@
 
 mod host_root;
 mod reach;
+mod recorded;
 mod subpath;
 mod verdict;
 mod volume;
 
 pub use host_root::judge_host_root;
 pub use reach::judge_reach;
+pub use recorded::{judge_recorded, recorded_identity};
 pub use subpath::judge_subpath;
 pub use verdict::{Finding, Lack, Pinning, Remedy, StaleCause, Unmounted, Verdict, Way};
 pub use volume::judge_volume;

@@ -10,12 +10,14 @@
 //! Mirrors `pkg/volume/util/subpath/subpath_linux.go`, `pkg/volume/util/atomic_writer.go` and
 //! `pkg/kubelet/kubelet_getters.go` of Kubernetes.
 
+mod kubelet_path;
 mod mounted_volume;
 mod payload;
 mod plugin;
 mod sub_path;
 mod subpath;
 
+pub use kubelet_path::pod_uid_of;
 pub use mounted_volume::MountedVolume;
 pub use payload::{DATA_LINK, TimestampDirectory};
 pub use plugin::{Plugin, Writer};

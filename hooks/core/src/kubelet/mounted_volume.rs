@@ -97,6 +97,12 @@ impl MountedVolume {
         Some(Self { mount_point, pod_uid: pod_uid.to_owned(), plugin: *plugin, volume: volume.to_owned() })
     }
 
+    /// The same volume where it was before its files were copied below `prefix`.
+    pub fn without_prefix(&self, prefix: &Path) -> Option<Self> {
+        let below = self.mount_point.strip_prefix(prefix).ok()?;
+        Some(Self { mount_point: Path::new("/").join(below), ..self.clone() })
+    }
+
     /// Where the mount has to be.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point

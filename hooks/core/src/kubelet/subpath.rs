@@ -46,6 +46,11 @@ impl VolumeSubpath {
         path
     }
 
+    /// The same subpath below another kubelet root: a copy's original.
+    pub fn at_root(&self, kubelet_root: &Path) -> Self {
+        Self { kubelet_root: kubelet_root.to_owned(), ..self.clone() }
+    }
+
     /// `<root>/pods/<uid>`
     pub fn pod_directory(&self) -> PathBuf {
         self.kubelet_root.join("pods").join(&self.pod_uid)

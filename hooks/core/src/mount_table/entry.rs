@@ -47,6 +47,11 @@ impl MountRoot {
         Self { path: Path::new(OsStr::from_bytes(path)).to_path_buf(), deleted }
     }
 
+    /// The root as the kernel tells it, mark included, for people to read.
+    pub fn for_people(&self) -> String {
+        String::from_utf8_lossy(&self.to_kernel()).into_owned()
+    }
+
     pub(super) fn to_kernel(&self) -> Vec<u8> {
         let mut root = self.path.as_os_str().as_bytes().to_vec();
         if self.deleted {

@@ -26,6 +26,12 @@ impl MountTable {
         self.entries.iter().find(|entry| entry.id == id)
     }
 
+    /// The mount that a path of the namespace is on: of the mounts above it the nearest, and of those the topmost.
+    pub fn mount_over(&self, path: &Path) -> Option<&MountEntry> {
+        let above = self.entries.iter().filter(|entry| path.starts_with(&entry.mount_point));
+        above.max_by_key(|entry| entry.mount_point.components().count())
+    }
+
     /// The mounts at exactly this mount point, hidden ones included.
     pub fn stack_at<'a>(&'a self, mount_point: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
         self.entries.iter().filter(move |entry| entry.mount_point == mount_point)

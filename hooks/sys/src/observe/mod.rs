@@ -4,14 +4,18 @@
 //! kernel is asked for each handle's mount.
 
 mod host_mount;
+mod recorded;
 mod subpath;
 mod subpaths;
 mod volume;
+mod volumes;
 
 pub use host_mount::observe_host_mount;
+pub use recorded::Recorded;
 pub use subpath::HeldSubpath;
 pub use subpaths::{SubpathsError, list_subpaths};
 pub use volume::HeldVolume;
+pub use volumes::list_volumes;
 
 use bindguard_core::evidence::Observed;
 

@@ -37,7 +37,7 @@ pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, Subpaths
     Ok(found)
 }
 
-fn children(directory: &Path) -> Result<Vec<PathBuf>, SubpathsError> {
+pub(super) fn children(directory: &Path) -> Result<Vec<PathBuf>, SubpathsError> {
     let failed = |source| SubpathsError { directory: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,

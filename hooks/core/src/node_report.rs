@@ -1,0 +1,130 @@
+//! What is told of a whole node: the findings in the journal's words, and beside each the pod's names, where the mount
+//! came from, and what to do next.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::kubelet::{VolumeSubpath, pod_uid_of};
+use crate::mount_table::{MountEntry, MountTable};
+use crate::pods::{PodContainer, PodName, Pods};
+use crate::policy::Policy;
+use crate::report::{BindReport, Outcome, Report};
+
+/// The fault that a stale volume-subpath is an instance of.
+pub const ISSUE: &str = "https://github.com/kubernetes/kubernetes/issues/68211";
+
+/// The subpaths and volumes of a node, judged. Its JSON form is what `diagnose --json` and `repair --json` print.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct NodeReport {
+    /// What was found of each.
+    pub binds: Vec<NodeBind>,
+    /// How many subpaths and volumes were looked at; more than `binds` has when what is well is left out.
+    pub looked_at: usize,
+    /// What kept the look from being whole.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// What it took, in microseconds.
+    pub took_us: u64,
+}
+
+/// One subpath or volume.
+#[derive(Debug, Clone, Serialize)]
+pub struct NodeBind {
+    /// The finding.
+    #[serde(flatten)]
+    pub bind: BindReport,
+    /// Whose it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodName>,
+    /// The container that a subpath is for, where its runtime knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<PodContainer>,
+    /// Where a stale subpath's mount came from.
+    #[serde(flatten)]
+    pub origin: Option<Origin>,
+    /// The command that helps, or the one that tells more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// What a stale mount was bound from and to, as the mount table writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Origin {
+    /// The issue that tells why such a mount keeps a container from starting.
+    pub issue: &'static str,
+    /// What was bound: the mount's root, with the kernel's `//deleted`.
+    pub original_source: String,
+    /// Where.
+    pub original_destination: PathBuf,
+}
+
+impl Origin {
+    fn of(entry: &MountEntry) -> Self {
+        Self { issue: ISSUE, original_source: entry.root.for_people(), original_destination: entry.mount_point.clone() }
+    }
+}
+
+impl NodeReport {
+    /// Tells more of what was found: names, origins, what to do next.
+    pub fn from_report(report: Report, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
+        let looked_at = report.binds.len();
+        let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, table, pods, policy)).collect();
+        Self { binds, looked_at, problems: report.problems, took_us: report.took_us }
+    }
+
+    /// Leaves out what is as it should be.
+    pub fn without_what_is_well(mut self) -> Self {
+        self.binds.retain(NodeBind::is_finding);
+        self
+    }
+
+    /// Something could not be told.
+    pub fn is_incomplete(&self) -> bool {
+        !self.problems.is_empty() || self.binds.iter().any(|bind| bind.bind.verdict == "unknown")
+    }
+
+    /// Something is not as it should be, and was not mended just now.
+    pub fn has_findings(&self) -> bool {
+        self.binds.iter().any(|bind| bind.is_finding() && !bind.is_mended())
+    }
+}
+
+impl NodeBind {
+    fn from_bind(bind: BindReport, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
+        let subpath = VolumeSubpath::from_path(&bind.source, policy.kubelet_roots());
+        let uid = pod_uid_of(&bind.source, policy.kubelet_roots());
+        let pod = uid.map(|uid| pods.of_uid(uid));
+        let container = subpath.as_ref().and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
+        let entry = table.stack_at(&bind.source).last();
+        let is_stale = matches!(bind.verdict, "stale" | "orphaned");
+        let origin = entry.filter(|_| is_stale).map(Origin::of);
+        let next = next(&bind, pod.as_ref());
+        Self { bind, pod, container: container.cloned(), origin, next }
+    }
+
+    /// It is not as it should be, or could not be told to be.
+    pub fn is_finding(&self) -> bool {
+        self.bind.reason.is_some()
+    }
+
+    /// It is as it should be now.
+    pub fn is_mended(&self) -> bool {
+        matches!(self.bind.outcome, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached))
+    }
+}
+
+/// What somebody can do about a finding.
+fn next(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
+    let path = bind.source.display();
+    match (bind.verdict, &bind.outcome) {
+        (_, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached)) => None,
+        ("stale", Some(Outcome::WouldBe { .. })) => Some(format!("bindguard repair {path}")),
+        ("stale", _) if bind.kind == "subpath" => Some(format!("bindguard repair --unmount {path}")),
+        ("unmounted" | "dead" | "orphaned", _) => {
+            let pod = pod?;
+            Some(format!("kubectl -n {} describe pod {}", pod.namespace.as_ref()?, pod.name.as_ref()?))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,150 @@
+//! Pods by the names that people and the kubelet's folders give them.
+//!
+//! The kubelet's folders know a pod's uid only; a person at night knows a name. Who can tell both (a container runtime's
+//! CRI, the annotations of bundles) fills in [`PodName`]s, and everything else asks [`PodAsked`].
+
+use serde::Serialize;
+
+/// A pod, by what is known of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct PodName {
+    /// Its uid; for a static pod, the hash of its manifest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// Its namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+impl PodName {
+    /// A pod of which the uid alone is known.
+    pub fn of_uid(uid: &str) -> Self {
+        Self { uid: Some(uid.to_owned()), ..Self::default() }
+    }
+
+    /// `namespace/name` where both are known, else the uid.
+    pub fn for_people(&self) -> Option<String> {
+        match (&self.namespace, &self.name) {
+            (Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
+            _ => self.uid.clone(),
+        }
+    }
+}
+
+/// A container of a pod, as its runtime knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PodContainer {
+    /// Its id.
+    pub id: String,
+    /// Its name in the pod; none for the pod's sandbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `created`, `running`, `exited` or `unknown`; none where nobody could tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<&'static str>,
+    /// How often the container was made anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// Its pod.
+    #[serde(skip)]
+    pub pod: PodName,
+}
+
+/// All pods of a node that somebody could name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pods {
+    /// Their sandboxes and containers.
+    pub containers: Vec<PodContainer>,
+}
+
+impl Pods {
+    /// The pod with this uid; one of which nothing but the uid is known, if nobody knows more.
+    pub fn of_uid(&self, uid: &str) -> PodName {
+        let known = self.containers.iter().map(|container| &container.pod);
+        known.into_iter().find(|pod| pod.uid.as_deref() == Some(uid)).cloned().unwrap_or_else(|| PodName::of_uid(uid))
+    }
+
+    /// The newest container of that name in a pod.
+    pub fn container(&self, uid: &str, name: &str) -> Option<&PodContainer> {
+        let named = |container: &&PodContainer| {
+            container.pod.uid.as_deref() == Some(uid) && container.name.as_deref() == Some(name)
+        };
+        self.containers.iter().filter(named).max_by_key(|container| container.attempt)
+    }
+
+    /// The container with this id.
+    pub fn with_id(&self, id: &str) -> Option<&PodContainer> {
+        self.containers.iter().find(|container| container.id == id)
+    }
+}
+
+/// Which pod somebody means: `UID`, `NAME` or `NAMESPACE/NAME`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodAsked {
+    namespace: Option<String>,
+    name: String,
+}
+
+impl PodAsked {
+    /// Takes an argument apart. Neither uids nor names hold a slash.
+    pub fn from_argument(argument: &str) -> Self {
+        match argument.split_once('/') {
+            Some((namespace, name)) => Self { namespace: Some(namespace.to_owned()), name: name.to_owned() },
+            None => Self { namespace: None, name: argument.to_owned() },
+        }
+    }
+
+    /// Whether this pod is meant.
+    pub fn is(&self, pod: &PodName) -> bool {
+        let is_name = pod.name.as_deref() == Some(self.name.as_str());
+        match &self.namespace {
+            Some(namespace) => is_name && pod.namespace.as_deref() == Some(namespace.as_str()),
+            None => is_name || pod.uid.as_deref() == Some(self.name.as_str()),
+        }
+    }
+
+    /// As it was asked for.
+    pub fn for_people(&self) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("{namespace}/{}", self.name),
+            None => self.name.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn web() -> PodName {
+        let some = |word: &str| Some(word.to_owned());
+        PodName { uid: some("u-1"), namespace: some("shop"), name: some("web") }
+    }
+
+    #[test]
+    fn a_pod_is_meant_by_uid_by_name_and_by_namespace_and_name() {
+        for (asked, is_meant) in
+            [("u-1", true), ("web", true), ("shop/web", true), ("shop/u-1", false), ("other/web", false), ("we", false)]
+        {
+            assert_eq!(PodAsked::from_argument(asked).is(&web()), is_meant, "{asked}");
+        }
+    }
+
+    #[test]
+    fn the_newest_container_of_a_name_counts() {
+        let container = |id: &str, attempt| PodContainer {
+            id: id.to_owned(),
+            name: Some("app".to_owned()),
+            state: None,
+            attempt: Some(attempt),
+            pod: web(),
+        };
+        let pods = Pods { containers: vec![container("b", 2), container("a", 0)] };
+        assert_eq!(pods.container("u-1", "app").unwrap().id, "b");
+        assert_eq!(pods.of_uid("u-1"), web());
+        assert_eq!(pods.of_uid("u-2"), PodName::of_uid("u-2"));
+    }
+}

@@ -1,0 +1,81 @@
+//! The survey of a node that is not here.
+
+use std::path::Path;
+use std::slice;
+use std::time::Instant;
+
+use bindguard_core::judge::{Finding, judge_recorded, judge_volume};
+use bindguard_core::kubelet::VolumeSubpath;
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::node_report::NodeReport;
+use bindguard_core::plan::Plan;
+use bindguard_core::pods::Pods;
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::report::Report;
+use bindguard_core::source::SourceKind;
+use bindguard_sys::observe::{Recorded, list_subpaths, list_volumes};
+
+use crate::causes::in_full;
+use crate::check::would_be;
+
+/// Judges the subpaths and volumes of a node by its mount table and the copy of its files below `root`: those that are
+/// `wanted`.
+pub fn survey_recorded(
+    policy: &Policy,
+    pods: &Pods,
+    table: &MountTable,
+    root: &Path,
+    wanted: impl Fn(&Path) -> bool,
+) -> NodeReport {
+    let start = Instant::now();
+    let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
+    let (recorded, mut report) = (Recorded::new(table, root), Report::default());
+    let mut findings = subpaths(&policy, table, &recorded, &mut report);
+    findings.extend(volumes(&policy, root, &recorded, &mut report));
+    findings.retain(|finding| wanted(&finding.source));
+    report
+        .tell(&findings, |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), &policy), &policy));
+    report.took(start.elapsed());
+    NodeReport::from_report(report, table, pods, &policy)
+}
+
+/// Those that are mounted, and those of which only the folder is left.
+fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report: &mut Report) -> Vec<Finding> {
+    let mounted =
+        table.entries().iter().filter_map(|e| VolumeSubpath::from_path(&e.mount_point, policy.kubelet_roots()));
+    let mut found: Vec<VolumeSubpath> = mounted.collect();
+    for root in policy.kubelet_roots() {
+        match list_subpaths(&recorded.copy_of(root)) {
+            Ok(copies) => found.extend(copies.iter().map(|copy| copy.at_root(root))),
+            Err(error) => report.problems.push(in_full(error)),
+        }
+    }
+    found.sort_by_key(VolumeSubpath::path);
+    found.dedup();
+    let judged = found.into_iter().map(|subpath| Finding {
+        bind: None,
+        source: subpath.path(),
+        destination: None,
+        verdict: judge_recorded(&recorded.subpath(&subpath)),
+        kind: SourceKind::Subpath(subpath),
+    });
+    judged.collect()
+}
+
+fn volumes(policy: &Policy, root: &Path, recorded: &Recorded<'_>, report: &mut Report) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for kubelet_root in policy.kubelet_roots() {
+        match list_volumes(&recorded.copy_of(kubelet_root)) {
+            Ok(copies) => found.extend(copies.iter().filter_map(|copy| copy.without_prefix(root))),
+            Err(error) => report.problems.push(in_full(error)),
+        }
+    }
+    let judged = found.into_iter().map(|volume| Finding {
+        bind: None,
+        source: volume.mount_point().to_owned(),
+        destination: None,
+        verdict: judge_volume(&volume, &recorded.volume_mount(&volume)),
+        kind: SourceKind::MountedVolume(volume),
+    });
+    judged.collect()
+}

@@ -1,0 +1,126 @@
+//! What a support bundle tells of a node: its mount table, and a copy of its files below some folder.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::evidence::{FileKind, Observed, SubpathEvidence, SubpathMount, Target, Volume, VolumeMount};
+use bindguard_core::judge::recorded_identity;
+use bindguard_core::kubelet::{DATA_LINK, MountedVolume, Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
+use bindguard_core::mount_table::{MountEntry, MountTable};
+
+/// A recorded node. Paths are the node's own.
+#[derive(Debug)]
+pub struct Recorded<'r> {
+    table: &'r MountTable,
+    root: &'r Path,
+}
+
+impl<'r> Recorded<'r> {
+    /// The node with this mount table, whose `/` was copied to `root`.
+    pub fn new(table: &'r MountTable, root: &'r Path) -> Self {
+        Self { table, root }
+    }
+
+    /// Where the copy has a path of the node.
+    pub fn copy_of(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// What is recorded of a volume's mount.
+    pub fn volume_mount(&self, volume: &MountedVolume) -> Observed<VolumeMount> {
+        match self.table.stack_at(volume.mount_point()).last() {
+            Some(entry) => Observed::Seen(VolumeMount { fs_type: entry.fs_type.clone() }),
+            None => Observed::Absent,
+        }
+    }
+
+    /// What is recorded of a subpath.
+    pub fn subpath(&self, subpath: &VolumeSubpath) -> SubpathEvidence {
+        let path = subpath.path();
+        let stack: Vec<&MountEntry> = self.table.stack_at(&path).collect();
+        let Some(entry) = stack.last() else {
+            return SubpathEvidence { mount: Observed::Absent, volume: Observed::Absent, target: Observed::Absent };
+        };
+        let mut mount = SubpathMount {
+            root: entry.root.clone(),
+            device: entry.device,
+            fs_type: entry.fs_type.clone(),
+            identity: Observed::Seen(recorded_identity(FileKind::File)),
+            covers_its_equal: stack.len() > 1,
+        };
+        let volume = self.volume(subpath, entry);
+        let target = match &volume {
+            Observed::Seen(volume) => self.target(&mount, volume),
+            Observed::Absent | Observed::Unreadable(_) => Observed::Absent,
+        };
+        if let Observed::Seen(Target { file: Observed::Seen(file), .. }) = &target {
+            // A copy cannot tell what the mount shows, only what has its name.
+            mount.identity = Observed::Seen(*file);
+        }
+        SubpathEvidence { mount: Observed::Seen(mount), volume, target }
+    }
+
+    fn volume(&self, subpath: &VolumeSubpath, entry: &MountEntry) -> Observed<Volume> {
+        let copied = |plugin: &Plugin| self.copy_of(&subpath.volume_directory(*plugin)).symlink_metadata().is_ok();
+        let told = |plugin: &Plugin| in_root(subpath, *plugin, entry).is_some();
+        let plugin = Plugin::ALL.iter().find(|plugin| copied(plugin)).or_else(|| Plugin::ALL.iter().find(|p| told(p)));
+        let Some(plugin) = plugin.copied() else {
+            return Observed::Unreadable("the copy does not hold its volume".to_owned());
+        };
+        let directory = subpath.volume_directory(plugin);
+        let seen = |mount: &MountEntry, place: PathBuf, is_mount_point: bool| {
+            let (device, fs_type) = (mount.device, mount.fs_type.clone());
+            Observed::Seen(Volume { plugin, directory: directory.clone(), device, fs_type, place, is_mount_point })
+        };
+        if let Some(own) = self.table.stack_at(&directory).last() {
+            return seen(own, own.root.path.clone(), true);
+        }
+        let over = self.table.mount_over(&directory);
+        match (
+            over.and_then(|over| Some((over, over.place_in_filesystem(&directory)?))),
+            in_root(subpath, plugin, entry),
+        ) {
+            (Some((over, place)), _) => seen(over, place, false),
+            (None, Some(place)) => seen(entry, place, false),
+            (None, None) => Observed::Unreadable("the mount table does not hold the mount of its volume".to_owned()),
+        }
+    }
+
+    fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
+        let Ok(sub_path) = SubPath::from_mount(mount, volume) else { return Observed::Absent };
+        let copy = self.copy_of(&volume.directory);
+        let payload = match volume.plugin.writer() {
+            Writer::Containers => None,
+            Writer::Kubelet => match fs::read_link(copy.join(DATA_LINK)) {
+                Ok(link) => TimestampDirectory::from_name(link.as_os_str()),
+                Err(error) => return missing_or(&error, &copy),
+            },
+        };
+        let folder = payload.as_ref().map_or_else(|| copy.clone(), |payload| copy.join(payload.name()));
+        match folder.join(&sub_path.path).symlink_metadata() {
+            Ok(metadata) => {
+                let kind = if metadata.is_dir() { FileKind::Directory } else { FileKind::File };
+                Observed::Seen(Target { timestamp: payload, file: Observed::Seen(recorded_identity(kind)) })
+            }
+            // A payload of which nothing was copied tells nothing of its keys.
+            Err(_) if fs::read_dir(&folder).is_err() => missing_or(&io::ErrorKind::NotFound.into(), &folder),
+            Err(_) => Observed::Seen(Target { timestamp: payload, file: Observed::Absent }),
+        }
+    }
+}
+
+fn missing_or<T>(error: &io::Error, copy: &Path) -> Observed<T> {
+    match error.kind() {
+        io::ErrorKind::NotFound => Observed::Unreadable(format!("the copy does not hold {}", copy.display())),
+        _ => Observed::Unreadable(format!("read {}: {error}", copy.display())),
+    }
+}
+
+/// The volume's place as the subpath's own mount tells it: what stands in its root up to the volume's name.
+fn in_root(subpath: &VolumeSubpath, plugin: Plugin, entry: &MountEntry) -> Option<PathBuf> {
+    let folder = format!("/pods/{}/volumes/{plugin}/{}", subpath.pod_uid(), subpath.volume());
+    let root = entry.root.path.to_str()?;
+    let at = root.find(&folder)?;
+    Some(PathBuf::from(&root[..at + folder.len()]))
+}

@@ -1,0 +1,48 @@
+//! A pod by the name that `kubectl` knows it by: `diagnose` and `repair` take it, and tell the container's state, with the
+//! CRI's help, and without it from the bundles.
+
+use anyhow::{Result, ensure};
+use bindguard_integration::cri::mount;
+use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use serde_json::Value;
+
+fn story(generation: Generation) {
+    Setup::on(generation).cri().story(tell);
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("uid-named")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let mounts = [mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate)];
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod("bindguard", "web", pod.uid())?;
+    let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+    volume.update(&[("app.conf", "two")])?;
+
+    for asked in ["uid-named", "web", "default/web"] {
+        let told = node.bindguard(["diagnose", "--pod", asked, "--json"])?;
+        let report: Value = serde_json::from_str(&told.stdout)?;
+        let bind = &report["binds"][0];
+        ensure!(told.code() == 1 && bind["verdict"] == "stale", "{asked}: {told:?}");
+        ensure!(bind["pod"]["name"] == "web" && bind["pod"]["namespace"] == "default", "{bind}");
+        ensure!(bind["container"]["state"] == "running" && bind["container"]["id"] == app.as_str(), "{bind}");
+    }
+    let without = node.bindguard(["diagnose", "--pod", "web", "--cri", "/nowhere.sock"])?;
+    ensure!(without.code() == 1 && without.stdout.contains("of pod default/web, container app"), "{without:?}");
+    ensure!(without.stderr.contains("without the CRI's help: ask /nowhere.sock"), "{without:?}");
+
+    cri.stop(&app, 0)?;
+    cri.wait_for_exit(&app)?;
+    let told = node.bindguard(["diagnose", "--pod", "web"])?;
+    ensure!(told.stdout.contains("container app (exited)"), "{told:?}");
+    let other = node.bindguard(["diagnose", "--pod", "other/web"])?;
+    ensure!(other.code() == 2, "{other:?}");
+    let mended = node.bindguard(["repair", "--pod", "default/web"])?;
+    ensure!(mended.code() == 0 && mended.stdout.contains("re-bound"), "{mended:?}");
+    cri.remove_pod(&sandbox)?;
+    pod.delete()
+}

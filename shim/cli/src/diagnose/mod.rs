@@ -1,0 +1,128 @@
+//! `bindguard diagnose`: every volume-subpath and volume of the node, judged as an admission would; or of a node that
+//! is not here, from a support bundle.
+
+pub mod kubediag;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail, ensure};
+use bindguard_core::kubelet::pod_uid_of;
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::node_report::NodeReport;
+use bindguard_core::pods::{PodAsked, Pods};
+use bindguard_core::policy::Policy;
+use bindguard_guard::{survey_node, survey_recorded};
+use clap::{Args, ValueEnum};
+
+use crate::pods::{PodsFrom, recorded, uids};
+use crate::show;
+
+/// Arguments of `diagnose`.
+#[derive(Debug, Args)]
+pub struct Diagnose {
+    /// Only what belongs to this pod: UID, NAME or NAMESPACE/NAME.
+    #[arg(long, value_name = "POD")]
+    pod: Option<String>,
+    /// Also what is as it should be.
+    #[arg(long)]
+    all: bool,
+    /// Print the report as JSON, in the journal's words.
+    #[arg(long)]
+    json: bool,
+    /// `kubediag`: one line of JSON for each of kubediag's processors that this stands in for.
+    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
+    format: Format,
+    /// Not this node, but the one whose mountinfo this is.
+    #[arg(long, value_name = "FILE", requires = "root")]
+    mountinfo: Option<PathBuf>,
+    /// A copy of that node's files: `DIR/var/lib/kubelet/pods/...`.
+    #[arg(long, value_name = "DIR", requires = "mountinfo")]
+    root: Option<PathBuf>,
+    #[command(flatten)]
+    pods: PodsFrom,
+}
+
+/// For whom a report is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+    /// For kubediag.
+    Kubediag,
+}
+
+impl Diagnose {
+    /// Runs it.
+    pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
+        let mountinfo = self.mountinfo()?;
+        let table = self.table(&mountinfo)?;
+        let report = self.report(policy, &table)?;
+        match (self.format, self.json) {
+            (Format::Kubediag, _) => kubediag::print_diagnosis(&report, &mountinfo, &table)?,
+            (Format::Json, _) | (_, true) => show::print_node(&self.trimmed(&report), true)?,
+            (Format::Text, false) => show::print_node(&self.trimmed(&report), false)?,
+        }
+        Ok(show::node_exit_code(&report))
+    }
+
+    fn report(&self, policy: &Policy, table: &MountTable) -> anyhow::Result<NodeReport> {
+        let Some(root) = &self.root else {
+            let pods = self.pods.pods();
+            let wanted = self.wanted(&pods, policy);
+            return self.unless_empty(survey_node(policy, &pods, wanted));
+        };
+        if !fs::metadata(root).with_context(|| format!("look at {}", root.display()))?.is_dir() {
+            bail!("{} is no folder: --root takes the copy of a node's files", root.display());
+        }
+        let pods = recorded(root);
+        let wanted = self.wanted(&pods, policy);
+        self.unless_empty(survey_recorded(policy, &pods, table, root, wanted))
+    }
+
+    /// Somebody who asks for a pod has seen it somewhere: that it is not here is no good news.
+    fn unless_empty(&self, report: NodeReport) -> anyhow::Result<NodeReport> {
+        match &self.pod {
+            Some(pod) if report.looked_at == 0 && report.problems.is_empty() => {
+                bail!("this node has no subpath and no mounted volume of a pod {pod}: is it another node's?")
+            }
+            _ => Ok(report),
+        }
+    }
+
+    fn wanted<'a>(&self, pods: &Pods, policy: &'a Policy) -> impl Fn(&Path) -> bool + use<'a> {
+        let asked = self.pod.as_deref().map(|pod| uids(pods, &PodAsked::from_argument(pod)));
+        move |path| match &asked {
+            None => true,
+            Some(uids) => {
+                pod_uid_of(path, policy.kubelet_roots()).is_some_and(|uid| uids.iter().any(|wanted| wanted == uid))
+            }
+        }
+    }
+
+    fn trimmed(&self, report: &NodeReport) -> NodeReport {
+        if self.all { report.clone() } else { report.clone().without_what_is_well() }
+    }
+
+    fn mountinfo(&self) -> anyhow::Result<Vec<u8>> {
+        let path = self.mountinfo.as_deref().unwrap_or(Path::new("/proc/thread-self/mountinfo"));
+        fs::read(path).with_context(|| format!("read {}", path.display()))
+    }
+
+    fn table(&self, mountinfo: &[u8]) -> anyhow::Result<MountTable> {
+        let table = MountTable::from_mountinfo(mountinfo).with_context(|| self.what_was_read())?;
+        // The kernel ends every line; a copy that was cut off does not, and a last field that was cut looks whole.
+        ensure!(mountinfo.ends_with(b"\n"), "{}: it ends in the middle of a line", self.what_was_read());
+        Ok(table)
+    }
+
+    fn what_was_read(&self) -> String {
+        match &self.mountinfo {
+            Some(path) => format!("understand {}: take it again, whole, with `cat /proc/1/mountinfo`", path.display()),
+            None => "understand this node's mountinfo".to_owned(),
+        }
+    }
+}

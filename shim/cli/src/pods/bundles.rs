@@ -1,0 +1,37 @@
+//! What runs now, by the annotations of containerd's bundles.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::pods::{PodContainer, PodName};
+use bindguard_core::report::Container;
+use bindguard_core::spec::SpecView;
+use bindguard_sys::bundle::read_spec;
+
+/// containerd's state directories: its own default, k3s', MicroK8s'.
+const STATES: [&str; 3] = ["run/containerd", "run/k3s/containerd", "var/snap/microk8s/common/run/containerd"];
+const TASKS: &str = "io.containerd.runtime.v2.task";
+
+/// The containers that have a bundle, on a node whose `/` is at `root`.
+pub fn containers(root: &Path) -> Vec<PodContainer> {
+    let tasks = STATES.iter().map(|state| root.join(state).join(TASKS));
+    let namespaces = tasks.flat_map(|tasks| entries(&tasks));
+    namespaces.flat_map(|namespace| entries(&namespace)).filter_map(|bundle| container(&bundle)).collect()
+}
+
+/// A bundle may go away while it is read: then its container does, too.
+fn container(bundle: &Path) -> Option<PodContainer> {
+    let bytes = read_spec(bundle).ok()?;
+    let Container { name, pod, namespace, uid } = Container::from_spec(&SpecView::from_bytes(&bytes).ok()?);
+    Some(PodContainer {
+        id: bundle.file_name()?.to_str()?.to_owned(),
+        name,
+        state: None,
+        attempt: None,
+        pod: PodName { uid, namespace, name: pod },
+    })
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}

@@ -1,0 +1,140 @@
+//! Two questions to the CRI, in gRPC by hand: a unary call is one HTTP/2 request with a five-byte frame in its body.
+//!
+//! A generated client would bring a whole stack for two calls (docs/decisions/0009). `h2` speaks the protocol, and the
+//! messages are ours: [`messages`](super::messages).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bindguard_core::pods::{PodContainer, PodName};
+use bytes::{Buf, Bytes};
+use h2::client::{SendRequest, handshake};
+use http::{HeaderMap, Request};
+use prost::Message;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::messages::{Container, ListContainersResponse, ListPodSandboxResponse, ListRequest, PodSandbox};
+
+/// Where CRIs listen: containerd, k3s, MicroK8s, CRI-O.
+const SOCKETS: [&str; 4] = [
+    "/run/containerd/containerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
+    "/run/crio/crio.sock",
+];
+/// Names are not worth more of an operator's time.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// gRPC's frame: one byte of flags, four of length.
+const FRAME: usize = 5;
+
+/// Every sandbox and container that the CRI knows; none where there is no CRI.
+pub fn containers(asked: Option<&Path>) -> Result<Vec<PodContainer>> {
+    let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.symlink_metadata().is_ok());
+    let Some(socket) = asked.map(Path::to_owned).or_else(usual) else { return Ok(Vec::new()) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("make a tokio runtime")?;
+    let answer = runtime.block_on(async { timeout(PATIENCE, ask(&socket)).await });
+    let answer = answer.map_err(|_| anyhow::anyhow!("it does not answer within {} s", PATIENCE.as_secs()));
+    answer.and_then(|answer| answer).with_context(|| format!("ask {}", socket.display()))
+}
+
+async fn ask(socket: &Path) -> Result<Vec<PodContainer>> {
+    let stream = UnixStream::connect(socket).await.context("connect")?;
+    let (client, connection) = handshake(stream).await.context("begin HTTP/2")?;
+    // The connection moves only while somebody drives it; it ends with the runtime.
+    tokio::spawn(connection);
+    let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox").await?;
+    let containers: ListContainersResponse = call(&client, "ListContainers").await?;
+    Ok(named(&pods.items, containers.containers))
+}
+
+async fn call<A: Message + Default>(client: &SendRequest<Bytes>, method: &str) -> Result<A> {
+    let failed = || format!("call {method}");
+    let uri = format!("http://localhost/runtime.v1.RuntimeService/{method}");
+    let request = Request::post(uri).header("content-type", "application/grpc").header("te", "trailers").body(())?;
+    let mut client = client.clone().ready().await.with_context(failed)?;
+    let (response, mut body) = client.send_request(request, false).with_context(failed)?;
+    body.send_data(frame(&ListRequest {}), true).with_context(failed)?;
+    let (head, mut stream) = response.await.with_context(failed)?.into_parts();
+    status(&head.headers).with_context(failed)?;
+    let mut answer = Vec::new();
+    while let Some(data) = stream.data().await {
+        let data = data.with_context(failed)?;
+        // Without it the server stops after 64 KiB.
+        stream.flow_control().release_capacity(data.len()).with_context(failed)?;
+        answer.extend_from_slice(&data);
+    }
+    status(&stream.trailers().await.with_context(failed)?.unwrap_or_default()).with_context(failed)?;
+    unframed(&answer).with_context(failed)
+}
+
+fn frame(message: &impl Message) -> Bytes {
+    let body = message.encode_to_vec();
+    let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+    [&[0][..], &length.to_be_bytes(), &body].concat().into()
+}
+
+fn unframed<A: Message + Default>(mut answer: &[u8]) -> Result<A> {
+    ensure!(answer.len() >= FRAME, "it ended without an answer");
+    ensure!(answer.get_u8() == 0, "it is compressed, which was not asked for");
+    let length = answer.get_u32() as usize;
+    let message = answer.get(..length).context("it was cut off")?;
+    A::decode(message).context("understand it")
+}
+
+/// gRPC's own status, in the headers of an answer without a body or in the trailers of any other.
+fn status(headers: &HeaderMap) -> Result<()> {
+    let text = |key: &str| headers.get(key).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    match text("grpc-status").as_str() {
+        "" | "0" => Ok(()),
+        number => bail!("gRPC status {number}: {}", text("grpc-message")),
+    }
+}
+
+fn named(pods: &[PodSandbox], containers: Vec<Container>) -> Vec<PodContainer> {
+    let name = |id: &str| pods.iter().find(|pod| pod.id == id).map(pod_name).unwrap_or_default();
+    let sandboxes = pods.iter().map(|pod| PodContainer {
+        id: pod.id.clone(),
+        name: None,
+        state: Some(if pod.state == 0 { "running" } else { "exited" }),
+        attempt: None,
+        pod: pod_name(pod),
+    });
+    let containers = containers.into_iter().map(|container| {
+        let metadata = container.metadata.unwrap_or_default();
+        PodContainer {
+            pod: name(&container.pod_sandbox_id),
+            state: Some(["created", "running", "exited"].get(container.state as usize).unwrap_or(&"unknown")),
+            attempt: Some(metadata.attempt),
+            name: Some(metadata.name),
+            id: container.id,
+        }
+    });
+    sandboxes.chain(containers).collect()
+}
+
+fn pod_name(pod: &PodSandbox) -> PodName {
+    let metadata = pod.metadata.clone().unwrap_or_default();
+    PodName { uid: Some(metadata.uid), namespace: Some(metadata.namespace), name: Some(metadata.name) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_comes_back_and_half_a_frame_does_not() {
+        let pod = PodSandbox { id: "s-1".to_owned(), metadata: None, state: 0 };
+        let bytes = frame(&ListPodSandboxResponse { items: vec![pod] });
+        assert_eq!(unframed::<ListPodSandboxResponse>(&bytes).unwrap().items[0].id, "s-1");
+        assert!(unframed::<ListPodSandboxResponse>(&bytes[..bytes.len() - 1]).is_err());
+        assert!(unframed::<ListPodSandboxResponse>(&bytes[..3]).is_err());
+    }
+
+    #[test]
+    fn a_socket_that_is_not_there_is_an_error_only_when_it_was_asked_for() {
+        let error = containers(Some(Path::new("/nowhere.sock"))).unwrap_err();
+        assert!(format!("{error:#}").starts_with("ask /nowhere.sock: connect: "), "{error:#}");
+    }
+}

@@ -1,0 +1,68 @@
+//! The pods of this node by name, from those who know the names.
+//!
+//! ```text
+//! containerd's CRI socket ──── names, states, how often a container was made anew ─┐
+//! bundles' config.json ─────── names of what runs now, without asking anybody ─────┴─► Pods
+//! ```
+//!
+//! A node whose containerd does not answer still has its bundles; one that has neither still has uids.
+
+mod bundles;
+mod cri;
+mod messages;
+
+use std::path::{Path, PathBuf};
+
+use bindguard_core::pods::{PodAsked, PodContainer, PodName, Pods};
+use clap::Args;
+
+/// Where the names come from.
+#[derive(Debug, Clone, Args)]
+pub struct PodsFrom {
+    /// The socket of the CRI: by default the first that is there of containerd's, k3s', MicroK8s' and CRI-O's.
+    #[arg(long, value_name = "SOCKET")]
+    cri: Option<PathBuf>,
+}
+
+impl PodsFrom {
+    /// Everybody who could be named. What the CRI would not say is said on stderr, and is no error: names are a service.
+    pub fn pods(&self) -> Pods {
+        let mut containers = self.asked_of_the_cri();
+        let bundles = bundles::containers(Path::new("/"));
+        let unknown = |bundle: &PodContainer| !containers.iter().any(|known| known.id == bundle.id);
+        let more: Vec<_> = bundles.into_iter().filter(unknown).collect();
+        containers.extend(more);
+        Pods { containers }
+    }
+
+    fn asked_of_the_cri(&self) -> Vec<PodContainer> {
+        match cri::containers(self.cri.as_deref()) {
+            Ok(containers) => containers,
+            Err(error) => {
+                eprintln!("bindguard: pods are told without the CRI's help: {error:#}");
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// The pods whose bundles a copy of a node's files holds.
+pub fn recorded(root: &Path) -> Pods {
+    Pods { containers: bundles::containers(root) }
+}
+
+/// The uids of the pods that somebody means. One that nobody can name may be a uid itself.
+pub fn uids(pods: &Pods, asked: &PodAsked) -> Vec<String> {
+    let mut uids: Vec<String> = pods
+        .containers
+        .iter()
+        .filter(|container| asked.is(&container.pod))
+        .filter_map(|container| container.pod.uid.clone())
+        .collect();
+    uids.sort();
+    uids.dedup();
+    if uids.is_empty() && asked.is(&PodName::of_uid(&asked.for_people())) {
+        uids.push(asked.for_people());
+    }
+    uids
+}

@@ -1,0 +1,43 @@
+//! Reports on a terminal, and for programs.
+//!
+//! Text is coloured where it goes to a terminal that wants it (`NO_COLOR` is heard); `--json` is the same report, whole.
+
+mod bundle;
+mod node;
+mod style;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use serde::Serialize;
+
+pub use bundle::{exit_code, print};
+pub use node::{node_exit_code, print_node};
+pub use style::{Lines, verdict_style};
+
+/// "Could not tell", for scripts.
+pub const COULD_NOT_TELL: u8 = 2;
+
+/// Prints what a program will read.
+pub fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
+    print_text(&(serde_json::to_string_pretty(report).context("write the report as JSON")? + "\n"))
+}
+
+/// Prints text, with its colours where they are wanted.
+pub fn print_text(text: &str) -> anyhow::Result<()> {
+    match anstream::stdout().write_all(text.as_bytes()) {
+        // `bindguard diagnose | head`: who reads has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("write the report"),
+    }
+}
+
+/// 2 when something could not be told, else 1 when something was found, else 0.
+pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
+    match (is_incomplete, has_findings) {
+        (true, _) => ExitCode::from(COULD_NOT_TELL),
+        (false, true) => ExitCode::FAILURE,
+        (false, false) => ExitCode::SUCCESS,
+    }
+}

@@ -1,0 +1,57 @@
+//! The report on a node.
+
+use std::process::ExitCode;
+
+use bindguard_core::node_report::{NodeBind, NodeReport};
+
+use super::bundle::tell;
+use super::{Lines, code, print_json, print_text, verdict_style};
+
+/// Prints a report, as text or as one JSON object.
+pub fn print_node(report: &NodeReport, json: bool) -> anyhow::Result<()> {
+    if json { print_json(report) } else { print_text(text(report).text()) }
+}
+
+/// 2 when something could not be told, 1 when something is not as it should be still, else 0.
+pub fn node_exit_code(report: &NodeReport) -> ExitCode {
+    code(report.is_incomplete(), report.has_findings())
+}
+
+fn text(report: &NodeReport) -> Lines {
+    let mut lines = Lines::default();
+    for problem in &report.problems {
+        lines.headed("problem", verdict_style("problem"), problem);
+    }
+    for bind in &report.binds {
+        tell(&bind.bind, &mut lines);
+        tell_more(bind, &mut lines);
+    }
+    let found = report.binds.iter().filter(|bind| bind.is_finding()).count();
+    let mended = report.binds.iter().filter(|bind| bind.is_mended()).count();
+    let mended = if mended > 0 { format!(", {mended} of them mended") } else { String::new() };
+    lines.line(&format!("{} looked at, {found} with findings{mended}", report.looked_at));
+    lines
+}
+
+fn tell_more(bind: &NodeBind, lines: &mut Lines) {
+    if let Some(whose) = whose(bind) {
+        lines.below(&whose);
+    }
+    if let Some(origin) = bind.origin.as_ref().filter(|_| bind.is_finding()) {
+        lines.below(&format!("it was bound from {}", origin.original_source));
+        lines.below(&format!("see {}", origin.issue));
+    }
+    if let Some(next) = &bind.next {
+        lines.run(next);
+    }
+}
+
+fn whose(bind: &NodeBind) -> Option<String> {
+    let pod = bind.pod.as_ref()?.for_people()?;
+    let container = bind.container.as_ref().and_then(|container| {
+        let attempt = container.attempt.filter(|attempt| *attempt > 0);
+        let again = attempt.map(|attempt| format!(", made anew {attempt} times")).unwrap_or_default();
+        Some(format!(", container {} ({}{again})", container.name.as_ref()?, container.state.unwrap_or("running")))
+    });
+    Some(format!("of pod {pod}{}", container.unwrap_or_default()))
+}
