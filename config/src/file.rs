@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindguard_core::policy::{Alarm, Mode, Policy};
+use bindguard_core::policy::{Alarm, FailedRepair, Mode, PodsMay, Policy, Scope, Vanished};
 use serde::Deserialize;
 
 use crate::Config;
@@ -19,6 +19,7 @@ pub(crate) struct File {
     kubelet: Kubelet,
     checks: Checks,
     host_root: HostRoot,
+    annotations: Annotations,
     journal: Journal,
 }
 
@@ -26,6 +27,7 @@ pub(crate) struct File {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 struct Guard {
     deadline_ms: Option<u64>,
+    failed_repairs: OnFailure,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -47,12 +49,21 @@ struct Checks {
     host_root: Choice,
     unmounted_volumes: Warn,
     dead_sources: Warn,
+    vanished_directories: Lost,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 struct HostRoot {
+    scope: Reach,
     extra_directories: Vec<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+struct Annotations {
+    mode: bool,
+    propagation: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,6 +95,31 @@ enum Warn {
     Report,
     Refuse,
     Off,
+}
+
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Lost {
+    #[default]
+    Leave,
+    Remake,
+}
+
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum OnFailure {
+    #[default]
+    Pass,
+    Refuse,
+}
+
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Reach {
+    HostRoot,
+    #[default]
+    RuntimeDirs,
+    AnySubmounts,
 }
 
 impl Warn {
@@ -118,8 +154,22 @@ impl File {
             policy: Policy {
                 stale_subpaths: self.checks.stale_subpaths.into_mode(),
                 host_root: self.checks.host_root.into_mode(),
+                host_root_scope: match self.host_root.scope {
+                    Reach::HostRoot => Scope::HostRoot,
+                    Reach::RuntimeDirs => Scope::RuntimeDirectories,
+                    Reach::AnySubmounts => Scope::AnySubmounts,
+                },
+                vanished_directories: match self.checks.vanished_directories {
+                    Lost::Leave => Vanished::Leave,
+                    Lost::Remake => Vanished::Remake,
+                },
+                failed_repairs: match self.guard.failed_repairs {
+                    OnFailure::Pass => FailedRepair::Pass,
+                    OnFailure::Refuse => FailedRepair::Refuse,
+                },
                 unmounted_volumes: self.checks.unmounted_volumes.into_alarm(),
                 dead_sources: self.checks.dead_sources.into_alarm(),
+                pods_may: PodsMay { set_mode: self.annotations.mode, set_propagation: self.annotations.propagation },
                 kubelet_roots: self.kubelet.roots.unwrap_or(defaults.kubelet_roots),
                 runtime_directories,
             },

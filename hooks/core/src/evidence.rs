@@ -44,7 +44,10 @@ pub struct FileIdentity {
 pub struct SubpathEvidence {
     /// The mount that a bind of the subpath would be made from. [`Observed::Absent`]: the path is not a mount point.
     pub mount: Observed<SubpathMount>,
-    /// The volume. [`Observed::Absent`]: none of the plugins that the guard understands has a volume of that name.
+    /// What it answered. Local filesystems are not asked.
+    pub reach: Reach,
+    /// The volume. [`Observed::Absent`]: none of the plugins that the guard understands has a volume of that name, and the
+    /// filesystem of the mount was not looked for, or not found, on the host.
     pub volume: Observed<Volume>,
     /// What the kubelet would bind today for the same sub path. Looked for only when the two above were seen and the
     /// sub path could be told from them; [`Observed::Absent`] otherwise, and when the volume holds no payload.
@@ -60,7 +63,7 @@ pub struct SubpathMount {
     pub device: Device,
     /// Its filesystem's type.
     pub fs_type: FsType,
-    /// The file that it shows. Looked at on local filesystems only.
+    /// The file that it shows, as far as the kernel knows without asking a server.
     pub identity: Observed<FileIdentity>,
     /// Another mount lies directly below it at the same path: an earlier swap was cut off before its last step.
     pub covers_its_equal: bool,
@@ -115,6 +118,30 @@ pub enum Reach {
     },
     /// Nobody asked.
     NotAsked,
+}
+
+impl Reach {
+    /// What dead mounts answer. errno(3): EIO, ECONNABORTED (a FUSE connection that was aborted), ENOTCONN (a FUSE daemon
+    /// that died), ETIMEDOUT, ECONNREFUSED (one that died before it had begun, Linux 7), EHOSTDOWN, EHOSTUNREACH, ESTALE
+    /// (an NFS handle that the server forgot), EREMOTEIO.
+    const DEAD: [i32; 9] = [5, 103, 107, 110, 111, 112, 113, 116, 121];
+
+    /// The words of a source that is dead for certain. One that is only silent may yet answer.
+    pub fn words_of_the_dead(&self) -> Option<&str> {
+        match self {
+            Self::Refused { number, words } if Self::DEAD.contains(number) => Some(words),
+            Self::Refused { .. } | Self::Silent(_) | Self::Alive | Self::NotAsked => None,
+        }
+    }
+
+    /// Somebody behind it answers, if only that nothing is there.
+    pub fn is_answer(&self) -> bool {
+        match self {
+            Self::Alive => true,
+            Self::Refused { .. } => self.words_of_the_dead().is_none(),
+            Self::Silent(_) | Self::NotAsked => false,
+        }
+    }
 }
 
 /// What is known of the mount that a host-root bind would be made from.

@@ -10,6 +10,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod annotations;
 pub mod evidence;
 pub mod judge;
 pub mod kubelet;

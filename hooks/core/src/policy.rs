@@ -24,6 +24,44 @@ pub enum Alarm {
     Off,
 }
 
+/// What to do about a directory that a container's own volume has lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vanished {
+    /// Leave it: the runtime fails on it.
+    Leave,
+    /// Make it again, empty, as the kubelet does for a container that starts for the first time.
+    Remake,
+}
+
+/// What to do when something that should have been repaired could not be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailedRepair {
+    /// Report it; the runtime gets the bind as it was.
+    Pass,
+    /// Refuse the container, with the reason.
+    Refuse,
+}
+
+/// Which binds are looked at for keeping the host's mounts alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Binds of `/` alone.
+    HostRoot,
+    /// Binds of `/`, of directories in which the kubelet or a runtime mounts things, and of folders above one.
+    RuntimeDirectories,
+    /// Every recursive bind of a directory that holds a mount. It takes a reading of the mount table.
+    AnySubmounts,
+}
+
+/// What a pod's annotations may change.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PodsMay {
+    /// `bindguard.io/mode`
+    pub set_mode: bool,
+    /// `bindguard.io/propagation`
+    pub set_propagation: bool,
+}
+
 /// The operator's choices, as far as decisions depend on them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -31,10 +69,18 @@ pub struct Policy {
     pub stale_subpaths: Mode,
     /// Binds that keep the host's mounts alive.
     pub host_root: Mode,
+    /// Which binds [`Policy::host_root`] is about.
+    pub host_root_scope: Scope,
+    /// Directories that vanished from volumes that containers write.
+    pub vanished_directories: Vanished,
+    /// Repairs that fail.
+    pub failed_repairs: FailedRepair,
     /// Volumes that have to be mounted and are not.
     pub unmounted_volumes: Alarm,
     /// Sources whose server or daemon does not answer.
     pub dead_sources: Alarm,
+    /// What pods may choose for themselves.
+    pub pods_may: PodsMay,
     /// The kubelet's root directories (`--root-dir`).
     pub kubelet_roots: Vec<PathBuf>,
     /// Directories in which container runtimes mount things, beside the kubelet's own.
@@ -64,17 +110,21 @@ impl Policy {
         self.kubelet_roots.iter().map(PathBuf::as_path)
     }
 
-    /// Whether a bind of `path` takes along mounts that the kubelet or a runtime makes: `path` is `/`, or one of
-    /// their directories, or an ancestor of one.
+    /// Whether a bind of `path` is known to take along mounts that the kubelet or a runtime makes: `path` is `/`, or, as far
+    /// as the scope goes, one of their directories or an ancestor of one.
     pub fn holds_runtime_mounts(&self, path: &Path) -> bool {
+        match self.host_root_scope {
+            Scope::HostRoot => path == Path::new("/"),
+            Scope::RuntimeDirectories | Scope::AnySubmounts => path == Path::new("/") || self.is_above_runtime(path),
+        }
+    }
+
+    fn is_above_runtime(&self, path: &Path) -> bool {
         // The kubelet mounts below these two; the rest of its root is ordinary files.
         let kubelet = self.kubelet_roots.iter().flat_map(|root| [root.join("pods"), root.join("plugins")]);
-        path == Path::new("/")
-            || kubelet.chain(self.runtime_directories.iter().cloned()).any(|dir| dir.starts_with(path))
+        kubelet.chain(self.runtime_directories.iter().cloned()).any(|dir| dir.starts_with(path))
     }
-}
 
-impl Policy {
     /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
     /// whether it is alive is not worth a process.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
@@ -87,8 +137,12 @@ impl Default for Policy {
         Self {
             stale_subpaths: Mode::Repair,
             host_root: Mode::Repair,
+            host_root_scope: Scope::RuntimeDirectories,
+            vanished_directories: Vanished::Leave,
+            failed_repairs: FailedRepair::Pass,
             unmounted_volumes: Alarm::Report,
             dead_sources: Alarm::Report,
+            pods_may: PodsMay::default(),
             kubelet_roots: Self::KUBELET_ROOTS.iter().map(PathBuf::from).collect(),
             runtime_directories: Self::RUNTIME_DIRECTORIES.iter().map(PathBuf::from).collect(),
         }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::evidence::{FileIdentity, FileKind, Observed, SubpathEvidence, SubpathMount, Target, Volume};
+use bindguard_core::evidence::{FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
 use bindguard_core::judge::{Finding, Lack, StaleCause, Verdict, judge_host_root, judge_subpath};
 use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountTable};
@@ -38,9 +38,13 @@ fn subpath(entry: &MountEntry) -> Option<VolumeSubpath> {
     VolumeSubpath::from_path(&entry.mount_point, Policy::default().kubelet_roots())
 }
 
+fn judge(entry: &MountEntry, evidence: &SubpathEvidence) -> Verdict {
+    judge_subpath(&subpath(entry).unwrap(), evidence)
+}
+
 /// The volume of a captured subpath, as the node had it.
 fn volume(table: &MountTable, entry: &MountEntry, subpath: &VolumeSubpath) -> Observed<Volume> {
-    for plugin in Plugin::ALL {
+    for plugin in Plugin::all() {
         let directory = subpath.volume_directory(plugin);
         let seen = |place: PathBuf, is_mount_point| {
             Observed::Seen(Volume {
@@ -73,7 +77,7 @@ fn evidence(table: &MountTable, entry: &MountEntry, target: Observed<Target>) ->
         covers_its_equal: false,
     };
     let volume = volume(table, entry, &subpath(entry).unwrap());
-    SubpathEvidence { mount: Observed::Seen(mount), volume, target }
+    SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotAsked, volume, target }
 }
 
 /// A target of the same file, in the payload that the mount shows.
@@ -119,7 +123,7 @@ fn every_mountinfo_is_read_and_written_back_byte_for_byte() {
 #[test]
 fn before_an_update_every_subpath_is_current_or_foreign() {
     each_subpath("before", |file, table, entry| {
-        let verdict = judge_subpath(&evidence(table, entry, same_target(table, entry)));
+        let verdict = judge(entry, &evidence(table, entry, same_target(table, entry)));
         let expected = if file.contains("hostpath") { Verdict::Foreign } else { Verdict::Current };
         assert_eq!(verdict, expected, "{file}");
     });
@@ -130,8 +134,8 @@ fn after_an_update_every_deleted_root_is_stale_and_its_sub_path_is_known() {
     each_subpath("after", |file, table, entry| {
         assert!(entry.root.deleted, "{file}");
         let seen = evidence(table, entry, newer_target());
-        let Verdict::Stale { cause: StaleCause::DeletedRoot, remedy } = judge_subpath(&seen) else {
-            panic!("{file}: {:?}", judge_subpath(&seen));
+        let Verdict::Stale { cause: StaleCause::DeletedRoot, remedy } = judge(entry, &seen) else {
+            panic!("{file}: {:?}", judge(entry, &seen));
         };
         match remedy {
             Err(_) => assert!(file.contains("hostpath"), "{file}: no remedy"),
@@ -150,8 +154,8 @@ fn after_an_update_a_subpath_whose_key_is_gone_is_orphaned() {
         other => other,
     };
     each_subpath("after", |file, table, entry| {
-        let verdict = judge_subpath(&evidence(table, entry, gone()));
-        let orphaned = matches!(&verdict, Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Key(_) });
+        let verdict = judge(entry, &evidence(table, entry, gone()));
+        let orphaned = matches!(&verdict, Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Key(_), .. });
         assert!(orphaned || file.contains("hostpath"), "{file}: {verdict:?}");
     });
 }
@@ -162,7 +166,7 @@ fn the_directory_that_a_kubelet_binds_for_a_removed_key_is_orphaned() {
     for (file, text) in captured("mountinfo-keydel", "-restarted.txt") {
         let table = MountTable::from_mountinfo(&text).unwrap();
         let gone = Observed::Seen(Target { timestamp: None, file: Observed::Absent });
-        let verdict = judge_subpath(&evidence(&table, &table.entries()[0], gone));
+        let verdict = judge(&table.entries()[0], &evidence(&table, &table.entries()[0], gone));
         assert!(
             matches!(verdict, Verdict::Orphaned { cause: StaleCause::Placeholder, .. }),
             "{}: {verdict:?}",

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::{
-    FileIdentity, FileKind, HostMount, Observed, SubpathEvidence, SubpathMount, Target, Volume,
+    FileIdentity, FileKind, HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
 use bindguard_core::judge::{Finding, Verdict, Way, judge_host_root, judge_subpath};
 use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeSubpath};
@@ -29,6 +29,17 @@ fn observed<T: Clone + std::fmt::Debug + 'static>(
 fn identity() -> impl Strategy<Value = FileIdentity> {
     let kind = prop_oneof![5 => Just(FileKind::File), 1 => Just(FileKind::Directory)];
     (1..4u64, kind).prop_map(|(inode, kind)| FileIdentity { device: 1, inode, kind })
+}
+
+fn reach() -> impl Strategy<Value = Reach> {
+    let refused = |number| Just(Reach::Refused { number, words: "no".into() });
+    prop_oneof![
+        4 => Just(Reach::NotAsked),
+        2 => Just(Reach::Alive),
+        1 => Just(Reach::Silent(700)),
+        1 => refused(2),
+        2 => refused(107),
+    ]
 }
 
 fn timestamp() -> impl Strategy<Value = TimestampDirectory> {
@@ -54,7 +65,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn volume()(plugin in prop::sample::select(Plugin::ALL.to_vec()), device in device(), fs_type in fs_type(),
+    fn volume()(plugin in prop::sample::select(Plugin::all().collect::<Vec<_>>()), device in device(), fs_type in fs_type(),
                 own in any::<bool>()) -> Volume {
         let place = if own { "/" } else { PLACE };
         Volume { plugin, directory: "/var/lib/kubelet/pods/u/volumes/p/v".into(), device, fs_type, place: place.into(), is_mount_point: own }
@@ -62,24 +73,27 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn evidence()(mount in observed(mount()), volume in observed(volume()),
+    fn evidence()(mount in observed(mount()), reach in reach(), volume in observed(volume()),
                   target in observed((prop::option::of(timestamp()), observed(identity())))) -> SubpathEvidence {
         let target = match target {
             Observed::Seen((timestamp, file)) => Observed::Seen(Target { timestamp, file }),
             Observed::Absent => Observed::Absent,
             Observed::Unreadable(why) => Observed::Unreadable(why),
         };
-        SubpathEvidence { mount, volume, target }
+        SubpathEvidence { mount, reach, volume, target }
     }
 }
 
+fn subpath() -> VolumeSubpath {
+    VolumeSubpath::from_path(Path::new(SUBPATH), [Path::new("/var/lib/kubelet")]).unwrap()
+}
+
 fn finding(verdict: Verdict) -> Finding {
-    let subpath = VolumeSubpath::from_path(Path::new(SUBPATH), [Path::new("/var/lib/kubelet")]).unwrap();
     Finding {
         bind: Some(0),
         source: SUBPATH.into(),
         destination: Some("/etc/app.conf".into()),
-        kind: SourceKind::Subpath(subpath),
+        kind: SourceKind::Subpath(subpath()),
         verdict,
     }
 }
@@ -97,6 +111,7 @@ fn rebound(before: &SubpathEvidence, sub_path: &Path) -> SubpathEvidence {
     mount.device = volume.device;
     mount.identity = target.file.clone();
     mount.covers_its_equal = false;
+    after.reach = Reach::Alive;
     after
 }
 
@@ -111,7 +126,7 @@ proptest! {
 
     #[test]
     fn carrying_out_a_plan_leaves_nothing_to_do(evidence in evidence()) {
-        let plan = Plan::from_findings(&[finding(judge_subpath(&evidence))], &Policy::default());
+        let plan = Plan::from_findings(&[finding(judge_subpath(&subpath(), &evidence))], &Policy::default());
         for order in &plan.rebinds {
             prop_assert!(was_read(&evidence), "planned on what was not read: {evidence:?}");
             // A payload is bound from a payload, anything else is bound where it was.
@@ -119,14 +134,14 @@ proptest! {
             let payload_is_whole = matches!(&evidence.target, Observed::Seen(t) if t.timestamp.is_some())
                 == (order.writer() == bindguard_core::kubelet::Writer::Kubelet);
             if payload_is_whole {
-                prop_assert_eq!(judge_subpath(&after), Verdict::Current);
+                prop_assert_eq!(judge_subpath(&subpath(), &after), Verdict::Current);
             }
         }
     }
 
     #[test]
     fn what_could_not_be_read_is_never_stale_nor_planned(evidence in evidence()) {
-        let verdict = judge_subpath(&evidence);
+        let verdict = judge_subpath(&subpath(), &evidence);
         if matches!(evidence.mount, Observed::Unreadable(_)) || matches!(evidence.volume, Observed::Unreadable(_)) {
             prop_assert!(!matches!(verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. }), "{verdict:?}");
         }
@@ -137,7 +152,7 @@ proptest! {
 
     #[test]
     fn a_directory_is_never_bound_where_a_file_was(evidence in evidence()) {
-        for order in Plan::from_findings(&[finding(judge_subpath(&evidence))], &Policy::default()).rebinds {
+        for order in Plan::from_findings(&[finding(judge_subpath(&subpath(), &evidence))], &Policy::default()).rebinds {
             let (Observed::Seen(mount), Observed::Seen(target)) = (&evidence.mount, &evidence.target) else { panic!() };
             let (Observed::Seen(shown), Observed::Seen(file)) = (&mount.identity, &target.file) else { panic!() };
             prop_assert_eq!(shown.kind, file.kind);
@@ -148,7 +163,7 @@ proptest! {
     #[test]
     fn what_policy_does_not_want_mended_is_not_planned(evidence in evidence()) {
         let policy = Policy { stale_subpaths: Mode::Report, ..Policy::default() };
-        prop_assert!(Plan::from_findings(&[finding(judge_subpath(&evidence))], &policy).is_empty());
+        prop_assert!(Plan::from_findings(&[finding(judge_subpath(&subpath(), &evidence))], &policy).is_empty());
     }
 }
 

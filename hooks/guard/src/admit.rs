@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
+use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::judge::{Finding, Verdict};
-use bindguard_core::plan::{Plan, Rebind, refusal_of};
+use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed};
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
@@ -32,7 +33,7 @@ pub enum Attempt {
 pub struct Admission {
     /// What was found and done.
     pub report: Report,
-    /// Policy wants the container refused, and this is why. Nothing was done then.
+    /// Policy wants the container refused, and this is why. Unless a repair failed, nothing was done then.
     pub refusal: Option<String>,
     /// Something was mended that the runtime can have failed on: creating again makes sense.
     pub worth_another_try: bool,
@@ -47,7 +48,7 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
     let done = try_admit(bundle, policy, attempt, &mut report).unwrap_or_else(|problem| {
-        report.problems.push(problem);
+        report.problems.push(format!("{problem}; the container is created as it is"));
         Done::default()
     });
     report.took(start.elapsed());
@@ -67,11 +68,13 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
     fault::reach(FaultPoint::SpecRead);
-    let findings = inspect(&spec, bundle, policy);
+    let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
+    report.problems.extend(problems);
+    let findings = inspect(&spec, bundle, &policy);
     fault::reach(FaultPoint::Judged);
-    let plan = Plan::from_findings(&findings, policy);
+    let plan = Plan::from_findings(&findings, &policy);
     if plan.refusal.is_some() {
-        report.tell(&findings, |finding| refusal_of(finding, policy).map(|_| Outcome::Refused));
+        report.tell(&findings, |finding| refusal_of(finding, &policy).map(|_| Outcome::Refused));
         return Ok(Done { refusal: plan.refusal, worth_another_try: false });
     }
     let mut outcomes = Outcomes::new();
@@ -86,7 +89,11 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
         }),
     }
     report.tell(&findings, |finding| needs_shared(finding).or_else(|| outcome_of(finding, &outcomes)));
-    Ok(Done { refusal: None, worth_another_try: is_worth_another_try(&findings, &outcomes) })
+    let refusal = findings.iter().find_map(|finding| match outcome_of(finding, &outcomes) {
+        Some(Outcome::Failed { why }) => refusal_of_failed(finding, &why, &policy),
+        _ => None,
+    });
+    Ok(Done { refusal, worth_another_try: is_worth_another_try(&findings, &outcomes) })
 }
 
 /// Re-binds one subpath. Where that is impossible, or was in vain before, the edit that does without it.

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::plan::{Plan, refusal_of};
 use bindguard_core::policy::Policy;
@@ -19,9 +20,9 @@ pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
     match look(bundle, policy, &mut report) {
-        Ok(findings) => {
-            let plan = Plan::from_findings(&findings, policy);
-            report.tell(&findings, |finding| would_be(finding, &plan, policy));
+        Ok((findings, policy)) => {
+            let plan = Plan::from_findings(&findings, &policy);
+            report.tell(&findings, |finding| would_be(finding, &plan, &policy));
         }
         Err(problem) => report.problems.push(problem),
     }
@@ -29,11 +30,13 @@ pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
     report
 }
 
-fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<Vec<Finding>, String> {
+fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Finding>, Policy), String> {
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
-    Ok(inspect(&spec, bundle, policy))
+    let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
+    report.problems.extend(problems);
+    Ok((inspect(&spec, bundle, &policy), policy))
 }
 
 /// What a plan would do about a finding. A container that is refused gets nothing else done.
@@ -48,7 +51,8 @@ pub(crate) fn would_be(finding: &Finding, plan: &Plan, policy: &Policy) -> Optio
     let done = match (&finding.verdict, &finding.kind) {
         (Verdict::Pinning(pinning), _) => (is_edited || pinning.rootfs && plan.edits_rootfs()).then_some("made rslave"),
         (_, SourceKind::Subpath(subpath)) if plan.rebinds.iter().any(|rebind| rebind.subpath() == subpath) => {
-            Some("re-bound to the current target")
+            let is_gone = matches!(&finding.verdict, Verdict::Orphaned { .. });
+            Some(if is_gone { "made again and bound" } else { "re-bound to the current target" })
         }
         _ => is_edited.then_some("pointed at the volume's own path"),
     };

@@ -12,6 +12,7 @@ use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::pod_lock::PodLock;
 use bindguard_sys::swap::detach;
 
+use crate::ask::observe;
 use crate::causes::in_full;
 
 /// How long to wait for a guard of the same pod.
@@ -32,7 +33,7 @@ pub(crate) enum NotDetached {
 pub(crate) fn detach_stale(subpath: &VolumeSubpath) -> Result<(), NotDetached> {
     let _lock = PodLock::acquire(&subpath.pod_directory(), PATIENCE).map_err(|e| NotDetached::Failed(in_full(e)))?;
     let held = HeldSubpath::hold(subpath);
-    match judge_subpath(&held.observe(&Mounts::default())) {
+    match judge_subpath(subpath, &observe(&held, &Mounts::default())) {
         Verdict::Stale { .. } => {}
         verdict => return Err(NotDetached::NoLongerStale(verdict.name())),
     }

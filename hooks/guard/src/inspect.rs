@@ -1,28 +1,26 @@
 //! Looking at the binds of a spec, read only.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bindguard_core::evidence::Reach;
 use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume};
-use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
-use bindguard_core::policy::{Alarm, Mode, Policy};
+use bindguard_core::kubelet::MountedVolume;
+use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, observe_host_mount};
-use bindguard_sys::probe::{Answer, Patience, probe};
 use bindguard_sys::{Handle, HandleError, Mounts};
 
-/// How long sources that may hang are asked: well within the guard's own deadline.
-const PATIENCE: Patience = Patience { each: Duration::from_millis(700), all: Duration::from_millis(1200) };
+use crate::ask::{Answers, ask};
 
 /// A bind's source, held until it is judged.
 enum Held {
-    Subpath(VolumeSubpath, HeldSubpath),
+    Subpath(HeldSubpath),
     Volume(MountedVolume, HeldVolume),
     HostRoot(Result<Handle, HandleError>),
-    /// Somewhere on the node, perhaps on a server: nobody walks there in this process.
-    Somewhere(PathBuf),
+    /// Somewhere on the node, perhaps on a server: nobody walks there in this process, unless the kernel has the whole
+    /// way in its cache.
+    Somewhere(PathBuf, Option<Handle>),
     InVolume,
     Foreign,
 }
@@ -31,15 +29,16 @@ impl Held {
     fn hold(source: &Path, policy: &Policy) -> Self {
         match SourceKind::from_path(source, None, policy) {
             SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off => {
-                let held = HeldSubpath::hold(&subpath);
-                Self::Subpath(subpath, held)
+                Self::Subpath(HeldSubpath::hold(&subpath))
             }
             SourceKind::MountedVolume(volume) if policy.unmounted_volumes != Alarm::Off => {
                 let held = HeldVolume::hold(&volume);
                 Self::Volume(volume, held)
             }
             SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(source)),
-            SourceKind::Foreign if is_worth_asking(source, policy) => Self::Somewhere(source.to_owned()),
+            SourceKind::Foreign if is_worth_asking(source, policy) => {
+                Self::Somewhere(source.to_owned(), Handle::cached(source))
+            }
             SourceKind::InVolume => Self::InVolume,
             SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::HostRoot | SourceKind::Foreign => {
                 Self::Foreign
@@ -47,38 +46,44 @@ impl Held {
         }
     }
 
-    /// The path to ask whether it is alive, if that is in question: the kernel itself answers for a local filesystem.
-    fn to_ask(&self, mounts: &Mounts) -> Option<PathBuf> {
-        let (path, handle) = match self {
-            Self::Subpath(subpath, held) => (subpath.path(), held.handle()),
-            Self::Volume(volume, held) => (volume.mount_point().to_owned(), held.handle()),
-            Self::Somewhere(path) => return Some(path.clone()),
-            Self::HostRoot(_) | Self::InVolume | Self::Foreign => return None,
-        };
-        let mount = handle.and_then(|handle| mounts.mount_of(handle).ok())?;
-        (!mount.entry.fs_type.is_local()).then_some(path)
+    /// The paths to ask whether they are alive, if that is in question: the kernel itself answers for a local filesystem.
+    fn to_ask(&self, mounts: &Mounts) -> Vec<PathBuf> {
+        let is_local = |handle| mounts.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
+        match self {
+            Self::Subpath(held) => held.to_ask(mounts),
+            Self::Volume(volume, held) if held.handle().is_some_and(|handle| !is_local(handle)) => {
+                vec![volume.mount_point().to_owned()]
+            }
+            Self::Somewhere(path, cached) if !cached.as_ref().is_some_and(is_local) => vec![path.clone()],
+            Self::Volume(..) | Self::Somewhere(..) | Self::HostRoot(_) | Self::InVolume | Self::Foreign => Vec::new(),
+        }
     }
 
-    fn judge(self, bind: &Bind, look: &Look<'_>, answer: &Answer) -> (SourceKind, Verdict) {
-        let dead = judge_reach(&reach(answer)).filter(|_| look.policy.dead_sources != Alarm::Off);
+    fn judge(self, bind: &Bind, look: &Look<'_>, answers: &Answers) -> (SourceKind, Verdict) {
         match self {
-            Self::Subpath(subpath, held) => {
-                let verdict = dead.unwrap_or_else(|| judge_subpath(&held.observe(&look.mounts)));
-                (SourceKind::Subpath(subpath), verdict)
+            Self::Subpath(held) => {
+                let evidence = held.observe(&look.mounts, &answers.reaches());
+                let verdict = judge_subpath(held.subpath(), &evidence);
+                (SourceKind::Subpath(held.subpath().clone()), verdict)
             }
             Self::Volume(volume, held) => {
+                let dead = look.judge_reach(&answers.reach());
                 let verdict = dead.unwrap_or_else(|| judge_volume(&volume, &held.observe(&look.mounts)));
                 (SourceKind::MountedVolume(volume), verdict)
             }
             Self::HostRoot(source) => (SourceKind::HostRoot, look.judge_host_root(bind, &source)),
-            Self::Somewhere(path) => match (answer, dead) {
-                (_, Some(dead)) => (SourceKind::Foreign, dead),
-                // A path that is not itself a host root may be a link to one: `/var/run` is `/run` nearly everywhere.
-                (Answer::Reached(resolved), None) if look.is_host_root(resolved) => {
-                    (SourceKind::HostRoot, look.judge_host_root(bind, &Handle::follow(&path)))
+            Self::Somewhere(path, cached) => {
+                let cached = cached.as_ref().and_then(|handle| handle.resolved_path().ok());
+                let resolved = answers.resolved().map(Path::to_owned).or(cached);
+                match (look.judge_reach(&answers.reach()), resolved) {
+                    (Some(dead), _) => (SourceKind::Foreign, dead),
+                    // A path that is not itself a host root may be a link to one: `/var/run` is `/run` nearly everywhere.
+                    (None, Some(resolved)) if look.is_host_root(bind, &resolved) => {
+                        (SourceKind::HostRoot, look.judge_host_root(bind, &Handle::follow(&path)))
+                    }
+                    _ => (SourceKind::Foreign, Verdict::Foreign),
                 }
-                _ => (SourceKind::Foreign, Verdict::Foreign),
-            },
+            }
             Self::InVolume => (SourceKind::InVolume, Verdict::Current),
             Self::Foreign => (SourceKind::Foreign, Verdict::Foreign),
         }
@@ -93,8 +98,13 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn is_host_root(&self, resolved: &Path) -> bool {
-        self.policy.host_root != Mode::Off && self.policy.holds_runtime_mounts(resolved)
+    fn is_host_root(&self, bind: &Bind, resolved: &Path) -> bool {
+        let takes_mounts_along = || {
+            self.policy.host_root_scope == Scope::AnySubmounts
+                && bind.is_recursive()
+                && self.mounts.any_below(resolved) == Ok(true)
+        };
+        self.policy.host_root != Mode::Off && (self.policy.holds_runtime_mounts(resolved) || takes_mounts_along())
     }
 
     fn judge_host_root(&self, bind: &Bind, source: &Result<Handle, HandleError>) -> Verdict {
@@ -102,43 +112,26 @@ impl Look<'_> {
         let host = observe_host_mount(source, &self.mounts);
         judge_host_root(bind.propagation(), self.spec.rootfs_propagation(), any_shared, &host)
     }
+
+    fn judge_reach(&self, reach: &Reach) -> Option<Verdict> {
+        judge_reach(reach).filter(|_| self.policy.dead_sources != Alarm::Off)
+    }
 }
 
 /// Judges every bind of a spec.
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
     let held: Vec<Held> = spec.binds().iter().map(|bind| Held::hold(&bundle.join(bind.source()), policy)).collect();
     let look = Look { spec, policy, mounts: Mounts::default() };
-    let answers = ask(&held, &look.mounts);
-    let judged = spec.binds().iter().zip(held).zip(&answers).map(|((bind, held), answer)| {
-        let (kind, verdict) = held.judge(bind, &look, answer);
+    let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look.mounts)).collect();
+    let judged = spec.binds().iter().zip(held).zip(ask(&to_ask)).map(|((bind, held), answers)| {
+        let (kind, verdict) = held.judge(bind, &look, &answers);
         let (source, destination) = (bind.source().to_owned(), Some(bind.destination().to_owned()));
         Finding { bind: Some(bind.index()), source, destination, kind, verdict }
     });
     judged.collect()
 }
 
-/// One answer for each source; those that are not in question were not asked.
-fn ask(held: &[Held], mounts: &Mounts) -> Vec<Answer> {
-    let to_ask: Vec<Option<PathBuf>> = held.iter().map(|held| held.to_ask(mounts)).collect();
-    let paths: Vec<PathBuf> = to_ask.iter().flatten().cloned().collect();
-    // Without a process to ask with, nobody is called dead.
-    let mut answers = probe(&paths, PATIENCE).unwrap_or_default().into_iter();
-    let answer = |path: &Option<PathBuf>| path.as_ref().and_then(|_| answers.next()).unwrap_or(Answer::NotAsked);
-    to_ask.iter().map(answer).collect()
-}
-
 fn is_worth_asking(source: &Path, policy: &Policy) -> bool {
     let wanted = policy.host_root != Mode::Off || policy.dead_sources != Alarm::Off;
-    wanted && !policy.is_local_by_construction(source)
-}
-
-fn reach(answer: &Answer) -> Reach {
-    match answer {
-        Answer::Reached(_) => Reach::Alive,
-        Answer::Refused(error) => {
-            Reach::Refused { number: error.raw_os_error().unwrap_or(0), words: error.to_string() }
-        }
-        Answer::Silent => Reach::Silent(PATIENCE.each.as_millis() as u64),
-        Answer::NotAsked => Reach::NotAsked,
-    }
+    wanted && (policy.host_root_scope == Scope::AnySubmounts || !policy.is_local_by_construction(source))
 }

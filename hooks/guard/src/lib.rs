@@ -11,6 +11,7 @@
 
 mod admit;
 mod alive;
+mod ask;
 mod causes;
 mod check;
 mod detach;

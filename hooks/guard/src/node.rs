@@ -12,6 +12,7 @@ use bindguard_core::source::SourceKind;
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::{HeldSubpath, list_subpaths};
 
+use crate::ask::observe_all;
 use crate::causes::in_full;
 use crate::check::would_be;
 use crate::detach::detach_stale;
@@ -28,7 +29,7 @@ pub(crate) fn diagnose_subpaths(policy: &Policy, wanted: impl Fn(&VolumeSubpath)
 /// for it. What is not wanted is not looked at.
 pub(crate) fn repair_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
     let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
-    look_and_tell(&policy, wanted, |finding| Rebind::from_finding(finding).map(|order| mended(&order)))
+    look_and_tell(&policy, wanted, |finding| Rebind::from_finding(finding, &policy).map(|order| mended(&order)))
 }
 
 /// Takes away the stale mount of every subpath that is `wanted`, and of no other kind of subpath.
@@ -71,13 +72,13 @@ fn look_and_tell(
 }
 
 fn judged(subpaths: Vec<VolumeSubpath>) -> Vec<Finding> {
-    let held: Vec<_> = subpaths.into_iter().map(|subpath| (HeldSubpath::hold(&subpath), subpath)).collect();
-    let mounts = Mounts::default();
-    let judged = held.into_iter().map(|(held, subpath)| Finding {
+    let held: Vec<_> = subpaths.iter().map(HeldSubpath::hold).collect();
+    let evidence = observe_all(&held, &Mounts::default());
+    let judged = subpaths.into_iter().zip(evidence).map(|(subpath, evidence)| Finding {
         bind: None,
         source: subpath.path(),
         destination: None,
-        verdict: judge_subpath(&held.observe(&mounts)),
+        verdict: judge_subpath(&subpath, &evidence),
         kind: SourceKind::Subpath(subpath),
     });
     judged.collect()

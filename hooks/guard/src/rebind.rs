@@ -23,8 +23,9 @@ use bindguard_sys::fault::{self, FaultPoint};
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::pod_lock::PodLock;
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
-use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, open_target, stranded};
+use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded};
 
+use crate::ask::observe;
 use crate::causes::in_full;
 
 /// How often a volume may change under a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
@@ -58,7 +59,7 @@ pub(crate) fn rebind(order: &Rebind) -> Result<Rebound, NotRebound> {
     let lock = PodLock::acquire(&subpath.pod_directory(), PATIENCE).map_err(not_rebound)?;
     fault::reach(FaultPoint::Locked);
     let mut left_behind = BTreeSet::new();
-    let result = until_current(subpath, &mut left_behind);
+    let result = until_current(order, &mut left_behind);
     fault::reach(FaultPoint::Verified);
     remove_stranded(subpath, &left_behind);
     drop(lock);
@@ -66,10 +67,10 @@ pub(crate) fn rebind(order: &Rebind) -> Result<Rebound, NotRebound> {
     result
 }
 
-fn until_current(subpath: &VolumeSubpath, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
+fn until_current(order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
     let mut swaps = 0;
     for _ in 0..ROUNDS {
-        let round = Round::begin(subpath);
+        let round = Round::begin(order.subpath());
         fault::reach(FaultPoint::Held);
         match round.verdict() {
             Verdict::Current if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
@@ -83,6 +84,7 @@ fn until_current(subpath: &VolumeSubpath, left_behind: &mut BTreeSet<String>) ->
                     swaps += 1;
                 }
             }
+            Verdict::Orphaned { remake: Some(remedy), .. } if order.way() == Way::Remake => round.remake(&remedy)?,
             verdict => {
                 let why = verdict.reason().unwrap_or_else(|| verdict.name().to_owned());
                 return Err(NotRebound::NoLongerStale(why));
@@ -102,12 +104,12 @@ struct Round<'s> {
 impl<'s> Round<'s> {
     fn begin(subpath: &'s VolumeSubpath) -> Self {
         let held = HeldSubpath::hold(subpath);
-        let evidence = held.observe(&Mounts::default());
+        let evidence = observe(&held, &Mounts::default());
         Self { subpath, held, evidence }
     }
 
     fn verdict(&self) -> Verdict {
-        judge_subpath(&self.evidence)
+        judge_subpath(self.subpath, &self.evidence)
     }
 
     /// An earlier guard was killed after it attached and before it detached.
@@ -134,6 +136,11 @@ impl<'s> Round<'s> {
         Ok(true)
     }
 
+    /// Makes the directory that the sub path names; the next round binds it.
+    fn remake(&self, remedy: &Remedy) -> Result<(), NotRebound> {
+        make_directories(self.directory()?, &remedy.sub_path.path).map_err(not_rebound)
+    }
+
     fn attach(&self, target: &Handle) -> Result<(), SwapError> {
         match self.held.handle() {
             Some(stale) if !fault::denies_beneath() => attach_beneath(target, stale),
@@ -142,8 +149,11 @@ impl<'s> Round<'s> {
     }
 
     fn open_current(&self, sub_path: &SubPath, remedy: &Remedy) -> Result<OpenedTarget, NotRebound> {
-        let volume = self.held.volume().ok_or_else(|| NotRebound::Impossible("its volume went away".to_owned()))?;
-        open_target(volume, &sub_path.path, remedy.writer).map_err(not_rebound)
+        open_target(self.directory()?, &sub_path.path, remedy.writer).map_err(not_rebound)
+    }
+
+    fn directory(&self) -> Result<&Handle, NotRebound> {
+        self.held.volume().ok_or_else(|| NotRebound::Impossible("its volume went away".to_owned()))
     }
 
     /// Attaches below the stale mount through propagation, and makes sure that it arrived there.

@@ -56,7 +56,7 @@ fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report
         bind: None,
         source: subpath.path(),
         destination: None,
-        verdict: judge_recorded(&recorded.subpath(&subpath)),
+        verdict: judge_recorded(&subpath, &recorded.subpath(&subpath)),
         kind: SourceKind::Subpath(subpath),
     });
     judged.collect()

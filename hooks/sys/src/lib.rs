@@ -16,12 +16,14 @@ pub mod stranded;
 pub mod swap;
 
 mod apart;
+mod directories;
 mod handle;
 mod mountinfo;
 mod mounts;
 mod statmount;
 mod target;
 
+pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};
 pub use mountinfo::{MountinfoError, read_mount_table};
 pub use mounts::{MountOf, Mounts};

@@ -58,6 +58,16 @@ impl Mounts {
         }
     }
 
+    /// Whether anything is mounted below a directory, hidden mounts included. Reads the mount table.
+    ///
+    /// # Errors
+    /// What keeps the table from being read, in one line.
+    pub fn any_below(&self, directory: &Path) -> Result<bool, String> {
+        let table = self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())?;
+        let is_below = |point: &Path| point != directory && point.starts_with(directory);
+        Ok(table.entries().iter().any(|entry| is_below(&entry.mount_point)))
+    }
+
     fn by_table(&self, handle: &Handle) -> Result<MountOf, String> {
         let table = self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())?;
         let id = handle.mount_id().map_err(|error| error.in_full())?;

@@ -41,7 +41,7 @@ impl Remarks {
     /// Says what was found and done.
     pub fn tell(&self, report: &Report) {
         for problem in &report.problems {
-            self.problem(&format!("{}; the container is created as it is", in_bundle(report, problem)));
+            self.problem(&in_bundle(report, problem));
         }
         for (loudness, remark) in report.binds.iter().filter_map(BindReport::remark) {
             let written = self.log.as_ref().is_some_and(|log| log.append(level(loudness), &remark).is_ok());

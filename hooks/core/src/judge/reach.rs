@@ -4,19 +4,11 @@ use crate::evidence::Reach;
 
 use super::verdict::Verdict;
 
-/// What dead mounts answer. errno(3): EIO, ECONNABORTED (a FUSE connection that was aborted), ENOTCONN (a FUSE daemon that
-/// died), ETIMEDOUT, ECONNREFUSED (one that died before it had begun, Linux 7), EHOSTDOWN, EHOSTUNREACH, ESTALE (an NFS
-/// handle that the server forgot), EREMOTEIO.
-const DEAD: [i32; 9] = [5, 103, 107, 110, 111, 112, 113, 116, 121];
-
 /// Judges what a source answered; `None` when it is not dead, or nobody can tell.
 pub fn judge_reach(reach: &Reach) -> Option<Verdict> {
     match reach {
         Reach::Silent(milliseconds) => Some(Verdict::Dead(format!("it did not answer within {milliseconds} ms"))),
-        Reach::Refused { number, words } if DEAD.contains(number) => {
-            Some(Verdict::Dead(format!("it answers: {words}")))
-        }
-        Reach::Refused { .. } | Reach::Alive | Reach::NotAsked => None,
+        reach => reach.words_of_the_dead().map(|words| Verdict::Dead(format!("it answers: {words}"))),
     }
 }
 

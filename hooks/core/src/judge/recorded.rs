@@ -4,6 +4,7 @@
 //! where the volume is missing from the copy, a deleted root is still certain: nothing can be bound from it.
 
 use crate::evidence::{FileIdentity, FileKind, Observed, SubpathEvidence};
+use crate::kubelet::VolumeSubpath;
 
 use super::subpath::judge_subpath;
 use super::verdict::{StaleCause, Verdict};
@@ -14,15 +15,15 @@ pub fn recorded_identity(kind: FileKind) -> FileIdentity {
 }
 
 /// Judges one subpath from what was recorded of it.
-pub fn judge_recorded(evidence: &SubpathEvidence) -> Verdict {
+pub fn judge_recorded(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Verdict {
     let mount = match &evidence.mount {
         Observed::Seen(mount) if mount.root.deleted => mount,
-        Observed::Seen(_) | Observed::Absent | Observed::Unreadable(_) => return judge_subpath(evidence),
+        Observed::Seen(_) | Observed::Absent | Observed::Unreadable(_) => return judge_subpath(subpath, evidence),
     };
     match (&evidence.volume, &evidence.target) {
         (Observed::Unreadable(why), _) | (_, Observed::Unreadable(why)) if mount.fs_type.is_local() => {
             Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why.clone()) }
         }
-        _ => judge_subpath(evidence),
+        _ => judge_subpath(subpath, evidence),
     }
 }

@@ -1,38 +1,72 @@
 //! When a volume-subpath is stale.
 //!
 //! It is *current* when it shows the very file that the kubelet would bind today for the same sub path: the volume,
-//! then `..data`, then the path. The order of the questions matters: what could not be read is Unknown before it can
-//! be anything else, and a target that is missing is told before one that differs.
+//! then `..data` where the kubelet writes it, then the path. The order of the questions matters: what could not be read
+//! is Unknown before it can be anything else, a volume that is not mounted has no files to compare with, and a target that
+//! is missing is told before one that differs.
 
-use crate::evidence::{FileIdentity, FileKind, Observed, SubpathEvidence, SubpathMount, Target, Volume};
-use crate::kubelet::{NoSubPath, SubPath, Writer};
+use crate::evidence::{FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
+use crate::kubelet::{MountedVolume, NoSubPath, SubPath, VolumeSubpath, Writer};
 
+use super::reach::judge_reach;
 use super::verdict::{Lack, Remedy, StaleCause, Unmounted, Verdict, Way};
 
 /// Judges one subpath.
-pub fn judge_subpath(evidence: &SubpathEvidence) -> Verdict {
+pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Verdict {
     let mount = match &evidence.mount {
         Observed::Seen(mount) => mount,
         Observed::Absent => return Verdict::Unmounted(Unmounted::Subpath),
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
-    if !mount.fs_type.is_local() {
-        return Verdict::Unknown(format!("it is on a {} filesystem, which is not looked into", mount.fs_type.0));
-    }
-    let volume = match &evidence.volume {
-        Observed::Seen(volume) => volume,
-        Observed::Absent => {
-            return without_remedy(mount, "no volume of that name is one that can be repaired".to_owned());
-        }
-        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+    let verdict = match &evidence.volume {
+        Observed::Seen(volume) => in_volume(subpath, mount, volume, evidence),
+        Observed::Absent => without_remedy(mount, "no volume of that name is one that can be repaired".to_owned()),
+        Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
     };
+    match (judge_reach(&evidence.reach), &verdict) {
+        (Some(_), Verdict::Stale { remedy: Ok(_), .. } | Verdict::Unmounted(_)) => verdict,
+        (Some(dead), _) => dead,
+        (None, _) => verdict,
+    }
+}
+
+fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evidence: &SubpathEvidence) -> Verdict {
+    if let Some(unmounted) = missing_mount(subpath, mount, volume) {
+        return Verdict::Unmounted(Unmounted::Volume { volume: unmounted, found: None });
+    }
     match SubPath::from_mount(mount, volume) {
-        Ok(sub_path) => against_target(mount, volume, &sub_path, &evidence.target),
+        Ok(sub_path) if shows_whole_share(mount, &sub_path) => {
+            let why = "which sub path it stands for is recorded nowhere; delete the pod".to_owned();
+            Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(why) }
+        }
+        Ok(sub_path) if shows_volume_itself(mount, volume, &sub_path) => Verdict::Current,
+        Ok(sub_path) => Comparison { mount, volume, sub_path: &sub_path, reach: &evidence.reach }.judge(&evidence.target),
         Err(why @ NoSubPath::OtherDevice { .. }) => {
             Verdict::Stale { cause: StaleCause::OtherDevice, remedy: Err(why.to_string()) }
         }
         Err(why @ NoSubPath::Outside { .. }) => without_remedy(mount, why.to_string()),
     }
+}
+
+/// The mount that the volume of a subpath lacks. That an emptyDir was one of medium Memory is told by the subpath itself.
+fn missing_mount(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume) -> Option<MountedVolume> {
+    if volume.is_mount_point {
+        return None;
+    }
+    let was_memory = mount.fs_type.0 == "tmpfs" && mount.device != volume.device;
+    MountedVolume::of_subpath(subpath, volume.plugin)
+        .or_else(|| was_memory.then(|| MountedVolume::of_memory(subpath, volume.plugin)))
+}
+
+/// A pod's `subPath: .` of a kubelet-written volume: it lives beside the payloads and never changes.
+fn shows_volume_itself(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath) -> bool {
+    let is_root = sub_path.timestamp.is_none() && sub_path.path.as_os_str().is_empty();
+    volume.plugin.writer() == Writer::Kubelet && is_root && !mount.root.deleted && mount.device == volume.device
+}
+
+/// A share whose handles went bad may resolve to its own root. On a local filesystem it is a pod's `subPath: .`.
+fn shows_whole_share(mount: &SubpathMount, sub_path: &SubPath) -> bool {
+    !mount.fs_type.is_local() && sub_path.path.as_os_str().is_empty()
 }
 
 /// A subpath of a volume that cannot be compared with: a deleted root is certain, anything else is not ours to judge.
@@ -44,71 +78,101 @@ fn without_remedy(mount: &SubpathMount, why: String) -> Verdict {
     }
 }
 
-fn against_target(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath, target: &Observed<Target>) -> Verdict {
-    let target = match target {
-        Observed::Seen(target) => target,
-        Observed::Absent => {
-            return Verdict::Orphaned { cause: cause_without_target(mount), lacks: Lack::Payload };
-        }
-        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
-    };
-    let shown = match &mount.identity {
-        Observed::Seen(identity) => identity,
-        Observed::Absent => return Verdict::Unknown("the file that its mount shows could not be found".to_owned()),
-        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
-    };
-    let placeholder = volume.plugin.writer() == Writer::Kubelet && sub_path.timestamp.is_none();
-    let file = match &target.file {
-        Observed::Seen(file) => file,
-        Observed::Absent => {
-            let cause = if placeholder { StaleCause::Placeholder } else { cause_without_target(mount) };
-            return Verdict::Orphaned { cause, lacks: Lack::Key(sub_path.path.clone()) };
-        }
-        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
-    };
-    if placeholder {
-        return stale(StaleCause::Placeholder, volume, sub_path, way_over(shown, file));
-    }
-    if shown.kind != file.kind {
-        let directory = file.kind == FileKind::Directory;
-        let lacks = Lack::OtherKind { path: sub_path.path.clone(), directory };
-        return Verdict::Orphaned { cause: cause_without_target(mount), lacks };
-    }
-    match difference(mount, shown, sub_path, target, file) {
-        Some(cause) => stale(cause, volume, sub_path, Way::Rebind),
-        None => Verdict::Current,
-    }
+/// A subpath beside what its sub path leads to today.
+struct Comparison<'a> {
+    mount: &'a SubpathMount,
+    volume: &'a Volume,
+    sub_path: &'a SubPath,
+    reach: &'a Reach,
 }
 
-/// How `shown` differs from what the kubelet would bind today.
-fn difference(
-    mount: &SubpathMount,
-    shown: &FileIdentity,
-    sub_path: &SubPath,
-    target: &Target,
-    file: &FileIdentity,
-) -> Option<StaleCause> {
-    if mount.root.deleted {
-        return Some(StaleCause::DeletedRoot);
-    }
-    match (&sub_path.timestamp, &target.timestamp) {
-        (Some(shown), Some(current)) if shown != current => {
-            return Some(StaleCause::OlderPayload { shown: shown.clone(), current: current.clone() });
+impl Comparison<'_> {
+    fn judge(&self, target: &Observed<Target>) -> Verdict {
+        let target = match target {
+            Observed::Seen(target) => target,
+            Observed::Absent => return self.orphaned(Lack::Payload, None),
+            Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+        };
+        let shown = match &self.mount.identity {
+            Observed::Seen(identity) => identity,
+            Observed::Absent => return Verdict::Unknown("the file that its mount shows could not be found".to_owned()),
+            Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+        };
+        match &target.file {
+            Observed::Seen(file) => self.against(target, shown, file),
+            Observed::Absent => self.vanished(shown),
+            Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
         }
-        _ => {}
     }
-    // A payload directory's file can be unlinked and made again under the mount; so can any file that containers write.
-    (shown != file).then_some(StaleCause::Replaced)
-}
 
-fn cause_without_target(mount: &SubpathMount) -> StaleCause {
-    if mount.root.deleted { StaleCause::DeletedRoot } else { StaleCause::Replaced }
-}
+    fn against(&self, target: &Target, shown: &FileIdentity, file: &FileIdentity) -> Verdict {
+        if self.is_placeholder() {
+            return self.stale(StaleCause::Placeholder, way_over(shown, file));
+        }
+        if shown.kind != file.kind {
+            let directory = file.kind == FileKind::Directory;
+            return self.orphaned(Lack::OtherKind { path: self.sub_path.path.clone(), directory }, None);
+        }
+        match self.difference(target, shown, file) {
+            Some(cause) => self.stale(cause, Way::Rebind),
+            None => Verdict::Current,
+        }
+    }
 
-fn stale(cause: StaleCause, volume: &Volume, sub_path: &SubPath, way: Way) -> Verdict {
-    let remedy =
-        Remedy { volume: volume.directory.clone(), sub_path: sub_path.clone(), writer: volume.plugin.writer(), way };
-    Verdict::Stale { cause, remedy: Ok(remedy) }
+    /// How what is shown differs from what the kubelet would bind today.
+    fn difference(&self, target: &Target, shown: &FileIdentity, file: &FileIdentity) -> Option<StaleCause> {
+        if let Some(words) = self.reach.words_of_the_dead() {
+            return Some(StaleCause::DeadMount(words.to_owned()));
+        }
+        if self.mount.root.deleted {
+            return Some(StaleCause::DeletedRoot);
+        }
+        if self.mount.device != self.volume.device {
+            return Some(StaleCause::OtherDevice);
+        }
+        match (&self.sub_path.timestamp, &target.timestamp) {
+            (Some(shown), Some(current)) if shown != current => {
+                return Some(StaleCause::OlderPayload { shown: shown.clone(), current: current.clone() });
+            }
+            _ => {}
+        }
+        // A payload directory's file can be unlinked and made again under the mount; so can any file that containers write.
+        (shown != file).then_some(StaleCause::Replaced)
+    }
+
+    /// Nothing has the sub path's name. A directory that containers wrote is nothing that only they can make.
+    fn vanished(&self, shown: &FileIdentity) -> Verdict {
+        let can_be_made = self.volume.plugin.writer() == Writer::Containers && shown.kind == FileKind::Directory;
+        self.orphaned(Lack::Key(self.sub_path.path.clone()), can_be_made.then(|| self.remedy(Way::Remake)))
+    }
+
+    /// The key was missing when the kubelet bound it, and it made an empty directory to have something to bind.
+    fn is_placeholder(&self) -> bool {
+        self.volume.plugin.writer() == Writer::Kubelet
+            && self.sub_path.timestamp.is_none()
+    }
+
+    fn orphaned(&self, lacks: Lack, remake: Option<Remedy>) -> Verdict {
+        let cause = match () {
+            () if self.mount.root.deleted => StaleCause::DeletedRoot,
+            () if self.is_placeholder() => StaleCause::Placeholder,
+            () => StaleCause::Replaced,
+        };
+        Verdict::Orphaned { cause, lacks, remake }
+    }
+
+    fn stale(&self, cause: StaleCause, way: Way) -> Verdict {
+        Verdict::Stale { cause, remedy: Ok(self.remedy(way)) }
+    }
+
+    fn remedy(&self, way: Way) -> Remedy {
+        Remedy {
+            volume: self.volume.directory.clone(),
+            sub_path: self.sub_path.clone(),
+            writer: self.volume.plugin.writer(),
+            way,
+        }
+    }
 }
 
 /// A file cannot be mounted over a directory, nor a directory over a file: move_mount(2) says ENOTDIR.

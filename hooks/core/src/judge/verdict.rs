@@ -40,6 +40,8 @@ pub enum Verdict {
         cause: StaleCause,
         /// What is missing.
         lacks: Lack,
+        /// A directory that containers wrote can be made again, empty, as the kubelet does for a new container.
+        remake: Option<Remedy>,
     },
     /// What has to be mounted is not.
     Unmounted(Unmounted),
@@ -73,6 +75,12 @@ pub enum StaleCause {
     /// The volume was mounted anew since.
     #[error("its volume was mounted anew since")]
     OtherDevice,
+    /// The filesystem is there again, this mount of it is dead: a daemon that was restarted, a handle that the server forgot.
+    #[error("it answers: {0}, and its volume is alive")]
+    DeadMount(String),
+    /// It shows its volume's own root, which a `subPath` never names.
+    #[error("it shows the whole volume")]
+    WrongRoot,
     /// The kubelet bound a directory of its own making because the key was missing then.
     #[error("a directory stands in for its key")]
     Placeholder,
@@ -100,7 +108,7 @@ impl fmt::Display for Unmounted {
                 write!(
                     f,
                     "{volume} is not mounted: a container would write to the node's own disk; usually {}",
-                    volume.usual_cause()
+                    volume.required_mount().usual_cause()
                 )
             }
             Self::Volume { volume, found: Some(fs_type) } => {
@@ -108,7 +116,7 @@ impl fmt::Display for Unmounted {
                     f,
                     "{volume} shows a {} filesystem, which its plugin does not mount; usually {}",
                     fs_type.0,
-                    volume.usual_cause()
+                    volume.required_mount().usual_cause()
                 )
             }
         }
@@ -154,6 +162,8 @@ pub enum Way {
     Rebind,
     /// A directory is in the way of a file: only the spec's source can be pointed elsewhere.
     PointSpecAtVolume,
+    /// Make the directory that is gone again, then bind it.
+    Remake,
 }
 
 /// In what way a host-root bind pins.
@@ -188,7 +198,7 @@ impl Verdict {
             Self::Current | Self::Foreign => None,
             Self::Stale { cause, remedy: Ok(_) } => Some(cause.to_string()),
             Self::Stale { cause, remedy: Err(why) } => Some(format!("{cause}; {why}")),
-            Self::Orphaned { cause, lacks } => Some(format!("{cause}, and {lacks}")),
+            Self::Orphaned { cause, lacks, .. } => Some(format!("{cause}, and {lacks}")),
             Self::Unmounted(unmounted) => Some(unmounted.to_string()),
             Self::Pinning(pinning) => Some(pinning.reason()),
             Self::Dead(why) | Self::Unknown(why) => Some(why.clone()),

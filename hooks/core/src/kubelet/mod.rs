@@ -14,12 +14,13 @@ mod kubelet_path;
 mod mounted_volume;
 mod payload;
 mod plugin;
+mod plugins;
 mod sub_path;
 mod subpath;
 
 pub use kubelet_path::pod_uid_of;
 pub use mounted_volume::MountedVolume;
 pub use payload::{DATA_LINK, TimestampDirectory};
-pub use plugin::{Plugin, Writer};
+pub use plugin::{Plugin, RequiredMount, Writer};
 pub use sub_path::{NoSubPath, SubPath};
 pub use subpath::VolumeSubpath;

@@ -1,82 +1,23 @@
 //! Volumes that are nothing but a mount: without it, their directory is an empty one on the node's own disk.
 //!
 //! A container that starts on such a directory writes to the node instead of its volume, and nobody notices until the
-//! data is missed (kubernetes#109955). Which plugins mount, and with which filesystem, follows the `SetUp` of each in
-//! Kubernetes' `pkg/volume`.
+//! data is missed (kubernetes#109955).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::mount_table::FsType;
+use super::plugin::{Plugin, RequiredMount};
+use super::subpath::VolumeSubpath;
 
 /// `<root>/pods/<uid>/volumes/<plugin>/<volume>`, of a plugin that always mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedVolume {
     mount_point: PathBuf,
     pod_uid: String,
-    plugin: MountingPlugin,
+    plugin: Plugin,
+    required: RequiredMount,
     volume: String,
 }
-
-/// A plugin whose volumes are mounts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MountingPlugin {
-    folder: &'static str,
-    /// What of the volume's directory is the mount point.
-    below: &'static str,
-    /// The filesystems that it mounts; none listed: any.
-    fs_types: &'static [&'static str],
-    /// What usually keeps it from mounting.
-    usual_cause: &'static str,
-}
-
-const BLOCK: &str = "the device was not attached, or MountVolume failed: see the pod's events";
-const NODE_MOUNT: &str = "the filesystem's mount program is missing on the node, or its server could not be reached";
-const TMPFS: &str = "something unmounted it: the kubelet always puts it on a tmpfs";
-
-const PLUGINS: &[MountingPlugin] = &[
-    MountingPlugin { folder: "kubernetes.io~aws-ebs", below: "", fs_types: &[], usual_cause: BLOCK },
-    MountingPlugin { folder: "kubernetes.io~azure-disk", below: "", fs_types: &[], usual_cause: BLOCK },
-    MountingPlugin {
-        folder: "kubernetes.io~azure-file",
-        below: "",
-        fs_types: &["cifs", "nfs", "nfs4", "smb3"],
-        usual_cause: NODE_MOUNT,
-    },
-    MountingPlugin {
-        folder: "kubernetes.io~cephfs",
-        below: "",
-        fs_types: &["ceph", "fuse.ceph", "fuse.ceph-fuse"],
-        usual_cause: NODE_MOUNT,
-    },
-    MountingPlugin { folder: "kubernetes.io~cinder", below: "", fs_types: &[], usual_cause: BLOCK },
-    MountingPlugin {
-        folder: "kubernetes.io~csi",
-        below: "mount",
-        fs_types: &[],
-        usual_cause: "the CSI driver restarted and its FUSE daemon with it, or NodePublishVolume failed",
-    },
-    MountingPlugin { folder: "kubernetes.io~downward-api", below: "", fs_types: &["tmpfs"], usual_cause: TMPFS },
-    MountingPlugin { folder: "kubernetes.io~fc", below: "", fs_types: &[], usual_cause: BLOCK },
-    MountingPlugin { folder: "kubernetes.io~gce-pd", below: "", fs_types: &[], usual_cause: BLOCK },
-    MountingPlugin {
-        folder: "kubernetes.io~glusterfs",
-        below: "",
-        fs_types: &["fuse.glusterfs"],
-        usual_cause: NODE_MOUNT,
-    },
-    MountingPlugin { folder: "kubernetes.io~iscsi", below: "", fs_types: &[], usual_cause: BLOCK },
-    MountingPlugin { folder: "kubernetes.io~local-volume", below: "", fs_types: &[], usual_cause: BLOCK },
-    MountingPlugin {
-        folder: "kubernetes.io~nfs",
-        below: "",
-        fs_types: &["nfs", "nfs4"],
-        usual_cause: "mount.nfs is missing on the node (package nfs-common or nfs-utils), or the server could not be reached",
-    },
-    MountingPlugin { folder: "kubernetes.io~rbd", below: "", fs_types: &[], usual_cause: BLOCK },
-    MountingPlugin { folder: "kubernetes.io~secret", below: "", fs_types: &["tmpfs"], usual_cause: TMPFS },
-    MountingPlugin { folder: "kubernetes.io~vsphere-volume", below: "", fs_types: &[], usual_cause: BLOCK },
-];
 
 impl MountedVolume {
     /// Takes a path apart that is such a volume, or lies in one; `None` when it is neither.
@@ -84,17 +25,40 @@ impl MountedVolume {
         kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
     }
 
+    /// The volume of a subpath, when it belongs to `plugin` and that plugin mounts.
+    pub fn of_subpath(subpath: &VolumeSubpath, plugin: Plugin) -> Option<Self> {
+        Some(Self {
+            mount_point: subpath.volume_directory(plugin),
+            pod_uid: subpath.pod_uid().to_owned(),
+            plugin,
+            required: plugin.required_mount()?,
+            volume: subpath.volume().to_owned(),
+        })
+    }
+
+    /// The volume of a subpath that shows it to have been a tmpfs: an emptyDir of medium Memory.
+    pub fn of_memory(subpath: &VolumeSubpath, plugin: Plugin) -> Self {
+        Self {
+            mount_point: subpath.volume_directory(plugin),
+            pod_uid: subpath.pod_uid().to_owned(),
+            plugin,
+            required: RequiredMount::memory(),
+            volume: subpath.volume().to_owned(),
+        }
+    }
+
     fn below(root: &Path, path: &Path) -> Option<Self> {
         let names: Vec<&str> = path.strip_prefix(root).ok()?.iter().map(|name| name.to_str()).collect::<Option<_>>()?;
         let [pods, pod_uid, volumes, folder, volume, ref rest @ ..] = names[..] else { return None };
-        let plugin = PLUGINS.iter().find(|plugin| plugin.folder == folder)?;
-        let in_mount = plugin.below.is_empty() || rest.first() == Some(&plugin.below);
+        let plugin = Plugin::from_folder(folder.as_ref())?;
+        let required = plugin.required_mount()?;
+        let in_mount = plugin.below().is_empty() || rest.first() == Some(&plugin.below());
         if pods != "pods" || volumes != "volumes" || names.contains(&"..") || !in_mount {
             return None;
         }
         let directory: PathBuf = root.join(names[..5].iter().collect::<PathBuf>());
-        let mount_point = if plugin.below.is_empty() { directory } else { directory.join(plugin.below) };
-        Some(Self { mount_point, pod_uid: pod_uid.to_owned(), plugin: *plugin, volume: volume.to_owned() })
+        let mount_point = if plugin.below().is_empty() { directory } else { directory.join(plugin.below()) };
+        Some(Self { mount_point, pod_uid: pod_uid.to_owned(), plugin, required, volume: volume.to_owned() })
     }
 
     /// The same volume where it was before its files were copied below `prefix`.
@@ -108,20 +72,15 @@ impl MountedVolume {
         &self.mount_point
     }
 
-    /// Whether a mount of this filesystem is what the plugin makes.
-    pub fn may_be(&self, fs_type: &FsType) -> bool {
-        self.plugin.fs_types.is_empty() || self.plugin.fs_types.contains(&fs_type.0.as_str())
-    }
-
-    /// What usually keeps such a volume from being mounted.
-    pub fn usual_cause(&self) -> &'static str {
-        self.plugin.usual_cause
+    /// The mount that has to be there.
+    pub fn required_mount(&self) -> RequiredMount {
+        self.required
     }
 }
 
 impl fmt::Display for MountedVolume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "volume {} ({}) of pod {}", self.volume, self.plugin.folder, self.pod_uid)
+        write!(f, "volume {} ({}) of pod {}", self.volume, self.plugin, self.pod_uid)
     }
 }
 

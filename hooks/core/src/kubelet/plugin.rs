@@ -1,8 +1,11 @@
-//! Volume plugins by the names of their folders, and who writes into their volumes.
+//! Volume plugins: where their volumes lie, who writes into them, and which of them are nothing without a mount.
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::Path;
+
+use super::plugins::{HOST_PATH, MEMORY, PLUGINS};
+use crate::mount_table::FsType;
 
 /// Who may change what is in a volume. It decides how far a path in it can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,32 +18,56 @@ pub enum Writer {
 
 /// A plugin whose volumes the guard understands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plugin {
-    /// `kubernetes.io~configmap`
-    ConfigMap,
-    /// `kubernetes.io~secret`, a tmpfs
-    Secret,
-    /// `kubernetes.io~projected`, a tmpfs when it holds a token or a secret
-    Projected,
-    /// `kubernetes.io~downward-api`, a tmpfs
-    DownwardApi,
-    /// `kubernetes.io~empty-dir`, a tmpfs with medium Memory
-    EmptyDir,
+pub struct Plugin {
+    pub(super) folder: &'static str,
+    pub(super) below: &'static str,
+    pub(super) writer: Writer,
+    pub(super) mount: Option<RequiredMount>,
+}
+
+/// The mount that a plugin's volumes are nothing without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequiredMount {
+    /// The filesystems that the plugin mounts; none listed: any.
+    pub(super) fs_types: &'static [&'static str],
+    /// What usually keeps it from mounting.
+    pub(super) usual_cause: &'static str,
 }
 
 impl Plugin {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::ConfigMap, Self::Secret, Self::Projected, Self::DownwardApi, Self::EmptyDir];
+    /// All plugins that have a folder in a pod.
+    pub fn all() -> impl Iterator<Item = Self> {
+        PLUGINS.iter().copied()
+    }
 
-    /// The folder below `volumes` that its volumes are in.
+    /// The plugin of volumes that lie anywhere on the host.
+    pub fn host_path() -> Self {
+        HOST_PATH
+    }
+
+    /// The plugin whose volumes lie in this folder.
+    pub fn from_folder(folder: &OsStr) -> Option<Self> {
+        Self::all().find(|plugin| folder == plugin.folder)
+    }
+
+    /// The folder below `volumes` that its volumes are in: `kubernetes.io~configmap`.
     pub fn folder(self) -> &'static str {
-        match self {
-            Self::ConfigMap => "kubernetes.io~configmap",
-            Self::Secret => "kubernetes.io~secret",
-            Self::Projected => "kubernetes.io~projected",
-            Self::DownwardApi => "kubernetes.io~downward-api",
-            Self::EmptyDir => "kubernetes.io~empty-dir",
-        }
+        self.folder
+    }
+
+    /// What of a volume's folder the containers get: `mount` for CSI, otherwise all of it.
+    pub fn below(self) -> &'static str {
+        self.below
+    }
+
+    /// Who writes into its volumes.
+    pub fn writer(self) -> Writer {
+        self.writer
+    }
+
+    /// The mount that its volumes need, if they need one.
+    pub fn required_mount(self) -> Option<RequiredMount> {
+        self.mount
     }
 
     /// Whether `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a kubelet-written volume.
@@ -48,23 +75,32 @@ impl Plugin {
         let below = |root: &Path| {
             let names: Vec<&OsStr> = path.strip_prefix(root).ok()?.iter().collect();
             let [pods, _uid, volumes, folder, _volume, _name, ..] = names[..] else { return None };
-            let plugin = Self::ALL.into_iter().find(|plugin| folder == plugin.folder())?;
+            let plugin = Self::from_folder(folder)?;
             Some(pods == "pods" && volumes == "volumes" && plugin.writer() == Writer::Kubelet)
         };
         kubelet_roots.into_iter().any(|root| below(root) == Some(true))
     }
+}
 
-    /// Who writes into its volumes.
-    pub fn writer(self) -> Writer {
-        match self {
-            Self::ConfigMap | Self::Secret | Self::Projected | Self::DownwardApi => Writer::Kubelet,
-            Self::EmptyDir => Writer::Containers,
-        }
+impl RequiredMount {
+    /// What an emptyDir of medium Memory needs.
+    pub(super) fn memory() -> Self {
+        MEMORY
+    }
+
+    /// Whether a mount of this filesystem is what the plugin makes.
+    pub fn may_be(self, fs_type: &FsType) -> bool {
+        self.fs_types.is_empty() || self.fs_types.contains(&fs_type.0.as_str())
+    }
+
+    /// What usually keeps the volume from being mounted.
+    pub fn usual_cause(self) -> &'static str {
+        self.usual_cause
     }
 }
 
 impl fmt::Display for Plugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.folder())
+        f.write_str(self.folder)
     }
 }

@@ -47,14 +47,11 @@ impl SubPath {
     /// When the root does not lie in the volume, or is of another filesystem that cannot be told to be an earlier
     /// mount of the same volume.
     pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NoSubPath> {
-        let path = if mount.device == volume.device {
-            let outside = || NoSubPath::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
-            mount.root.path.strip_prefix(&volume.place).map_err(|_| outside())?
-        } else if was_mounted_anew(mount, volume) {
-            mount.root.path.strip_prefix("/").unwrap_or(&mount.root.path)
-        } else {
+        if mount.device != volume.device && !was_mounted_anew(mount, volume) {
             return Err(NoSubPath::OtherDevice { mount: mount.device.to_string(), volume: volume.device.to_string() });
-        };
+        }
+        let outside = || NoSubPath::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
+        let path = mount.root.path.strip_prefix(&volume.place).map_err(|_| outside())?;
         Ok(match volume.plugin.writer() {
             Writer::Kubelet => Self::in_payload(path),
             Writer::Containers => Self { timestamp: None, path: path.to_owned() },
@@ -70,10 +67,9 @@ impl SubPath {
     }
 }
 
-/// A volume that is a tmpfs of its own and was mounted again has another device, and the same paths below its root.
+/// A volume with a mount of its own that was mounted again has another device, and the same paths below its root: a tmpfs,
+/// a restarted FUSE daemon, a disk that was attached anew.
 fn was_mounted_anew(mount: &SubpathMount, volume: &Volume) -> bool {
-    volume.is_mount_point
-        && volume.place == Path::new("/")
-        && volume.fs_type == mount.fs_type
-        && volume.fs_type.0 == "tmpfs"
+    let has_own_mount = volume.plugin.required_mount().is_some() || volume.fs_type.0 == "tmpfs";
+    volume.is_mount_point && has_own_mount && volume.fs_type == mount.fs_type
 }

@@ -58,7 +58,9 @@ impl VolumeSubpath {
 
     /// Where the volume is when it belongs to `plugin`.
     pub fn volume_directory(&self, plugin: Plugin) -> PathBuf {
-        self.pod_directory().join("volumes").join(plugin.folder()).join(&self.volume)
+        let folder = self.pod_directory().join("volumes").join(plugin.folder()).join(&self.volume);
+        // Joining nothing would leave a slash at the end.
+        if plugin.below().is_empty() { folder } else { folder.join(plugin.below()) }
     }
 
     /// The pod's uid.
@@ -98,7 +100,7 @@ mod tests {
         assert_eq!((subpath.pod_uid(), subpath.volume(), subpath.container()), ("u-1", "conf", "app"));
         assert_eq!(subpath.path(), Path::new("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12"));
         assert_eq!(
-            subpath.volume_directory(Plugin::Secret),
+            subpath.volume_directory(Plugin::from_folder("kubernetes.io~secret".as_ref()).unwrap()),
             Path::new("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~secret/conf")
         );
     }

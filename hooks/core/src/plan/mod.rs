@@ -5,7 +5,7 @@ mod rebind;
 pub use rebind::Rebind;
 
 use crate::judge::{Finding, Pinning, Unmounted, Verdict, Way};
-use crate::policy::{Alarm, Mode, Policy};
+use crate::policy::{Alarm, FailedRepair, Mode, Policy};
 use crate::spec::SpecEdit;
 
 /// What is to be done about a bundle's findings.
@@ -25,7 +25,10 @@ impl Plan {
         let mut plan = Self::default();
         for finding in findings {
             match &finding.verdict {
-                Verdict::Stale { .. } if policy.stale_subpaths == Mode::Repair => plan.mend_subpath(finding),
+                Verdict::Stale { remedy: Err(_), .. } => plan.refuse(finding, policy),
+                Verdict::Stale { .. } | Verdict::Orphaned { .. } if policy.stale_subpaths == Mode::Repair => {
+                    plan.mend_subpath(finding, policy);
+                }
                 Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, pinning),
                 Verdict::Unmounted(_) | Verdict::Dead(_) => plan.refuse(finding, policy),
                 Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } => {}
@@ -58,10 +61,10 @@ impl Plan {
         self.refusal = self.refusal.take().or(refusal);
     }
 
-    fn mend_subpath(&mut self, finding: &Finding) {
-        let Some(rebind) = Rebind::from_finding(finding) else { return };
+    fn mend_subpath(&mut self, finding: &Finding, policy: &Policy) {
+        let Some(rebind) = Rebind::from_finding(finding, policy) else { return };
         match rebind.way() {
-            Way::Rebind => self.rebinds.push(rebind),
+            Way::Rebind | Way::Remake => self.rebinds.push(rebind),
             Way::PointSpecAtVolume => self.edits.extend(rebind.spec_edit()),
         }
     }
@@ -82,9 +85,25 @@ pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
         Verdict::Unmounted(unmounted @ Unmounted::Volume { .. }) if policy.unmounted_volumes == Alarm::Refuse => {
             Some(unmounted.to_string())
         }
+        Verdict::Stale { cause, remedy: Err(why) } if refuses_unmended(policy) => {
+            Some(unmended(finding, &format!("{cause}; {why}")))
+        }
         Verdict::Dead(why) if policy.dead_sources == Alarm::Refuse => {
             Some(format!("the bind source {} is dead: {why}", finding.source.display()))
         }
         _ => None,
     }
+}
+
+/// Why policy refuses a container with this finding, whose repair failed for this reason, if it does.
+pub fn refusal_of_failed(finding: &Finding, why: &str, policy: &Policy) -> Option<String> {
+    (policy.failed_repairs == FailedRepair::Refuse).then(|| unmended(finding, why))
+}
+
+fn refuses_unmended(policy: &Policy) -> bool {
+    policy.stale_subpaths == Mode::Repair && policy.failed_repairs == FailedRepair::Refuse
+}
+
+fn unmended(finding: &Finding, why: &str) -> String {
+    format!("the bind source {} is {} and could not be mended: {why}", finding.source.display(), finding.verdict.name())
 }

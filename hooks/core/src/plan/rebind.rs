@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use crate::judge::{Finding, Remedy, Verdict, Way};
 use crate::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
+use crate::policy::{Policy, Vanished};
 use crate::source::SourceKind;
 use crate::spec::SpecEdit;
 
 /// The order to bind a subpath's current target in place of a stale one.
 ///
-/// It can be made from a stale finding with a remedy and from nothing else.
+/// It can be made from a finding with a remedy and from nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rebind {
     bind: Option<usize>,
@@ -18,14 +19,16 @@ pub struct Rebind {
 }
 
 impl Rebind {
-    /// The re-bind for a finding; `None` when it is not stale or nothing can be done.
-    pub fn from_finding(finding: &Finding) -> Option<Self> {
-        match (&finding.kind, &finding.verdict) {
-            (SourceKind::Subpath(subpath), Verdict::Stale { remedy: Ok(remedy), .. }) => {
-                Some(Self { bind: finding.bind, subpath: subpath.clone(), remedy: remedy.clone() })
-            }
-            _ => None,
-        }
+    /// The re-bind for a finding; `None` when there is nothing to mend, nothing can be done, or policy does not want a
+    /// directory made again.
+    pub fn from_finding(finding: &Finding, policy: &Policy) -> Option<Self> {
+        let SourceKind::Subpath(subpath) = &finding.kind else { return None };
+        let remedy = match &finding.verdict {
+            Verdict::Stale { remedy: Ok(remedy), .. } => remedy,
+            Verdict::Orphaned { remake: Some(remedy), .. } if policy.vanished_directories == Vanished::Remake => remedy,
+            _ => return None,
+        };
+        Some(Self { bind: finding.bind, subpath: subpath.clone(), remedy: remedy.clone() })
     }
 
     /// The bind's position in the spec's `mounts`.

@@ -18,6 +18,7 @@ pub struct Bind {
     source: PathBuf,
     destination: PathBuf,
     propagation: AskedPropagation,
+    is_recursive: bool,
     places: Places,
 }
 
@@ -75,6 +76,7 @@ impl Bind {
             index,
             source: source.into(),
             destination: text(&entry, "destination")?.unwrap_or_default().into(),
+            is_recursive: options.iter().any(|option| option == "rbind"),
             propagation: AskedPropagation::from_options(options.iter().map(String::as_str)),
             places: Places { source: place(whole, source_raw), options: options_place },
         }))
@@ -98,6 +100,11 @@ impl Bind {
     /// The propagation that its options ask for.
     pub fn propagation(&self) -> AskedPropagation {
         self.propagation
+    }
+
+    /// Whether it takes along what is mounted below its source.
+    pub fn is_recursive(&self) -> bool {
+        self.is_recursive
     }
 
     pub(super) fn places(&self) -> &Places {

@@ -3,11 +3,13 @@
 //! A look is done in two halves. First every source is held by a handle, so that its mount id stays its own; then the
 //! kernel is asked for each handle's mount.
 
+mod filesystem;
 mod host_mount;
 mod recorded;
 mod subpath;
 mod subpaths;
 mod volume;
+mod volume_directory;
 mod volumes;
 
 pub use host_mount::observe_host_mount;

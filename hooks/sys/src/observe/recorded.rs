@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::evidence::{FileKind, Observed, SubpathEvidence, SubpathMount, Target, Volume, VolumeMount};
+use bindguard_core::evidence::{FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume, VolumeMount};
 use bindguard_core::judge::recorded_identity;
 use bindguard_core::kubelet::{DATA_LINK, MountedVolume, Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountEntry, MountTable};
@@ -40,7 +40,8 @@ impl<'r> Recorded<'r> {
         let path = subpath.path();
         let stack: Vec<&MountEntry> = self.table.stack_at(&path).collect();
         let Some(entry) = stack.last() else {
-            return SubpathEvidence { mount: Observed::Absent, volume: Observed::Absent, target: Observed::Absent };
+            let (mount, volume, target) = (Observed::Absent, Observed::Absent, Observed::Absent);
+            return SubpathEvidence { mount, reach: Reach::NotAsked, volume, target };
         };
         let mut mount = SubpathMount {
             root: entry.root.clone(),
@@ -58,14 +59,13 @@ impl<'r> Recorded<'r> {
             // A copy cannot tell what the mount shows, only what has its name.
             mount.identity = Observed::Seen(*file);
         }
-        SubpathEvidence { mount: Observed::Seen(mount), volume, target }
+        SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotAsked, volume, target }
     }
 
     fn volume(&self, subpath: &VolumeSubpath, entry: &MountEntry) -> Observed<Volume> {
         let copied = |plugin: &Plugin| self.copy_of(&subpath.volume_directory(*plugin)).symlink_metadata().is_ok();
         let told = |plugin: &Plugin| in_root(subpath, *plugin, entry).is_some();
-        let plugin = Plugin::ALL.iter().find(|plugin| copied(plugin)).or_else(|| Plugin::ALL.iter().find(|p| told(p)));
-        let Some(plugin) = plugin.copied() else {
+        let Some(plugin) = Plugin::all().find(copied).or_else(|| Plugin::all().find(told)) else {
             return Observed::Unreadable("the copy does not hold its volume".to_owned());
         };
         let directory = subpath.volume_directory(plugin);

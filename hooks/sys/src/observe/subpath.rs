@@ -1,30 +1,47 @@
 //! A volume-subpath, its volume, and what its sub path leads to today.
 
-use bindguard_core::evidence::{Observed, SubpathEvidence, SubpathMount, Target, Volume};
-use bindguard_core::kubelet::{Plugin, SubPath, VolumeSubpath};
+use std::cell::OnceCell;
+use std::path::PathBuf;
+
+use bindguard_core::evidence::{Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
+use bindguard_core::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
+use bindguard_core::mount_table::MountEntry;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
+use crate::observe::filesystem::find_filesystem;
 use crate::observe::unreadable;
+use crate::observe::volume_directory::HeldVolumeDirectory;
 use crate::target::{TargetError, open_target};
 
 /// A subpath and its volume, held so that they stay what they are while they are looked at.
 #[derive(Debug)]
 pub struct HeldSubpath {
+    subpath: VolumeSubpath,
     itself: Result<Handle, HandleError>,
-    volume: Option<PayloadVolume>,
+    directory: Option<HeldVolumeDirectory>,
+    seen: OnceCell<Seen>,
 }
 
+/// What was seen of a subpath and of its volume without asking anybody but the kernel.
 #[derive(Debug)]
-struct PayloadVolume {
-    plugin: Plugin,
-    directory: Result<Handle, HandleError>,
+struct Seen {
+    mount: Observed<SubpathMount>,
+    volume: Observed<Volume>,
+    /// The host's own mount of the subpath's filesystem, for a volume that has no folder in the pod.
+    filesystem: Option<Handle>,
 }
 
 impl HeldSubpath {
     /// Takes hold of a subpath and of its volume.
     pub fn hold(subpath: &VolumeSubpath) -> Self {
-        Self { itself: Handle::of(&subpath.path()), volume: PayloadVolume::hold(subpath) }
+        let directory = HeldVolumeDirectory::hold(subpath);
+        Self { subpath: subpath.clone(), itself: Handle::of(&subpath.path()), directory, seen: OnceCell::new() }
+    }
+
+    /// The path that is held.
+    pub fn subpath(&self) -> &VolumeSubpath {
+        &self.subpath
     }
 
     /// The subpath itself, for whoever wants to mend it.
@@ -32,57 +49,95 @@ impl HeldSubpath {
         self.itself.as_ref().ok()
     }
 
-    /// The volume's directory.
+    /// The directory that its sub path starts from, once it was looked at.
     pub fn volume(&self) -> Option<&Handle> {
-        self.volume.as_ref().and_then(|volume| volume.directory.as_ref().ok())
+        let filesystem = self.seen.get().and_then(|seen| seen.filesystem.as_ref());
+        self.directory.as_ref().and_then(HeldVolumeDirectory::handle).or(filesystem)
     }
 
-    /// Looks at both.
-    pub fn observe(&self, mounts: &Mounts) -> SubpathEvidence {
-        let mount = self.mount(mounts);
-        let volume = match &self.volume {
-            Some(volume) => volume.observe(mounts),
-            None => Observed::Absent,
+    /// The paths that have to be asked before this can be observed, because a server or a daemon may have to answer: the
+    /// subpath's own, then that of its target where it could be told. None on a local filesystem.
+    pub fn to_ask(&self, mounts: &Mounts) -> Vec<PathBuf> {
+        let Seen { mount: Observed::Seen(mount), volume, .. } = self.look(mounts) else { return Vec::new() };
+        let volume = match volume {
+            Observed::Seen(volume) => Some(volume),
+            Observed::Absent | Observed::Unreadable(_) => None,
         };
-        let target = match (&mount, &volume) {
+        if mount.fs_type.is_local() && volume.is_none_or(|volume| volume.fs_type.is_local()) {
+            return Vec::new();
+        }
+        let target = volume.and_then(|volume| Some(path_of(volume, &SubPath::from_mount(mount, volume).ok()?)));
+        [self.subpath.path()].into_iter().chain(target).collect()
+    }
+
+    /// Looks at both. `answers` are those to [`HeldSubpath::to_ask`], in its order.
+    pub fn observe(&self, mounts: &Mounts, answers: &[Reach]) -> SubpathEvidence {
+        let asked = self.to_ask(mounts).len();
+        let Seen { mount, volume, .. } = self.look(mounts);
+        let target = match (mount, volume) {
+            (Observed::Seen(_), Observed::Seen(_)) if asked > 0 && !answers.get(1).is_some_and(Reach::is_answer) => {
+                Observed::Unreadable("its volume did not answer".to_owned())
+            }
             (Observed::Seen(mount), Observed::Seen(volume)) => self.target(mount, volume),
             _ => Observed::Absent,
         };
-        SubpathEvidence { mount, volume, target }
+        let reach = answers.first().cloned().unwrap_or(Reach::NotAsked);
+        SubpathEvidence { mount: mount.clone(), reach, volume: volume.clone(), target }
     }
 
-    fn mount(&self, mounts: &Mounts) -> Observed<SubpathMount> {
+    fn look(&self, mounts: &Mounts) -> &Seen {
+        self.seen.get_or_init(|| {
+            let entry = self.entry(mounts);
+            let (volume, filesystem) = match (&self.directory, &entry) {
+                (Some(directory), _) => (directory.observe(mounts), None),
+                // Of a volume that lies anywhere on the host only what is gone can be told.
+                (None, Observed::Seen((mount, _))) if mount.root.deleted || !mount.fs_type.is_local() => {
+                    find_filesystem(mount).map_or((Observed::Absent, None), |(handle, volume)| {
+                        (Observed::Seen(volume), Some(handle))
+                    })
+                }
+                (None, _) => (Observed::Absent, None),
+            };
+            Seen { mount: self.mount(entry), volume, filesystem }
+        })
+    }
+
+    /// The mount at the subpath, and whether it covers another one.
+    fn entry(&self, mounts: &Mounts) -> Observed<(MountEntry, bool)> {
         let handle = match &self.itself {
             Ok(handle) => handle,
             Err(error) => return unreadable(error),
         };
-        let mount = match mounts.mount_of(handle) {
-            Ok(mount) if mount.is_mount_point => mount,
-            Ok(_) => return Observed::Absent,
-            Err(why) => return Observed::Unreadable(why),
+        match mounts.mount_of(handle) {
+            Ok(mount) if mount.is_mount_point => {
+                let covers_its_equal = mount.covers_its_equal();
+                Observed::Seen((mount.entry, covers_its_equal))
+            }
+            Ok(_) => Observed::Absent,
+            Err(why) => Observed::Unreadable(why),
+        }
+    }
+
+    fn mount(&self, entry: Observed<(MountEntry, bool)>) -> Observed<SubpathMount> {
+        let (entry, covers_its_equal) = match entry {
+            Observed::Seen(seen) => seen,
+            Observed::Absent => return Observed::Absent,
+            Observed::Unreadable(why) => return Observed::Unreadable(why),
         };
-        let identity = if mount.entry.fs_type.is_local() {
-            handle.identity().map_or_else(|error| unreadable(&error), Observed::Seen)
-        } else {
-            Observed::Unreadable(format!("{} is not asked", mount.entry.fs_type.0))
+        let identity = match self.itself.as_ref().map(Handle::identity) {
+            Ok(Ok(identity)) => Observed::Seen(identity),
+            Ok(Err(error)) => unreadable(&error),
+            Err(error) => unreadable(error),
         };
-        Observed::Seen(SubpathMount {
-            covers_its_equal: mount.covers_its_equal(),
-            root: mount.entry.root,
-            device: mount.entry.device,
-            fs_type: mount.entry.fs_type,
-            identity,
-        })
+        let (root, device, fs_type) = (entry.root, entry.device, entry.fs_type);
+        Observed::Seen(SubpathMount { root, device, fs_type, identity, covers_its_equal })
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
-        // Without a sub path there is nothing to look for, and the judge says why. A server is never asked.
+        // Without a sub path there is nothing to look for, and the judge says why.
         let (Ok(sub_path), Some(handle)) = (SubPath::from_mount(mount, volume), self.volume()) else {
             return Observed::Absent;
         };
-        if !volume.fs_type.is_local() {
-            return Observed::Unreadable(format!("its volume is on a {} filesystem", volume.fs_type.0));
-        }
         let opened = match open_target(handle, &sub_path.path, volume.plugin.writer()) {
             Ok(opened) => opened,
             Err(TargetError::NoPayload(_)) => return Observed::Absent,
@@ -97,36 +152,10 @@ impl HeldSubpath {
     }
 }
 
-impl PayloadVolume {
-    /// The volume of a subpath: the plugin whose folder holds one of its name. A pod's volume names are unique.
-    fn hold(subpath: &VolumeSubpath) -> Option<Self> {
-        Plugin::ALL.into_iter().find_map(|plugin| match Handle::of(&subpath.volume_directory(plugin)) {
-            Err(error) if error.is_not_found() => None,
-            directory => Some(Self { plugin, directory }),
-        })
-    }
-
-    fn observe(&self, mounts: &Mounts) -> Observed<Volume> {
-        let handle = match &self.directory {
-            Ok(handle) => handle,
-            Err(error) => return unreadable(error),
-        };
-        let (mount, resolved) = match (mounts.mount_of(handle), handle.resolved_path()) {
-            (Ok(mount), Ok(resolved)) => (mount, resolved),
-            (Err(why), _) => return Observed::Unreadable(why),
-            (_, Err(error)) => return Observed::Unreadable(format!("resolve {}: {error}", handle.path().display())),
-        };
-        let Some(place) = mount.entry.place_in_filesystem(&resolved) else {
-            let (path, mount_point) = (resolved.display(), mount.entry.mount_point.display());
-            return Observed::Unreadable(format!("{path} is not below {mount_point}, where its mount is"));
-        };
-        Observed::Seen(Volume {
-            plugin: self.plugin,
-            directory: handle.path().to_owned(),
-            device: mount.entry.device,
-            fs_type: mount.entry.fs_type,
-            place,
-            is_mount_point: mount.is_mount_point,
-        })
+/// Where the sub path leads today, by its names.
+fn path_of(volume: &Volume, sub_path: &SubPath) -> PathBuf {
+    match volume.plugin.writer() {
+        Writer::Kubelet => volume.directory.join(DATA_LINK).join(&sub_path.path),
+        Writer::Containers => volume.directory.join(&sub_path.path),
     }
 }

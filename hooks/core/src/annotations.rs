@@ -1,0 +1,97 @@
+//! What a pod may ask for itself, where the node's config lets it.
+//!
+//! | annotation | value | effect on this pod's containers |
+//! |---|---|---|
+//! | `bindguard.io/mode` | `repair`, `report`, `off` | the node's choice for stale subpaths and host-root binds; `report` and `off` refuse nothing |
+//! | `bindguard.io/propagation` | `rslave`, `keep` | host-root binds are made rslave, or left as the pod has them and told of |
+//!
+//! The runtime hands annotations on only where it is told to: containerd's `pod_annotations = ["bindguard.io/*"]`.
+
+use crate::policy::{Alarm, FailedRepair, Mode, Policy};
+
+/// Names the mode in a pod's annotations.
+pub const MODE: &str = "bindguard.io/mode";
+/// Names the propagation in a pod's annotations.
+pub const PROPAGATION: &str = "bindguard.io/propagation";
+
+/// The policy for one pod: the node's, and what the pod's annotations change of it. What could not be followed is said in
+/// the second part, and changes nothing.
+pub fn policy_of_pod<'a>(node: &Policy, annotation: impl Fn(&str) -> Option<&'a str>) -> (Policy, Vec<String>) {
+    let (mut policy, mut problems) = (node.clone(), Vec::new());
+    let mut follow = |name: &str, allowed: bool, change: fn(&mut Policy, &str) -> bool| {
+        let Some(value) = annotation(name) else { return };
+        if !allowed {
+            problems.push(format!("annotation {name} is not followed: the node's config does not allow it"));
+        } else if !change(&mut policy, value) {
+            problems.push(format!("annotation {name} is not followed: {value:?} is not one of its values"));
+        }
+    };
+    follow(MODE, node.pods_may.set_mode, set_mode);
+    follow(PROPAGATION, node.pods_may.set_propagation, set_propagation);
+    (policy, problems)
+}
+
+fn set_mode(policy: &mut Policy, value: &str) -> bool {
+    let mode = match value {
+        "repair" => Mode::Repair,
+        "report" => Mode::Report,
+        "off" => Mode::Off,
+        _ => return false,
+    };
+    (policy.stale_subpaths, policy.host_root) = (mode, mode);
+    if mode != Mode::Repair {
+        let soften = |alarm: Alarm| match alarm {
+            Alarm::Off => Alarm::Off,
+            Alarm::Report | Alarm::Refuse if mode == Mode::Off => Alarm::Off,
+            Alarm::Report | Alarm::Refuse => Alarm::Report,
+        };
+        policy.unmounted_volumes = soften(policy.unmounted_volumes);
+        policy.dead_sources = soften(policy.dead_sources);
+        policy.failed_repairs = FailedRepair::Pass;
+    }
+    true
+}
+
+fn set_propagation(policy: &mut Policy, value: &str) -> bool {
+    policy.host_root = match value {
+        "rslave" => Mode::Repair,
+        "keep" if policy.host_root == Mode::Off => Mode::Off,
+        "keep" => Mode::Report,
+        _ => return false,
+    };
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::PodsMay;
+
+    fn asked(node: &Policy, name: &str, value: &str) -> (Policy, Vec<String>) {
+        policy_of_pod(node, |asked| (asked == name).then_some(value))
+    }
+
+    #[test]
+    fn a_pod_gets_what_it_asks_for_only_where_the_node_allows_it() {
+        let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
+        let (policy, problems) = asked(&strict, MODE, "off");
+        assert_eq!((policy, problems.len()), (strict.clone(), 1));
+
+        let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..strict };
+        let (policy, problems) = asked(&open, MODE, "report");
+        assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Report, Mode::Report));
+        assert_eq!((policy.unmounted_volumes, problems.len()), (Alarm::Report, 0));
+        let (policy, _) = asked(&open, PROPAGATION, "keep");
+        assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Repair, Mode::Report));
+    }
+
+    #[test]
+    fn a_value_that_is_none_changes_nothing_and_is_named() {
+        let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..Policy::default() };
+        for (name, value) in [(MODE, "Repair\n"), (MODE, ""), (PROPAGATION, "rshared")] {
+            let (policy, problems) = asked(&open, name, value);
+            assert_eq!(policy, open);
+            assert!(problems[0].contains(name) && problems[0].contains(&format!("{value:?}")), "{problems:?}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The table of volume plugins.
+//!
+//! Where a plugin's volumes lie, whether it mounts, and with which filesystem follows `GetPath` and `SetUp` of each in
+//! Kubernetes' `pkg/volume`. Secret, projected and downwardAPI volumes wrap an emptyDir of medium Memory (`wrappedVolumeSpec`),
+//! a configMap's lies on the kubelet's disk. An emptyDir is not in need of a mount: its medium is recorded nowhere.
+
+use super::plugin::{Plugin, RequiredMount, Writer};
+
+const BLOCK: &str = "the device was not attached, or MountVolume failed: see the pod's events";
+const NODE_MOUNT: &str = "the filesystem's mount program is missing on the node, or its server could not be reached";
+const NFS: &str =
+    "mount.nfs is missing on the node (package nfs-common or nfs-utils), or the server could not be reached";
+const CSI: &str = "the CSI driver restarted and its FUSE daemon with it, or NodePublishVolume failed";
+
+/// What the kubelet mounts for the medium Memory.
+pub(super) const MEMORY: RequiredMount = RequiredMount {
+    fs_types: &["tmpfs"],
+    usual_cause: "something unmounted it: the kubelet always puts it on a tmpfs",
+};
+
+/// A `hostPath`, or a claim that is bound to one: it has no folder in the pod.
+pub(super) const HOST_PATH: Plugin =
+    Plugin { folder: "kubernetes.io~host-path", below: "", writer: Writer::Containers, mount: None };
+
+/// In the order of how often a subPath is used with them.
+pub(super) const PLUGINS: &[Plugin] = &[
+    unmounted("kubernetes.io~configmap", Writer::Kubelet),
+    on_tmpfs("kubernetes.io~secret"),
+    on_tmpfs("kubernetes.io~projected"),
+    on_tmpfs("kubernetes.io~downward-api"),
+    unmounted("kubernetes.io~empty-dir", Writer::Containers),
+    Plugin { below: "mount", ..mounted("kubernetes.io~csi", &[], CSI) },
+    mounted("kubernetes.io~nfs", &["nfs", "nfs4"], NFS),
+    mounted("kubernetes.io~local-volume", &[], BLOCK),
+    mounted("kubernetes.io~aws-ebs", &[], BLOCK),
+    mounted("kubernetes.io~azure-disk", &[], BLOCK),
+    mounted("kubernetes.io~azure-file", &["cifs", "nfs", "nfs4", "smb3"], NODE_MOUNT),
+    mounted("kubernetes.io~cephfs", &["ceph", "fuse.ceph", "fuse.ceph-fuse"], NODE_MOUNT),
+    mounted("kubernetes.io~cinder", &[], BLOCK),
+    mounted("kubernetes.io~fc", &[], BLOCK),
+    mounted("kubernetes.io~gce-pd", &[], BLOCK),
+    mounted("kubernetes.io~glusterfs", &["fuse.glusterfs"], NODE_MOUNT),
+    mounted("kubernetes.io~iscsi", &[], BLOCK),
+    mounted("kubernetes.io~rbd", &[], BLOCK),
+    mounted("kubernetes.io~vsphere-volume", &[], BLOCK),
+];
+
+const fn unmounted(folder: &'static str, writer: Writer) -> Plugin {
+    Plugin { folder, below: "", writer, mount: None }
+}
+
+const fn on_tmpfs(folder: &'static str) -> Plugin {
+    Plugin { folder, below: "", writer: Writer::Kubelet, mount: Some(MEMORY) }
+}
+
+const fn mounted(folder: &'static str, fs_types: &'static [&'static str], usual_cause: &'static str) -> Plugin {
+    let mount = Some(RequiredMount { fs_types, usual_cause });
+    Plugin { folder, below: "", writer: Writer::Containers, mount }
+}

@@ -1,0 +1,53 @@
+//! The directory of a subpath's volume: the folder of that name below one of the pod's plugins.
+
+use bindguard_core::evidence::{Observed, Volume};
+use bindguard_core::kubelet::{Plugin, VolumeSubpath};
+
+use crate::handle::{Handle, HandleError};
+use crate::mounts::Mounts;
+use crate::observe::unreadable;
+
+/// A volume's directory, held.
+#[derive(Debug)]
+pub(super) struct HeldVolumeDirectory {
+    plugin: Plugin,
+    directory: Result<Handle, HandleError>,
+}
+
+impl HeldVolumeDirectory {
+    /// The volume of a subpath: the plugin whose folder holds one of its name. A pod's volume names are unique.
+    pub(super) fn hold(subpath: &VolumeSubpath) -> Option<Self> {
+        Plugin::all().find_map(|plugin| match Handle::of(&subpath.volume_directory(plugin)) {
+            Err(error) if error.is_not_found() => None,
+            directory => Some(Self { plugin, directory }),
+        })
+    }
+
+    pub(super) fn handle(&self) -> Option<&Handle> {
+        self.directory.as_ref().ok()
+    }
+
+    pub(super) fn observe(&self, mounts: &Mounts) -> Observed<Volume> {
+        let handle = match &self.directory {
+            Ok(handle) => handle,
+            Err(error) => return unreadable(error),
+        };
+        let (mount, resolved) = match (mounts.mount_of(handle), handle.resolved_path()) {
+            (Ok(mount), Ok(resolved)) => (mount, resolved),
+            (Err(why), _) => return Observed::Unreadable(why),
+            (_, Err(error)) => return Observed::Unreadable(format!("resolve {}: {error}", handle.path().display())),
+        };
+        let Some(place) = mount.entry.place_in_filesystem(&resolved) else {
+            let (path, mount_point) = (resolved.display(), mount.entry.mount_point.display());
+            return Observed::Unreadable(format!("{path} is not below {mount_point}, where its mount is"));
+        };
+        Observed::Seen(Volume {
+            plugin: self.plugin,
+            directory: handle.path().to_owned(),
+            device: mount.entry.device,
+            fs_type: mount.entry.fs_type,
+            place,
+            is_mount_point: mount.is_mount_point,
+        })
+    }
+}
