@@ -12,6 +12,7 @@ unshare util-linux namespaces
 losetup mount loop devices
 mount mount loop mounts
 mkfs.ext4 e2fsprogs a kubelet with a filesystem of its own
+bindfs bindfs a FUSE daemon that dies
 modprobe kmod the loop module
 cc gcc,libc6-dev the crates that link
 flock util-linux one fetch at a time'

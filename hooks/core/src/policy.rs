@@ -1,6 +1,6 @@
 //! What the node's operator wants done.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// What to do about one kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +128,8 @@ impl Policy {
     /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
     /// whether it is alive is not worth a process.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
-        self.kubelet_roots.iter().chain(&self.runtime_directories).any(|dir| path.starts_with(dir))
+        let climbs = path.components().any(|component| component == Component::ParentDir);
+        !climbs && self.kubelet_roots.iter().chain(&self.runtime_directories).any(|dir| path.starts_with(dir))
     }
 }
 

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::evidence::{FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
+use bindguard_core::evidence::{
+    FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
+};
 use bindguard_core::judge::{Finding, Lack, StaleCause, Verdict, judge_host_root, judge_subpath};
 use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountTable};
@@ -155,7 +157,8 @@ fn after_an_update_a_subpath_whose_key_is_gone_is_orphaned() {
     };
     each_subpath("after", |file, table, entry| {
         let verdict = judge(entry, &evidence(table, entry, gone()));
-        let orphaned = matches!(&verdict, Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Key(_), .. });
+        let orphaned =
+            matches!(&verdict, Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Key(_), .. });
         assert!(orphaned || file.contains("hostpath"), "{file}: {verdict:?}");
     });
 }

@@ -15,7 +15,7 @@ use crate::ask::{Answers, ask};
 
 /// A bind's source, held until it is judged.
 enum Held {
-    Subpath(HeldSubpath),
+    Subpath(Box<HeldSubpath>),
     Volume(MountedVolume, HeldVolume),
     HostRoot(Result<Handle, HandleError>),
     /// Somewhere on the node, perhaps on a server: nobody walks there in this process, unless the kernel has the whole
@@ -29,7 +29,7 @@ impl Held {
     fn hold(source: &Path, policy: &Policy) -> Self {
         match SourceKind::from_path(source, None, policy) {
             SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off => {
-                Self::Subpath(HeldSubpath::hold(&subpath))
+                Self::Subpath(Box::new(HeldSubpath::hold(&subpath)))
             }
             SourceKind::MountedVolume(volume) if policy.unmounted_volumes != Alarm::Off => {
                 let held = HeldVolume::hold(&volume);

@@ -73,8 +73,9 @@ fn until_current(order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<R
         let round = Round::begin(order.subpath());
         fault::reach(FaultPoint::Held);
         match round.verdict() {
-            Verdict::Current if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
-            Verdict::Current => return Ok(Rebound::Swapped(swaps)),
+            // Foreign: what a hostPath shows is there again, and there is nothing else to compare it with.
+            Verdict::Current | Verdict::Foreign if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
+            Verdict::Current | Verdict::Foreign => return Ok(Rebound::Swapped(swaps)),
             Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::Rebind => {
                 left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
                 if round.was_cut_off() {

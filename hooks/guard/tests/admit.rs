@@ -7,7 +7,8 @@ mod pod;
 use std::fs::{self, File};
 use std::path::Path;
 
-use bindguard_core::report::{Outcome, Report};
+use bindguard_core::policy::{Policy, Scope};
+use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_guard::{Admission, Attempt, admit, check_bundle};
 use nix::mount::{MsFlags, mount};
 use pod::{Pod, bind, mount_of, own_namespace};
@@ -118,4 +119,28 @@ fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
     // The volume may change once more before the runtime gets to it: its own path is followed at that moment.
     assert_eq!(outcomes(&again.report), [Some(Outcome::PointedAtVolume { source: pod.volume().join("0") })]);
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1", "the mount is mended, too");
+}
+
+#[test]
+fn the_scope_says_which_binds_are_made_rslave() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(0);
+    let holding = tempfile::tempdir().unwrap();
+    fs::create_dir(holding.path().join("disk")).unwrap();
+    mount(Some("tmpfs"), &holding.path().join("disk"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    let told = |host_root_scope| {
+        pod.write_spec(&[
+            mount_of(Path::new("/"), "/host", "rprivate"),
+            mount_of(&pod.directory().join("../.."), "/kubelet", "rprivate"),
+            mount_of(holding.path(), "/holding", "rprivate"),
+            mount_of(&holding.path().join("disk"), "/disk", "rprivate"),
+        ]);
+        let policy = Policy { host_root_scope, ..pod.policy() };
+        let rslave = |bind: &BindReport| bind.outcome == Some(Outcome::MadeRslave);
+        admit(&pod.bundle(), &policy, Attempt::First).report.binds.iter().filter(|bind| rslave(bind)).count()
+    };
+    assert_eq!([Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts].map(told), [1, 2, 3]);
+    nix::mount::umount2(&holding.path().join("disk"), nix::mount::MntFlags::MNT_DETACH).unwrap();
 }

@@ -32,8 +32,11 @@ pub struct DirectoriesError {
 /// # Errors
 /// When something else has one of the names, or the kernel refuses.
 pub fn make_directories(volume: &Handle, path: &Path) -> Result<(), DirectoriesError> {
-    let failed =
-        |errno: Errno| DirectoriesError { volume: volume.path().to_owned(), path: path.to_owned(), source: errno.into() };
+    let failed = |errno: Errno| DirectoriesError {
+        volume: volume.path().to_owned(),
+        path: path.to_owned(),
+        source: errno.into(),
+    };
     let root = open_directory(volume, OsStr::new(".")).map_err(failed)?;
     let names = path.components().map(|component| match component {
         Component::Normal(name) => Ok(name),

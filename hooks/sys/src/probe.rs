@@ -58,8 +58,8 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
 fn ask(path: &Path) -> Result<PathBuf, i32> {
     let number = |error: io::Error| error.raw_os_error().unwrap_or(0);
     let handle = Handle::follow(path).map_err(|error| number(error.into_io()))?;
-    // Without STATX_DONT_SYNC: it is the server's answer that is wanted.
-    rustix::fs::statx(&handle, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+    // It is the server's answer that is wanted: for a second or so the kernel would answer in a dead daemon's name.
+    rustix::fs::statx(&handle, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
         .map_err(rustix::io::Errno::raw_os_error)?;
     handle.resolved_path().map_err(number)
 }

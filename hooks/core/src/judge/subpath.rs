@@ -40,7 +40,9 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
             Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(why) }
         }
         Ok(sub_path) if shows_volume_itself(mount, volume, &sub_path) => Verdict::Current,
-        Ok(sub_path) => Comparison { mount, volume, sub_path: &sub_path, reach: &evidence.reach }.judge(&evidence.target),
+        Ok(sub_path) => {
+            Comparison { mount, volume, sub_path: &sub_path, reach: &evidence.reach }.judge(&evidence.target)
+        }
         Err(why @ NoSubPath::OtherDevice { .. }) => {
             Verdict::Stale { cause: StaleCause::OtherDevice, remedy: Err(why.to_string()) }
         }
@@ -148,8 +150,7 @@ impl Comparison<'_> {
 
     /// The key was missing when the kubelet bound it, and it made an empty directory to have something to bind.
     fn is_placeholder(&self) -> bool {
-        self.volume.plugin.writer() == Writer::Kubelet
-            && self.sub_path.timestamp.is_none()
+        self.volume.plugin.writer() == Writer::Kubelet && self.sub_path.timestamp.is_none()
     }
 
     fn orphaned(&self, lacks: Lack, remake: Option<Remedy>) -> Verdict {

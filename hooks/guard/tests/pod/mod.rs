@@ -1,37 +1,17 @@
 //! One pod of a kubelet, in a mount namespace of the calling thread's own: a configMap, its keys bound as subpaths, and a
 //! bundle that names them.
 
+mod namespace;
+
 use std::fs;
-use std::io::{self, Write};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bindguard_core::policy::Policy;
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
-/// A shared `/`, as systemd sets it up, without the host seeing any of it. `false`, said aloud, without privilege.
-pub fn own_namespace() -> bool {
-    if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
-        skipped(&format!("unshare(CLONE_NEWNS) says {errno}: this needs CAP_SYS_ADMIN"));
-        return false;
-    }
-    for flags in [MsFlags::MS_PRIVATE, MsFlags::MS_SHARED] {
-        mount(None::<&str>, "/", None::<&str>, flags | MsFlags::MS_REC, None::<&str>).unwrap();
-    }
-    true
-}
-
-/// Says so past the test runner's capture of `eprintln!`.
-pub fn skipped(why: &str) {
-    let _ = writeln!(io::stderr(), "SKIPPED: {why}");
-}
-
-/// `mount --bind`
-pub fn bind(from: &Path, to: &Path) {
-    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-}
+#[allow(unused_imports, reason = "not every test file needs all of them")]
+pub use namespace::{bind, mount_of, own_namespace, skipped};
 
 /// A pod with one container and one configMap.
 pub struct Pod {
@@ -100,9 +80,4 @@ impl Pod {
         let spec = json!({"ociVersion": "1.1.0", "mounts": mounts, "linux": {"rootfsPropagation": "rslave"}});
         fs::write(self.config(), spec.to_string()).unwrap();
     }
-}
-
-/// A bind as the CRI writes it.
-pub fn mount_of(source: &Path, destination: &str, propagation: &str) -> Value {
-    json!({"type": "bind", "source": source, "destination": destination, "options": ["rbind", propagation, "ro"]})
 }

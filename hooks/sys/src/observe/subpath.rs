@@ -92,9 +92,8 @@ impl HeldSubpath {
                 (Some(directory), _) => (directory.observe(mounts), None),
                 // Of a volume that lies anywhere on the host only what is gone can be told.
                 (None, Observed::Seen((mount, _))) if mount.root.deleted || !mount.fs_type.is_local() => {
-                    find_filesystem(mount).map_or((Observed::Absent, None), |(handle, volume)| {
-                        (Observed::Seen(volume), Some(handle))
-                    })
+                    find_filesystem(mount)
+                        .map_or((Observed::Absent, None), |(handle, volume)| (Observed::Seen(volume), Some(handle)))
                 }
                 (None, _) => (Observed::Absent, None),
             };
