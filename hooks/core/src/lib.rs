@@ -12,6 +12,7 @@
 
 pub mod annotations;
 pub mod evidence;
+pub mod holders;
 pub mod judge;
 pub mod kubelet;
 pub mod mount_table;

@@ -9,6 +9,7 @@
 pub mod bundle;
 pub mod fault;
 pub mod journal;
+pub mod namespaces;
 pub mod observe;
 pub mod pod_lock;
 pub mod probe;
@@ -16,6 +17,7 @@ pub mod stranded;
 pub mod swap;
 
 mod apart;
+mod block_device;
 mod directories;
 mod handle;
 mod mountinfo;
@@ -23,6 +25,7 @@ mod mounts;
 mod statmount;
 mod target;
 
+pub use block_device::block_device;
 pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};
 pub use mountinfo::{MountinfoError, read_mount_table};

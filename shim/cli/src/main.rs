@@ -5,6 +5,7 @@
 mod check;
 mod config;
 mod diagnose;
+mod holders;
 mod pods;
 mod repair;
 mod show;
@@ -34,6 +35,8 @@ enum Verb {
     Diagnose(diagnose::Diagnose),
     /// Bind the current files over stale volume-subpaths, now.
     Repair(repair::Repair),
+    /// Say who keeps the mounts at or below a path alive: "device or resource busy". Changes nothing.
+    Holders(holders::Holders),
     /// Check the config file, or print one with every key.
     #[command(subcommand)]
     Config(config::ConfigVerb),
@@ -56,6 +59,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Check(check) => check.run(config_in_force(asked)?.policy()),
         Verb::Diagnose(diagnose) => diagnose.run(config_in_force(asked)?.policy()),
         Verb::Repair(repair) => repair.run(config_in_force(asked)?.policy()),
+        Verb::Holders(holders) => holders.run(),
         Verb::Config(verb) => verb.run(asked),
     }
 }

@@ -1,0 +1,163 @@
+//! "device or resource busy": a monitoring pod with the host's `/` keeps a disk mounted that the host has let go of, and so
+//! does a namespace without processes. `holders` names them, and what it says to run frees the disk.
+
+use std::fs;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bindguard_integration::cri::mount;
+use bindguard_integration::process::host;
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use serde_json::Value;
+
+#[test]
+fn of_a_disk_that_was_unmounted() {
+    Setup::on(Generation::V1_7).cri().story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    let disk = node.disk().join("disk");
+    fs::create_dir(&disk)?;
+    let path = disk.to_string_lossy().into_owned();
+    host(["mount", "-t", "tmpfs", "-o", "size=1m", "disk", &path])?;
+    nobody_but_the_host(node, &path)?;
+
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod("runc", "exporter", "uid-exporter")?;
+    let root = [mount("/".as_ref(), "/host", PropagationPrivate)];
+    cri.start_container(&sandbox, "exporter", &["sleep", "1000000"], &root)?;
+    let bind = Bind::new(&disk, "/data");
+    node.ctr().container("slave").runtime(Runtime::Stock).mount(bind).start()?.success()?;
+    let namespace = EmptyNamespace::with(node, "kept")?;
+
+    let report = holders(node, &path)?;
+    let pod = one(&report, |holder| holder["pod"]["name"] == "exporter")?;
+    ensure!(pod["kept_by"] == "process" && pod["command"] == "sleep" && pod["container"].is_string(), "{pod}");
+    ensure!(pod["mounts"][0]["mount_point"] == format!("/host{path}"), "{pod}");
+    ensure!(pod["mounts"][0]["propagation"] == "private" && pod["mounts"][0]["follows"] == false, "{pod}");
+    ensure!(pod["free"][1]["run"] == "kubectl -n default delete pod exporter", "{pod}");
+    let plain = one(&report, |holder| holder["container"] == "slave")?;
+    ensure!(plain["mounts"][0]["mount_point"] == "/data", "{plain}");
+    let empty = one(&report, |holder| holder["kept_by"] == "bind-mount")?;
+    ensure!(empty["free"][0]["run"] == format!("umount {}", namespace.file), "{empty}");
+
+    // The host lets go; the copies stay, and are found by the place that they cover, or by what they show.
+    node.ctr().remove("slave")?;
+    host(["umount", &path])?;
+    let report = holders(node, &path)?;
+    ensure!(report["mounts"] == serde_json::json!([]), "{report}");
+    for kept_by in ["process", "bind-mount"] {
+        let holder = one(&report, |holder| holder["kept_by"] == kept_by)?;
+        let run = holder["free"][0]["run"].as_str().context("what to run")?.to_owned();
+        host(["sh", "-ec", &run])?;
+    }
+    let text = node.bindguard(["holders", &path])?;
+    ensure!(
+        text.code() == unless_closed(0) && text.stdout.contains("nobody has anything mounted there"),
+        "not freed: {text:?}"
+    );
+    drop(namespace);
+    bad_input(node)?;
+    cri.remove_pod(&sandbox)
+}
+
+fn nobody_but_the_host(node: &Node, path: &str) -> Result<()> {
+    let text = node.bindguard(["holders", path])?;
+    // Other namespaces of this machine have nothing to do with the node's disk.
+    ensure!(text.code() == unless_closed(0) && text.stdout.contains("only mounted here"), "{text:?}");
+    ensure!(text.stdout.contains(": shared"), "{text:?}");
+    Ok(())
+}
+
+/// Some machines let not even root look at process 1: then the answer is not whole, and its exit code says so.
+fn unless_closed(code: i32) -> i32 {
+    if fs::metadata("/proc/1/ns/mnt").is_ok() { code } else { 2 }
+}
+
+fn holders(node: &Node, path: &str) -> Result<Value> {
+    let told = node.bindguard(["holders", path, "--json"])?;
+    ensure!(told.code() == unless_closed(1), "{told:?}");
+    serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))
+}
+
+fn one(report: &Value, is_wanted: impl Fn(&Value) -> bool) -> Result<&Value> {
+    let holders = report["holders"].as_array().context("holders")?;
+    let mut found = holders.iter().filter(|holder| is_wanted(holder));
+    match (found.next(), found.next()) {
+        (Some(holder), None) => Ok(holder),
+        (None, _) => bail!("nobody like that in {report:#}"),
+        (Some(_), Some(_)) => bail!("more than one like that in {report:#}"),
+    }
+}
+
+fn bad_input(node: &Node) -> Result<()> {
+    let proc = node.disk().join("proc");
+    fs::create_dir_all(proc.join("1/ns"))?;
+    fs::write(proc.join("1/ns/mnt"), "")?;
+    let mountinfo = fs::read("/proc/thread-self/mountinfo")?;
+    fs::write(proc.join("1/mountinfo"), &mountinfo[..mountinfo.len() / 2])?;
+    for (words, said) in [
+        (&["holders", "/nowhere/at/all"][..], "No such file or directory"),
+        (&["holders", "/", "--proc", &proc.to_string_lossy()], "1/mountinfo"),
+        (&["holders", "/", "--proc", "/etc"], "/etc/1/ns/mnt"),
+    ] {
+        let told = node.bindguard(words)?;
+        let one_line = told.stderr.lines().count() == 1;
+        ensure!(told.code() == 2 && one_line && told.stderr.contains(said), "{words:?}: {told:?}");
+    }
+    Ok(())
+}
+
+/// A mount namespace in which nobody lives, kept by a bind mount in the node's `/run`.
+struct EmptyNamespace {
+    file: String,
+    folder: String,
+}
+
+impl EmptyNamespace {
+    fn with(node: &Node, name: &str) -> Result<Self> {
+        // A namespace may only be bound on a mount that does not spread: it would hold itself.
+        let folder = format!("/run/{name}");
+        let file = format!("{folder}/ns");
+        let made =
+            format!("mkdir {folder} && mount -t tmpfs t {folder} && mount --make-private {folder} && touch {file}");
+        host(["sh", "-ec", &made])?;
+        let mut sleeper = node.command("unshare")?;
+        sleeper.args(["--mount", "--propagation", "private", "sleep", "1000000"]);
+        let sleeper = Sleeper(sleeper.spawn().context("start unshare")?);
+        sleeper.wait_until_it_sleeps()?;
+        host(["mount", "--bind", &format!("/proc/{}/ns/mnt", sleeper.0.id()), &file])?;
+        Ok(Self { file, folder })
+    }
+}
+
+impl Drop for EmptyNamespace {
+    fn drop(&mut self) {
+        let _ = host(["umount", "--lazy", &self.file]);
+        let _ = host(["umount", "--lazy", &self.folder]);
+    }
+}
+
+struct Sleeper(Child);
+
+impl Sleeper {
+    /// `sh` and `unshare` become `sleep` in turn, and unshare does it only after it has its namespace.
+    fn wait_until_it_sleeps(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while fs::read_to_string(format!("/proc/{}/comm", self.0.id()))?.trim() != "sleep" {
+            ensure!(Instant::now() < deadline, "unshare does not begin");
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
