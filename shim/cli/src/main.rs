@@ -5,7 +5,9 @@
 mod check;
 mod config;
 mod diagnose;
+mod generate;
 mod holders;
+mod journal;
 mod pods;
 mod repair;
 mod show;
@@ -14,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, load};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Checks bind sources against the kernel's mount table.
 #[derive(Debug, Parser)]
@@ -37,9 +39,15 @@ enum Verb {
     Repair(repair::Repair),
     /// Say who keeps the mounts at or below a path alive: "device or resource busy". Changes nothing.
     Holders(holders::Holders),
-    /// Check the config file, or print one with every key.
+    /// Print the admissions of this node.
+    Journal(journal::Journal),
+    /// Check the config file, or print what is in force, or one with every key.
     #[command(subcommand)]
     Config(config::ConfigVerb),
+    /// Print the completions for a shell.
+    Completions(generate::Completions),
+    /// Print the manual, or write a page for each verb.
+    Man(generate::Manual),
 }
 
 fn main() -> ExitCode {
@@ -60,7 +68,10 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Diagnose(diagnose) => diagnose.run(config_in_force(asked)?.policy()),
         Verb::Repair(repair) => repair.run(config_in_force(asked)?.policy()),
         Verb::Holders(holders) => holders.run(),
+        Verb::Journal(journal) => journal.run(&config_in_force(asked)?),
         Verb::Config(verb) => verb.run(asked),
+        Verb::Completions(completions) => completions.run(Arguments::command()),
+        Verb::Man(man) => man.run(Arguments::command()),
     }
 }
 

@@ -1,0 +1,84 @@
+//! `bindguard config`: is the file what it should be, what is in force, and what may stand in it.
+
+mod origin;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow};
+use bindguard_config::{Config, DEFAULT_PATH, ENVIRONMENT, SHIPPED};
+use clap::Subcommand;
+use toml::Table;
+
+use crate::show::{print_json, print_text};
+
+/// Verbs of `config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigVerb {
+    /// Say whether the config file can be taken; if not, the line and what was expected there.
+    Check {
+        /// The file; without it, the one that is in force.
+        file: Option<PathBuf>,
+    },
+    /// Print what is in force, and where each value comes from.
+    Show {
+        /// Print it as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a config with every key, its meaning, and what is in force without it.
+    Default,
+}
+
+impl ConfigVerb {
+    /// Runs it; `asked` is the file that `--config` names.
+    pub fn run(self, asked: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Check { file } => check(&file.or(asked).unwrap_or_else(in_force)),
+            Self::Show { json } => show(asked, json),
+            Self::Default => {
+                io::stdout().write_all(SHIPPED.as_bytes())?;
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    }
+}
+
+fn check(path: &Path) -> anyhow::Result<ExitCode> {
+    match Config::from_file(path) {
+        Ok(_) => {
+            println!("{} is good", path.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => anyhow::bail!("{error:#}: {}", error.cause()),
+    }
+}
+
+/// The node's own file may be missing: then everything is a default. Any other has to be there.
+fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
+    let is_named = asked.is_some() || std::env::var_os(ENVIRONMENT).is_some();
+    let path = asked.unwrap_or_else(in_force);
+    let table = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !is_named => None,
+        text => {
+            let text = text.with_context(|| format!("read {}", path.display()))?;
+            Config::from_file(&path).map_err(|error| anyhow!(error.in_full()))?;
+            Some(text.parse::<Table>().with_context(|| format!("understand {}", path.display()))?)
+        }
+    };
+    let keys = origin::in_force(table.as_ref().map(|table| (path.as_path(), table)));
+    if json {
+        print_json(&keys)?;
+    } else {
+        let width = keys.iter().map(|key| key.key.len()).max().unwrap_or(0);
+        let line = |key: &origin::InForce| format!("{:<width$} = {}  # {}\n", key.key, key.value, key.from);
+        print_text(&keys.iter().map(line).collect::<String>())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn in_force() -> PathBuf {
+    std::env::var_os(ENVIRONMENT).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
+}

@@ -1,0 +1,58 @@
+//! `bindguard completions` and `bindguard man`: generated from the command line's own description, so they cannot lie.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell.
+    shell: Shell,
+}
+
+impl Completions {
+    /// Runs it.
+    pub fn run(self, mut command: Command) -> anyhow::Result<ExitCode> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "bindguard", &mut script);
+        io::stdout().write_all(&script).context("write the completions")?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Arguments of `man`.
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Write a page for each verb into this folder, bindguard.1, bindguard-diagnose.1 and so on, instead of printing one.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+impl Manual {
+    /// Runs it.
+    pub fn run(self, command: Command) -> anyhow::Result<ExitCode> {
+        match &self.dir {
+            Some(folder) => write_pages(command, folder)?,
+            None => io::stdout().write_all(&page(command)?).context("write the manual")?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn write_pages(command: Command, folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    clap_mangen::generate_to(command, folder).with_context(|| format!("write the manual into {}", folder.display()))
+}
+
+fn page(command: Command) -> anyhow::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    Man::new(command).manual("bindguard").render(&mut page).context("make a page of the manual")?;
+    Ok(page)
+}

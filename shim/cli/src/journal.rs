@@ -1,0 +1,208 @@
+//! `bindguard journal`: the admissions of this node, the oldest first (docs/journal.md).
+//!
+//! Lines are read as they are, so that a journal of an older or newer bindguard is shown, too. The last line may be half
+//! written by a guard that is at work; any other that is no admission is said to be none.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use bindguard_config::Config;
+use bindguard_core::pods::{PodAsked, PodName};
+use clap::Args;
+use serde_json::{Value, json};
+use time::format_description::well_known::Rfc3339;
+use time::{Duration, OffsetDateTime};
+
+use crate::show::{self, Lines, print_json, print_text, verdict_style};
+
+/// Arguments of `journal`.
+#[derive(Debug, Args)]
+pub struct Journal {
+    /// Only admissions since then: a time (2026-11-21T05:10:00Z) or how long ago (90s, 30m, 2h, 7d).
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Only this pod's: UID, NAME or NAMESPACE/NAME.
+    #[arg(long, value_name = "POD")]
+    pod: Option<String>,
+    /// Another journal than this node's.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Print the admissions as JSON, as they stand in the journal.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was read.
+#[derive(Debug, Default)]
+struct Read {
+    admissions: Vec<Value>,
+    /// Whole lines that are no admissions.
+    strange: Vec<String>,
+}
+
+impl Journal {
+    /// Runs it.
+    pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+        let since = self.since.as_deref().map(|text| since(text, OffsetDateTime::now_utc())).transpose()?;
+        let journal = match (&self.file, config.journal()) {
+            (Some(file), _) => file.clone(),
+            (None, Some(journal)) => journal.to_owned(),
+            (None, None) => bail!("there is no journal: [journal] enabled is false in config.toml"),
+        };
+        let mut read = self.read(&journal)?;
+        read.admissions.retain(|admission| since.is_none_or(|since| time_of(admission) >= Some(since)));
+        let pod = self.pod.as_deref().map(PodAsked::from_argument);
+        read.admissions.retain(|admission| pod.as_ref().is_none_or(|pod| pod.is(&pod_of(admission))));
+        if self.json {
+            print_json(&json!({ "admissions": read.admissions, "problems": read.strange }))?;
+        } else {
+            print_text(text(&read).text())?;
+        }
+        Ok(show::code(!read.strange.is_empty(), read.admissions.iter().any(is_left)))
+    }
+
+    fn read(&self, journal: &Path) -> anyhow::Result<Read> {
+        let mut read = Read::default();
+        let rotated = PathBuf::from(format!("{}.1", journal.display()));
+        let mut found = false;
+        for file in [rotated.as_path(), journal] {
+            match fs::read(file) {
+                Ok(bytes) => {
+                    found = true;
+                    read.take(file, &String::from_utf8_lossy(&bytes));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error).with_context(|| format!("read {}", file.display())),
+            }
+        }
+        match (found, &self.file) {
+            (false, Some(_)) => bail!("read {}: there is no such file", journal.display()),
+            _ if read.admissions.is_empty() && !read.strange.is_empty() => {
+                bail!("{} is no journal of bindguard's", journal.display())
+            }
+            _ => Ok(read),
+        }
+    }
+}
+
+impl Read {
+    fn take(&mut self, file: &Path, text: &str) {
+        let mut lines = text.split_inclusive('\n').enumerate().peekable();
+        while let Some((index, line)) = lines.next() {
+            let admission = serde_json::from_str::<Value>(line).ok().filter(|value| value.get("binds").is_some());
+            match admission {
+                Some(admission) => self.admissions.push(admission),
+                // A guard is writing it.
+                None if lines.peek().is_none() && !line.ends_with('\n') => {}
+                None => self.strange.push(format!("line {} of {} is no admission", index + 1, file.display())),
+            }
+        }
+    }
+}
+
+/// A time, or how long before `now`.
+fn since(text: &str, now: OffsetDateTime) -> anyhow::Result<OffsetDateTime> {
+    let ago = text.split_at_checked(text.len().saturating_sub(1)).and_then(|(number, unit)| {
+        let number: i64 = number.parse().ok()?;
+        let seconds = match unit {
+            "s" => 1,
+            "m" => 60,
+            "h" => 3_600,
+            "d" => 86_400,
+            _ => return None,
+        };
+        now.checked_sub(Duration::seconds(number.checked_mul(seconds)?))
+    });
+    match ago {
+        Some(time) => Ok(time),
+        None => OffsetDateTime::parse(text, &Rfc3339).with_context(|| {
+            format!("{text:?} is neither a time such as 2026-11-21T05:10:00Z nor how long ago, such as 30m")
+        }),
+    }
+}
+
+fn time_of(admission: &Value) -> Option<OffsetDateTime> {
+    OffsetDateTime::parse(admission.get("time")?.as_str()?, &Rfc3339).ok()
+}
+
+fn pod_of(admission: &Value) -> PodName {
+    let word = |key: &str| admission["container"][key].as_str().map(str::to_owned);
+    PodName { uid: word("uid"), namespace: word("namespace"), name: word("pod") }
+}
+
+/// Something of it was not as it should be, and was left so.
+fn is_left(admission: &Value) -> bool {
+    let mended = ["rebound", "already-current", "pointed-at-volume", "made-rslave", "detached"];
+    let left = |bind: &Value| {
+        bind.get("reason").is_some() && !bind["outcome"]["what"].as_str().is_some_and(|what| mended.contains(&what))
+    };
+    admission.get("problems").is_some() || admission["binds"].as_array().is_some_and(|binds| binds.iter().any(left))
+}
+
+fn text(read: &Read) -> Lines {
+    let mut lines = Lines::default();
+    for strange in &read.strange {
+        lines.headed("problem", verdict_style("problem"), strange);
+    }
+    for admission in &read.admissions {
+        lines.line(&headline(admission));
+        for problem in admission["problems"].as_array().into_iter().flatten() {
+            lines.headed("problem", verdict_style("problem"), problem.as_str().unwrap_or_default());
+        }
+        for bind in admission["binds"].as_array().into_iter().flatten() {
+            tell(bind, &mut lines);
+        }
+    }
+    let left = read.admissions.iter().filter(|admission| is_left(admission)).count();
+    lines.line(&format!("{} admissions, {left} of them with something that was left as it was", read.admissions.len()));
+    lines
+}
+
+fn headline(admission: &Value) -> String {
+    let time = admission["time"].as_str().and_then(|time| time.split('.').next()).unwrap_or("at some time");
+    let container = admission["container"]["name"].as_str().map(|name| format!(" {name}")).unwrap_or_default();
+    let pod = pod_of(admission).for_people().map(|pod| format!(" {pod}")).unwrap_or_default();
+    let id: String = admission["id"].as_str().unwrap_or("?").chars().take(12).collect();
+    let again = match admission["attempt"].as_u64() {
+        None | Some(0) => String::new(),
+        Some(attempt) => format!(", create {}", attempt + 1),
+    };
+    format!("{time}{pod}{container} ({id}{again})")
+}
+
+fn tell(bind: &Value, lines: &mut Lines) {
+    let word = |key: &str| bind[key].as_str().unwrap_or_default();
+    lines.headed(word("verdict"), verdict_style(word("verdict")), word("source"));
+    let what = bind["outcome"]["what"].as_str();
+    let more = ["source", "command", "why", "done"].iter().find_map(|key| bind["outcome"][key].as_str());
+    let outcome = what.map(|what| format!("{what}{}", more.map(|more| format!(": {more}")).unwrap_or_default()));
+    for line in [bind["reason"].as_str(), outcome.as_deref()].into_iter().flatten() {
+        lines.below(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn since_is_a_time_or_how_long_ago() {
+        let now = OffsetDateTime::from_unix_timestamp(1_000_000).unwrap();
+        assert_eq!(since("2h", now).unwrap().unix_timestamp(), 1_000_000 - 7_200);
+        assert_eq!(since("1970-01-01T00:00:05Z", now).unwrap().unix_timestamp(), 5);
+        for wrong in ["", "soon", "5", "9999999999999999999d", "2026-11-21", "5é"] {
+            assert!(since(wrong, now).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_a_half_written_last_line_is_passed_over() {
+        let whole = r#"{"time":"2026-11-21T05:10:00Z","id":"a","binds":[]}"#;
+        let mut read = Read::default();
+        read.take(Path::new("j"), &format!("{whole}\nno\n{whole}\n{}", &whole[..20]));
+        assert_eq!((read.admissions.len(), read.strange), (2, vec!["line 2 of j is no admission".to_owned()]));
+    }
+}
