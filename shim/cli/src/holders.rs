@@ -91,7 +91,10 @@ fn text(report: &HoldersReport) -> Lines {
 fn who(holder: &Holder) -> String {
     let container = holder.container.as_ref().map(|id| format!(", container {}", &id[..id.len().min(12)]));
     let pod = holder.pod.as_ref().and_then(|pod| pod.for_people()).map(|pod| format!(", pod {pod}"));
-    let more = (holder.processes > 1).then(|| format!(" and {} more", holder.processes - 1)).unwrap_or_default();
+    let more = match holder.processes {
+        0 | 1 => String::new(),
+        many => format!(" and {} more", many - 1),
+    };
     let (pid, command) = (holder.pid.unwrap_or_default(), holder.command.as_deref().unwrap_or("?"));
     let by = match holder.kept_by {
         "process" => format!("by {command} ({pid}){more}"),
