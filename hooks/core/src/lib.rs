@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod annotations;
+pub mod doctor;
 pub mod evidence;
 pub mod holders;
 pub mod judge;

@@ -125,6 +125,12 @@ impl Policy {
         kubelet.chain(self.runtime_directories.iter().cloned()).any(|dir| dir.starts_with(path))
     }
 
+    /// Whether a path lies where the kubelet or a runtime mounts things.
+    pub fn is_mounted_below(&self, path: &Path) -> bool {
+        let kubelet = self.kubelet_roots.iter().flat_map(|root| [root.join("pods"), root.join("plugins")]);
+        kubelet.chain(self.runtime_directories.iter().cloned()).any(|dir| path.starts_with(dir))
+    }
+
     /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
     /// whether it is alive is not worth a process.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {

@@ -10,6 +10,7 @@ pub mod bundle;
 pub mod fault;
 pub mod journal;
 pub mod namespaces;
+pub mod node;
 pub mod observe;
 pub mod pod_lock;
 pub mod probe;

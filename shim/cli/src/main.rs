@@ -2,9 +2,11 @@
 //!
 //! Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.
 
+mod ask;
 mod check;
 mod config;
 mod diagnose;
+mod doctor;
 mod generate;
 mod holders;
 mod journal;
@@ -15,7 +17,7 @@ mod show;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bindguard_config::{Config, load};
+use bindguard_config::{Config, Loaded, load};
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Checks bind sources against the kernel's mount table.
@@ -39,6 +41,8 @@ enum Verb {
     Repair(repair::Repair),
     /// Say who keeps the mounts at or below a path alive: "device or resource busy". Changes nothing.
     Holders(holders::Holders),
+    /// Check this node, point by point, and say what to run about each that is not good. Changes nothing.
+    Doctor(doctor::Doctor),
     /// Print the admissions of this node.
     Journal(journal::Journal),
     /// Check the config file, or print what is in force, or one with every key.
@@ -68,6 +72,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Diagnose(diagnose) => diagnose.run(config_in_force(asked)?.policy()),
         Verb::Repair(repair) => repair.run(config_in_force(asked)?.policy()),
         Verb::Holders(holders) => holders.run(),
+        Verb::Doctor(doctor) => doctor.run(&loaded(asked)?),
         Verb::Journal(journal) => journal.run(&config_in_force(asked)?),
         Verb::Config(verb) => verb.run(asked),
         Verb::Completions(completions) => completions.run(Arguments::command()),
@@ -77,12 +82,19 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// A config that was asked for has to be good; the node's own, when it is bad, is what admission would pass over, too.
 fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
-    if let Some(path) = asked {
-        return Config::from_file(&path).map_err(|error| anyhow::anyhow!(error.in_full()));
-    }
-    let loaded = load();
+    let loaded = loaded(asked)?;
     if let Some(problem) = loaded.problem {
         eprintln!("bindguard: the defaults are in force: {}", problem.in_full());
     }
     Ok(loaded.config)
+}
+
+fn loaded(asked: Option<PathBuf>) -> anyhow::Result<Loaded> {
+    match asked {
+        Some(path) => match Config::from_file(&path) {
+            Ok(config) => Ok(Loaded { config, problem: None }),
+            Err(error) => Err(anyhow::anyhow!(error.in_full())),
+        },
+        None => Ok(load()),
+    }
 }

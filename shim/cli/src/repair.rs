@@ -82,7 +82,12 @@ impl Repair {
     /// A path that somebody named and that is neither stale nor well was not touched: they have to know.
     fn refused(&self, report: &NodeReport) -> anyhow::Result<()> {
         let not_stale = |verdict: &str| matches!(verdict, "unmounted" | "unknown" | "orphaned" | "dead");
-        match report.binds.iter().find(|bind| not_stale(bind.bind.verdict)).filter(|_| !self.paths.is_empty()) {
+        match report
+            .binds
+            .iter()
+            .find(|bind| not_stale(bind.bind.verdict) && !bind.is_mended())
+            .filter(|_| !self.paths.is_empty())
+        {
             Some(bind) => {
                 bail!("{} is {}, not stale: nothing was done to it", bind.bind.source.display(), bind.bind.verdict)
             }

@@ -67,6 +67,11 @@ impl MountedVolume {
         Some(Self { mount_point: Path::new("/").join(below), ..self.clone() })
     }
 
+    /// The folder of its plugin, such as `kubernetes.io~nfs`.
+    pub fn plugin_folder(&self) -> &'static str {
+        self.plugin.folder()
+    }
+
     /// Where the mount has to be.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point

@@ -1,0 +1,108 @@
+//! containerd's effective runtimes: does any pod get bindguard, and does this containerd hear what its config says?
+
+use super::Point;
+
+const NAME: &str = "containerd";
+
+/// What was seen of a containerd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerdSeen {
+    /// Its version, such as `1.7.24`.
+    pub version: String,
+    /// The runtimes of `containerd config dump`.
+    pub runtimes: Vec<RuntimeEntry>,
+    /// The runtime of pods without a RuntimeClass.
+    pub default_runtime: String,
+}
+
+/// A runtime of containerd's CRI plugin.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuntimeEntry {
+    /// The RuntimeClass' handler.
+    pub name: String,
+    /// `runtime_type`
+    pub runtime_type: String,
+    /// `runtime_path`
+    pub runtime_path: String,
+    /// `options.BinaryName`
+    pub binary_name: String,
+}
+
+impl RuntimeEntry {
+    fn door(&self) -> Option<Door> {
+        let names = |path: &str, name: &str| path.rsplit('/').next() == Some(name);
+        if self.runtime_type.contains("bindguard") {
+            Some(Door::Type)
+        } else if names(&self.runtime_path, "containerd-shim-bindguard-v2") {
+            Some(Door::Path)
+        } else if names(&self.binary_name, "bindguard-runtime") {
+            Some(Door::Wrapper)
+        } else {
+            None
+        }
+    }
+}
+
+/// How a runtime leads to the guard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Door {
+    Type,
+    Path,
+    Wrapper,
+}
+
+/// The point on containerd: what it is, or why it could not be asked; `Ok(None)`: none runs here.
+pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
+    let seen = match seen {
+        Ok(Some(seen)) => seen,
+        Ok(None) => return Point::good(NAME, "none runs here"),
+        Err(why) => return Point::no_answer(NAME, why),
+    };
+    let doors: Vec<(&RuntimeEntry, Door)> =
+        seen.runtimes.iter().filter_map(|entry| Some((entry, entry.door()?))).collect();
+    let version = &seen.version;
+    if doors.is_empty() {
+        let told = format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
+        return Point::bad(NAME, told, "bindguard install --dry-run");
+    }
+    let deaf = doors.iter().find(|(_, door)| *door == Door::Path && version.starts_with("1.6"));
+    if let Some((entry, _)) = deaf {
+        let told = format!(
+            "containerd {version} runs its own shim for {}: 1.6 reads runtime_path and passes over it",
+            entry.name
+        );
+        return Point::bad(NAME, told, "bindguard install --dry-run");
+    }
+    let names: Vec<&str> = doors.iter().map(|(entry, _)| entry.name.as_str()).collect();
+    let default =
+        if names.contains(&seen.default_runtime.as_str()) { ", for every pod" } else { ", for pods that ask for it" };
+    Point::good(NAME, format!("containerd {version}: bindguard is the runtime {}{default}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    fn seen(version: &str, entry: RuntimeEntry) -> ContainerdSeen {
+        ContainerdSeen { version: version.to_owned(), runtimes: vec![entry], default_runtime: "runc".to_owned() }
+    }
+
+    #[test]
+    fn a_runtime_path_counts_from_1_7_on() {
+        let entry = RuntimeEntry {
+            name: "bindguard".to_owned(),
+            runtime_type: "io.containerd.runc.v2".to_owned(),
+            runtime_path: "/usr/local/bin/containerd-shim-bindguard-v2".to_owned(),
+            binary_name: String::new(),
+        };
+        for (version, state) in [("1.6.20", State::Bad), ("1.7.24", State::Good), ("2.1.9", State::Good)] {
+            assert_eq!(containerd(Ok(Some(&seen(version, entry.clone())))).state, state, "{version}");
+        }
+        let plain = RuntimeEntry { runtime_path: String::new(), ..entry };
+        assert_eq!(containerd(Ok(Some(&seen("2.1.9", plain.clone())))).state, State::Bad);
+        let wrapper = RuntimeEntry { binary_name: "/opt/bindguard-runtime".to_owned(), ..plain };
+        assert_eq!(containerd(Ok(Some(&seen("1.6.20", wrapper)))).state, State::Good);
+        assert_eq!(containerd(Err("no")).state, State::NoAnswer);
+    }
+}

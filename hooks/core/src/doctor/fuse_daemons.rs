@@ -1,0 +1,90 @@
+//! FUSE daemons that live in the kubelet's cgroup: whoever restarts the kubelet ends them, and every mount of theirs
+//! answers "transport endpoint is not connected" from then on (Kubernetes' PR 49640 starts its own by `systemd-run --scope`).
+
+use super::Point;
+
+const NAME: &str = "fuse-daemons";
+
+/// A process, and the text of its `/proc/PID/cgroup`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Daemon {
+    /// Its pid.
+    pub pid: u32,
+    /// Its name, as the kernel cuts it.
+    pub command: String,
+    /// Its cgroups.
+    pub cgroup: String,
+}
+
+/// The point on them. `kubelets`: the kubelets of this node; `daemons`: the processes that have /dev/fuse open.
+pub fn fuse_daemons(kubelets: &[Daemon], daemons: &[Daemon]) -> Point {
+    let homes: Vec<(&str, &str)> = kubelets.iter().filter_map(|kubelet| home(&kubelet.cgroup)).collect();
+    let lives_in = |daemon: &&Daemon| {
+        homes.iter().any(|(hierarchy, path)| {
+            let own = lines(&daemon.cgroup).find(|(of, _)| of == hierarchy);
+            own.and_then(|(_, own)| own.strip_prefix(path)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+    };
+    let at_risk: Vec<&Daemon> = daemons.iter().filter(lives_in).collect();
+    let Some(first) = at_risk.first() else {
+        let told = if kubelets.is_empty() { "no kubelet runs here" } else { "none lives in the kubelet's cgroup" };
+        return Point::good(NAME, told);
+    };
+    let names: Vec<String> = at_risk.iter().map(|daemon| format!("{} ({})", daemon.command, daemon.pid)).collect();
+    let told = format!("in the kubelet's cgroup, and dead when it restarts: {}", names.join(", "));
+    Point::bad(NAME, told, into_a_scope(first.pid))
+}
+
+/// systemd makes a scope of its own for a process that runs: what `systemd-run --scope` does for one that begins.
+fn into_a_scope(pid: u32) -> String {
+    format!(
+        "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit \
+         'ssa(sv)a(sa(sv))' fuse-{pid}.scope fail 1 PIDs au 1 {pid} 0"
+    )
+}
+
+/// The cgroup that ends with the kubelet: systemd's. Where systemd tells none, any hierarchy's that is more than a slice.
+fn home(cgroup: &str) -> Option<(&str, &str)> {
+    let is_systemds = |hierarchy: &str| hierarchy.is_empty() || hierarchy == "name=systemd";
+    let told = |(_, path): &(&str, &str)| *path != "/";
+    let systemds = lines(cgroup).filter(|(hierarchy, _)| is_systemds(hierarchy)).find(told);
+    systemds.or_else(|| lines(cgroup).filter(|(_, path)| path.matches('/').count() > 1).find(told))
+}
+
+/// The hierarchies and paths of a `/proc/PID/cgroup`.
+fn lines(cgroup: &str) -> impl Iterator<Item = (&str, &str)> {
+    cgroup.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    fn process(pid: u32, cgroup: &str) -> Daemon {
+        Daemon { pid, command: "sshfs".to_owned(), cgroup: cgroup.to_owned() }
+    }
+
+    #[test]
+    fn who_lives_in_or_below_the_kubelets_cgroup_dies_with_it() {
+        let kubelet = [process(1, "0::/system.slice/kubelet.service\n")];
+        for (cgroup, state) in [
+            ("0::/system.slice/kubelet.service\n", State::Bad),
+            ("0::/system.slice/kubelet.service/below\n", State::Bad),
+            ("0::/system.slice/kubelet.service-not\n", State::Good),
+            ("0::/system.slice/run-1.scope\n", State::Good),
+        ] {
+            assert_eq!(fuse_daemons(&kubelet, &[process(7, cgroup)]).state, state, "{cgroup}");
+        }
+        assert_eq!(fuse_daemons(&[], &[process(7, "0::/\n")]).state, State::Good);
+    }
+
+    #[test]
+    fn without_systemd_any_hierarchy_tells() {
+        let text = "5:pids:/n/node\n1:name=systemd:/\n0::/\n";
+        assert_eq!(fuse_daemons(&[process(1, text)], &[process(7, text)]).state, State::Bad);
+        let slice = "5:cpu:/system.slice\n1:name=systemd:/system.slice/kubelet.service\n";
+        let other = "5:cpu:/system.slice\n1:name=systemd:/system.slice/sshfs.service\n";
+        assert_eq!(fuse_daemons(&[process(1, slice)], &[process(7, other)]).state, State::Good);
+    }
+}

@@ -1,0 +1,61 @@
+//! What this kernel can do for a re-bind, and what is fallen back to where it cannot.
+
+use super::Point;
+
+/// What a kernel was seen to know. Asked of the kernel itself: distributions backport.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Features {
+    /// `uname -r`
+    pub release: String,
+    /// openat2(2), Linux 5.6: targets are opened beneath their volume.
+    pub openat2: bool,
+    /// `STATX_MNT_ID` and mount roots, Linux 5.8: the mount that a path is on can be told.
+    pub mount_ids: bool,
+    /// `MOVE_MOUNT_BENEATH`, Linux 6.5: a mount is swapped without a gap.
+    pub beneath: bool,
+    /// statmount(2), Linux 6.8: one mount costs the same among 100 and 30,000.
+    pub statmount: bool,
+}
+
+/// The point on the kernel. `kubelet_is_shared`: the mount that the kubelet's folders are on is shared, which the way of
+/// older kernels needs.
+pub fn kernel(features: &Features, kubelet_is_shared: bool) -> Point {
+    const NAME: &str = "kernel";
+    let release = &features.release;
+    if !features.openat2 || !features.mount_ids {
+        let told =
+            format!("Linux {release} cannot tell the mount of a path: nothing is judged; 5.8 is the oldest that can");
+        return Point::bad(NAME, told, "uname -r");
+    }
+    let swap = match (features.beneath, kubelet_is_shared) {
+        (true, _) => "mounts are swapped beneath",
+        (false, true) => "mounts are swapped by propagation (before 6.5)",
+        (false, false) => {
+            let told = format!(
+                "Linux {release} cannot mount beneath, and the mount of the kubelet's folders is private: no re-bind; specs are \
+                 pointed at volumes instead"
+            );
+            return Point::bad(NAME, told, "mount --make-rshared /");
+        }
+    };
+    let look = if features.statmount { "statmount" } else { "the mount table (before 6.8)" };
+    Point::good(NAME, format!("Linux {release}: {swap}, looked at by {look}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    fn features(beneath: bool, mount_ids: bool) -> Features {
+        Features { release: "6.1".to_owned(), openat2: true, mount_ids, beneath, statmount: beneath }
+    }
+
+    #[test]
+    fn an_older_kernel_needs_a_shared_mount() {
+        assert_eq!(kernel(&features(true, true), false).state, State::Good);
+        assert_eq!(kernel(&features(false, true), true).state, State::Good);
+        assert_eq!(kernel(&features(false, true), false).run.as_deref(), Some("mount --make-rshared /"));
+        assert_eq!(kernel(&features(true, false), true).state, State::Bad);
+    }
+}

@@ -1,0 +1,25 @@
+//! A node, point by point: what of it makes bindguard's work harder, or mounts lie.
+//!
+//! Each point is a function over plain evidence in a file of its own. One that fails says what to run.
+
+mod containerd;
+mod detach_mounts;
+mod fuse_daemons;
+mod host_root;
+mod kernel;
+mod mount_helpers;
+mod pinned;
+mod point;
+mod programs;
+mod subpaths;
+
+pub use containerd::{ContainerdSeen, RuntimeEntry, containerd};
+pub use detach_mounts::detach_mounts;
+pub use fuse_daemons::{Daemon, fuse_daemons};
+pub use host_root::host_root;
+pub use kernel::{Features, kernel};
+pub use mount_helpers::{helper_of, mount_helpers};
+pub use pinned::pinned;
+pub use point::{DoctorReport, Point, State};
+pub use programs::{ProgramSeen, programs};
+pub use subpaths::subpaths;

@@ -1,0 +1,56 @@
+//! The programs of bindguard and the OCI runtime behind it: are they there, and are they of one version?
+
+use super::Point;
+
+const NAME: &str = "programs";
+
+/// A program as it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramSeen {
+    /// Its name.
+    pub name: String,
+    /// Where, and what it says of its version; `None`: not found.
+    pub found: Option<(String, String)>,
+}
+
+/// The point on them. `ours`: the programs of bindguard, with `version` as they should be; `runtime`: runc, or what the
+/// config names.
+pub fn programs(version: &str, ours: &[ProgramSeen], runtime: &ProgramSeen) -> Point {
+    if runtime.found.is_none() {
+        let told = format!("the OCI runtime {} is not found: no container can be created", runtime.name);
+        return Point::bad(NAME, told, "bindguard config show");
+    }
+    let missing: Vec<&str> = ours.iter().filter(|it| it.found.is_none()).map(|it| it.name.as_str()).collect();
+    if !missing.is_empty() {
+        let told = format!("{} not found beside bindguard nor on PATH", missing.join(", "));
+        return Point::bad(NAME, told, "bindguard install --dry-run");
+    }
+    let is_other =
+        |it: &&ProgramSeen| it.found.as_ref().is_some_and(|(_, told)| !told.is_empty() && !told.contains(version));
+    if let Some(other) = ours.iter().find(is_other) {
+        let (path, told) = other.found.clone().unwrap_or_default();
+        let told = format!("{path} is {told}, and this bindguard is {version}");
+        return Point::bad(NAME, told, "bindguard install --dry-run");
+    }
+    let (path, told) = runtime.found.clone().unwrap_or_default();
+    Point::good(NAME, format!("bindguard {version}, and {path}: {told}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    fn seen(name: &str, found: Option<&str>) -> ProgramSeen {
+        ProgramSeen { name: name.to_owned(), found: found.map(|told| (format!("/bin/{name}"), told.to_owned())) }
+    }
+
+    #[test]
+    fn what_is_missing_or_of_another_version_is_bad() {
+        let runc = seen("runc", Some("runc version 1.1.5"));
+        assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).state, State::Good);
+        assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).state, State::Bad);
+        assert_eq!(programs("0.1.0", &[seen("shim", None)], &runc).state, State::Bad);
+        assert!(programs("0.1.0", &[], &seen("runc", None)).told.contains("runc is not found"));
+    }
+}

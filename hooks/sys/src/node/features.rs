@@ -1,0 +1,51 @@
+//! What this kernel knows, asked by calls that cannot do anything.
+
+use std::fs;
+use std::path::Path;
+
+use bindguard_core::doctor::Features;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::MoveMountFlags;
+
+use crate::handle::Handle;
+use crate::statmount::statmount;
+
+/// Asks the kernel.
+pub fn features() -> Features {
+    let root = Handle::follow(Path::new("/")).ok();
+    let unique = root.as_ref().and_then(|root| root.unique_mount_id().ok().flatten());
+    Features {
+        release: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim_end().to_owned(),
+        openat2: rustix::fs::openat2(
+            CWD,
+            "/",
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS,
+        )
+        .is_ok(),
+        mount_ids: root.is_some_and(|root| root.mount_id().is_ok() && root.is_mount_root().is_ok()),
+        beneath: knows_beneath(),
+        statmount: unique.is_some_and(|id| statmount(id).is_ok()),
+    }
+}
+
+/// move_mount(2) looks at its flags before its paths: a path that cannot be tells whether it knows them.
+fn knows_beneath() -> bool {
+    let nowhere = "/proc/self/fd/bindguard-asks";
+    let flags = MoveMountFlags::MOVE_MOUNT_BENEATH;
+    !matches!(rustix::mount::move_mount(CWD, nowhere, CWD, nowhere, flags), Err(Errno::INVAL | Errno::NOSYS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_kernel_is_one_that_bindguard_supports() {
+        let features = features();
+        assert!(features.openat2 && features.mount_ids, "{features:?}");
+        assert!(!features.release.is_empty());
+    }
+}

@@ -1,0 +1,22 @@
+//! Plain facts about a node, for its check-up.
+
+mod features;
+mod processes;
+
+pub use features::features;
+pub use processes::{Process, processes_named, with_open};
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use bindguard_core::evidence::Observed;
+
+/// The text of a small file of the kernel's, such as a sysctl.
+pub fn setting(path: &Path) -> Observed<String> {
+    match fs::read_to_string(path) {
+        Ok(text) => Observed::Seen(text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Observed::Absent,
+        Err(error) => Observed::Unreadable(format!("read {}: {error}", path.display())),
+    }
+}

@@ -1,0 +1,181 @@
+//! A node's check-up: `doctor` finds nothing on a good node, and each thing that is then broken, with what to run about it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::node::HostRoot;
+use bindguard_integration::privilege::has_program;
+use bindguard_integration::process::host;
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
+use serde_json::Value;
+
+fn containerd_alone(generation: Generation) {
+    Setup::on(generation).cri().story(|node| {
+        let point = Points::of(node)?.named("containerd")?;
+        // 1.6 reads runtime_path and passes over it: docs/decisions/0006
+        let expected = if generation == Generation::V1_6 { "bad" } else { "good" };
+        ensure!(point["state"] == expected, "{point}");
+        let told = point["told"].as_str().unwrap_or_default();
+        ensure!(told.contains(&generation.to_string()), "{told}");
+        Ok(())
+    });
+}
+
+on_every_generation!(containerd_alone);
+
+#[test]
+fn of_a_node_that_breaks() {
+    Setup::on(Generation::V1_7).cri().story(|node| {
+        good_node(node)?;
+        subpaths(node)?;
+        fuse_daemon_of_the_kubelet(node)?;
+        mount_helper(node)?;
+        pinned(node)?;
+        config(node)
+    });
+}
+
+#[test]
+fn of_a_node_whose_root_is_private() {
+    Setup::on(Generation::V2_1).host_root(HostRoot::Private).story(|node| {
+        let point = Points::of(node)?.named("host-root")?;
+        ensure!(point["state"] == "bad", "{point}");
+        host(["sh", "-ec", point["run"].as_str().context("what to run")?])?;
+        ensure!(Points::of(node)?.named("host-root")?["state"] == "good");
+        Ok(())
+    });
+}
+
+/// What `doctor --json` says.
+struct Points(Vec<Value>);
+
+impl Points {
+    fn of(node: &Node) -> Result<Self> {
+        let told = node.bindguard(["doctor", "--json"])?;
+        let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
+        let points = report["points"].as_array().context("points")?.clone();
+        let has = |state: &str| points.iter().any(|point| point["state"] == state);
+        let code = if has("bad") { 1 } else { 2 * i32::from(has("no-answer")) };
+        ensure!(told.code() == code, "exit code {} for {points:?}", told.code());
+        Ok(Self(points))
+    }
+
+    fn named(&self, name: &str) -> Result<Value> {
+        self.0.iter().find(|point| point["name"] == name).cloned().with_context(|| format!("{name} in {:?}", self.0))
+    }
+}
+
+fn good_node(node: &Node) -> Result<()> {
+    let points = Points::of(node)?;
+    for name in ["kernel", "host-root", "detach-mounts", "mount-helpers", "fuse-daemons", "containerd"] {
+        ensure!(points.named(name)?["state"] == "good", "{}", points.named(name)?);
+    }
+    for name in ["programs", "config", "subpaths"] {
+        ensure!(points.named(name)?["state"] == "good", "{}", points.named(name)?);
+    }
+    let text = node.bindguard(["doctor"])?;
+    ensure!(text.stdout.contains("good       host-root: / is shared"), "{text:?}");
+    Ok(())
+}
+
+fn subpaths(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("sick")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    volume.subpath("app", 0, "app.conf").bind()?;
+    volume.update(&[("app.conf", "two")])?;
+    let point = Points::of(node)?.named("subpaths")?;
+    ensure!(point["state"] == "bad" && point["run"] == "bindguard diagnose", "{point}");
+    node.bindguard(["repair", "--all"])?.success()?;
+    ensure!(Points::of(node)?.named("subpaths")?["state"] == "good");
+    pod.delete()
+}
+
+/// A process that has /dev/fuse open, in the cgroup of one that is named kubelet.
+fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
+    let kubelet = node.disk().join("daemon/kubelet");
+    fs::create_dir(node.disk().join("daemon"))?;
+    fs::copy("/bin/sleep", &kubelet)?;
+    let kubelet = Running::start(node, &[&kubelet.to_string_lossy(), "1000000"], "kubelet")?;
+    let daemon = Running::start(node, &["sh", "-c", "exec 3<>/dev/fuse; exec sleep 1000000"], "sleep")?;
+    let point = Points::of(node)?.named("fuse-daemons")?;
+    ensure!(point["state"] == "bad", "{point}");
+    ensure!(point["run"].as_str().is_some_and(|run| run.contains(&format!("fuse-{}.scope", daemon.0.id()))), "{point}");
+    drop(kubelet);
+    ensure!(Points::of(node)?.named("fuse-daemons")?["state"] == "good");
+    Ok(())
+}
+
+fn mount_helper(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("shares")?;
+    fs::create_dir_all(pod.path().join("volumes/kubernetes.io~nfs/data"))?;
+    let points = Points::of(node)?;
+    let point = points.named("mount-helpers")?;
+    let expected = if has_program("mount.nfs") { "good" } else { "bad" };
+    ensure!(
+        point["state"] == expected && point["told"].as_str().is_some_and(|told| told.contains("mount.nfs")),
+        "{point}"
+    );
+    // An NFS volume that is not mounted is a finding of its own.
+    ensure!(points.named("subpaths")?["told"].as_str().is_some_and(|told| told.ends_with("is unmounted")));
+    pod.delete()
+}
+
+/// A network namespace that the host has let go of, and a monitoring container has not.
+fn pinned(node: &Node) -> Result<()> {
+    let place = "/run/netns/cni-1";
+    host(["sh", "-ec", &format!("mkdir -p /run/netns && touch {place} && mount --bind /proc/self/ns/net {place}")])?;
+    let ctr = node.ctr();
+    let container = ctr.container("exporter").runtime(Runtime::Stock).mount(Bind::new(Path::new("/"), "/host"));
+    container.start()?.success()?;
+    host(["umount", place])?;
+    let point = Points::of(node)?.named("pinned")?;
+    ensure!(point["state"] == "bad" && point["run"] == format!("bindguard holders {place}"), "{point}");
+    let words = point["run"].as_str().unwrap_or_default().split(' ').skip(1);
+    let held = node.bindguard(words)?;
+    ensure!(
+        held.stdout.contains(&format!("has /host{place}")) && held.stdout.contains("container exporter"),
+        "{held:?}"
+    );
+    ctr.remove("exporter")?;
+    ensure!(Points::of(node)?.named("pinned")?["state"] != "bad");
+    Ok(())
+}
+
+fn config(node: &Node) -> Result<()> {
+    let file = node.disk().join("bindguard.toml");
+    fs::write(&file, "[kubelet\n")?;
+    let point = Points::of(node)?.named("config")?;
+    ensure!(point["state"] == "bad" && point["run"] == "bindguard config check", "{point}");
+    let check = node.bindguard(["config", "check"])?;
+    ensure!(check.code() == 2 && check.stderr.contains("line 1"), "{check:?}");
+    Ok(())
+}
+
+struct Running(Child);
+
+impl Running {
+    /// Starts a process of the node, and waits until it has become what it is to be.
+    fn start(node: &Node, words: &[&str], name: &str) -> Result<Self> {
+        let mut command = node.command(words[0])?;
+        command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null());
+        let running = Self(command.spawn().with_context(|| format!("start {name}"))?);
+        let comm = format!("/proc/{}/comm", running.0.id());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while fs::read_to_string(&comm)?.trim() != name {
+            ensure!(Instant::now() < deadline, "{name} does not begin");
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(running)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

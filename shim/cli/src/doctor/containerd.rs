@@ -1,0 +1,102 @@
+//! containerd, asked by its own words: `containerd config dump` is what it goes by, imports and defaults included.
+
+use std::path::{Path, PathBuf};
+
+use bindguard_core::doctor::{self, ContainerdSeen, Point, RuntimeEntry};
+use bindguard_sys::node::{Process, processes_named};
+use toml::{Table, Value};
+
+use crate::ask::said;
+
+/// The CRI plugin's tables: of version 2, and of version 3 of the config.
+const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
+
+/// The point on containerd.
+pub fn point() -> Point {
+    match processes_named("containerd").first().map(seen).transpose() {
+        Ok(seen) => doctor::containerd(Ok(seen.as_ref())),
+        Err(why) => doctor::containerd(Err(&why)),
+    }
+}
+
+fn seen(process: &Process) -> Result<ContainerdSeen, String> {
+    let program = process.file("exe");
+    let version = said(&program, &["--version"])?;
+    let arguments = process.arguments();
+    let config = config_of(&arguments);
+    let mut words = vec!["config", "dump"];
+    let path = config.as_ref().map(|path| path.display().to_string());
+    if let Some(path) = &path {
+        words.splice(0..0, ["--config", path.as_str()]);
+    }
+    let dump = said(&program, &words)?;
+    let table: Table = dump.parse().map_err(|error| format!("understand what containerd dumps: {error}"))?;
+    let (runtimes, default_runtime) = runtimes(&table);
+    Ok(ContainerdSeen { version: number(&version), runtimes, default_runtime })
+}
+
+/// `-c FILE`, `--config FILE`, `--config=FILE`
+fn config_of(arguments: &[String]) -> Option<PathBuf> {
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        match word.trim_start_matches('-').split_once('=') {
+            Some(("config" | "c", path)) => return Some(Path::new(path).to_owned()),
+            None if matches!(word.as_str(), "-c" | "-config" | "--config") => return words.next().map(PathBuf::from),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// `containerd github.com/containerd/containerd 1.7.24 ...`: the word that begins with a digit, without a `v`.
+fn number(version: &str) -> String {
+    let words = version.split_whitespace().map(|word| word.trim_start_matches('v'));
+    let number = words.into_iter().find(|word| word.starts_with(|first: char| first.is_ascii_digit()));
+    number.unwrap_or("of unknown version").split(['~', '+']).next().unwrap_or_default().to_owned()
+}
+
+fn runtimes(table: &Table) -> (Vec<RuntimeEntry>, String) {
+    let plugins = table.get("plugins");
+    let containerd = PLUGINS.iter().find_map(|plugin| plugins?.get(plugin)?.get("containerd"));
+    let Some(containerd) = containerd else { return (Vec::new(), String::new()) };
+    let word = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let entries = containerd.get("runtimes").and_then(Value::as_table).into_iter().flatten();
+    let entries = entries.map(|(name, entry)| RuntimeEntry {
+        name: name.clone(),
+        runtime_type: word(entry, "runtime_type"),
+        runtime_path: word(entry, "runtime_path"),
+        binary_name: entry.get("options").map(|options| word(options, "BinaryName")).unwrap_or_default(),
+    });
+    (entries.collect(), word(containerd, "default_runtime_name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_of_the_config_are_read() {
+        for plugin in PLUGINS {
+            let text = format!(
+                "[plugins.\"{plugin}\".containerd]\ndefault_runtime_name = \"runc\"\n\
+                 [plugins.\"{plugin}\".containerd.runtimes.x]\nruntime_type = \"t\"\n\
+                 [plugins.\"{plugin}\".containerd.runtimes.x.options]\nBinaryName = \"b\"\n"
+            );
+            let (entries, default) = runtimes(&text.parse().unwrap());
+            assert_eq!(
+                (entries[0].name.as_str(), entries[0].binary_name.as_str(), default.as_str()),
+                ("x", "b", "runc")
+            );
+        }
+    }
+
+    #[test]
+    fn versions_and_arguments_are_found() {
+        assert_eq!(number("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1"), "1.6.20");
+        assert_eq!(number("containerd github.com/containerd/containerd/v2 v2.1.9 abc"), "2.1.9");
+        let of = |words: &[&str]| config_of(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&["containerd", "--config", "/x"]), Some("/x".into()));
+        assert_eq!(of(&["containerd", "--config=/x", "-l", "debug"]), Some("/x".into()));
+        assert_eq!(of(&["containerd"]), None);
+    }
+}

@@ -1,0 +1,137 @@
+//! `bindguard doctor`: this node, point by point. Here is what is looked at; what is good and what is not is decided in
+//! `bindguard_core::doctor`.
+
+mod containerd;
+mod programs;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use bindguard_config::Loaded;
+use bindguard_core::doctor::{self, Daemon, DoctorReport, Point, State};
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::policy::Policy;
+use bindguard_guard::survey_node;
+use bindguard_sys::namespaces::Proc;
+use bindguard_sys::node::{Process, features, processes_named, setting, with_open};
+use bindguard_sys::observe::list_volumes;
+use bindguard_sys::read_mount_table;
+use clap::Args;
+
+use crate::pods::PodsFrom;
+use crate::show::{self, Lines, print_json, print_text, verdict_style};
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print the points as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pods: PodsFrom,
+}
+
+impl Doctor {
+    /// Runs it.
+    pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
+        let policy = loaded.config.policy();
+        let mut points = of_the_kernel(policy);
+        points.push(helpers(policy));
+        points.push(doctor::fuse_daemons(
+            &processes_named("kubelet").into_iter().map(daemon).collect::<Vec<_>>(),
+            &with_open(Path::new("/dev/fuse")).into_iter().map(daemon).collect::<Vec<_>>(),
+        ));
+        points.push(containerd::point());
+        points.push(programs::point(loaded.config.runtime()));
+        points.push(config(loaded));
+        points.push(doctor::subpaths(&survey_node(policy, &self.pods.pods(), |_| true)));
+        points.push(match Proc::default().namespaces() {
+            Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, policy),
+            Err(why) => Point::no_answer("pinned", why),
+        });
+        let report = DoctorReport { points };
+        if self.json {
+            print_json(&report)?
+        } else {
+            print_text(text(&report).text())?
+        }
+        Ok(show::code(report.has(State::NoAnswer) && !report.has(State::Bad), report.has(State::Bad)))
+    }
+}
+
+fn of_the_kernel(policy: &Policy) -> Vec<Point> {
+    let table = read_mount_table();
+    let kubelet_is_shared = table.as_ref().is_ok_and(|table| is_shared(table, policy));
+    vec![
+        doctor::kernel(&features(), kubelet_is_shared),
+        match &table {
+            Ok(table) => doctor::host_root(table),
+            Err(error) => Point::no_answer("host-root", error.in_full()),
+        },
+        doctor::detach_mounts(&setting(Path::new("/proc/sys/fs/may_detach_mounts"))),
+    ]
+}
+
+/// The mount that the kubelet's folders are on has peers. A node without a kubelet has nothing to swap.
+fn is_shared(table: &MountTable, policy: &Policy) -> bool {
+    let mut roots = policy.kubelet_roots().filter(|root| root.symlink_metadata().is_ok()).peekable();
+    roots.peek().is_none()
+        || roots.any(|root| table.mount_over(root).is_some_and(|m| m.propagation.peer_group.is_some()))
+}
+
+fn helpers(policy: &Policy) -> Point {
+    const FOLDERS: [&str; 6] = ["/sbin", "/usr/sbin", "/usr/local/sbin", "/bin", "/usr/bin", "/usr/local/bin"];
+    let is_there = |name: &str| FOLDERS.iter().any(|folder| Path::new(folder).join(name).symlink_metadata().is_ok());
+    let volumes = policy.kubelet_roots().map(list_volumes).collect::<Result<Vec<_>, _>>();
+    match volumes {
+        Ok(volumes) => {
+            let in_use: BTreeSet<String> =
+                volumes.iter().flatten().map(|volume| volume.plugin_folder().to_owned()).collect();
+            doctor::mount_helpers(&in_use, is_there)
+        }
+        Err(error) => Point::no_answer("mount-helpers", format!("{error}: {}", error.source)),
+    }
+}
+
+fn config(loaded: &Loaded) -> Point {
+    match &loaded.problem {
+        Some(problem) => {
+            Point::bad("config", format!("the defaults are in force: {}", problem.in_full()), "bindguard config check")
+        }
+        None => Point::good("config", "the config can be taken"),
+    }
+}
+
+fn daemon(process: Process) -> Daemon {
+    Daemon { pid: process.pid, command: process.command, cgroup: process.cgroup }
+}
+
+/// A program on PATH, or where it is said to be.
+fn find(name: &Path, also_in: Option<&Path>) -> Option<PathBuf> {
+    let is_there = |path: &PathBuf| path.symlink_metadata().is_ok();
+    if name.is_absolute() {
+        return Some(name.to_owned()).filter(is_there);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = also_in.map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
+    folders.map(|folder| folder.join(name)).find(is_there)
+}
+
+fn text(report: &DoctorReport) -> Lines {
+    let mut lines = Lines::default();
+    for point in &report.points {
+        let word = match point.state {
+            State::Good => "good",
+            State::Bad => "bad",
+            State::NoAnswer => "no answer",
+        };
+        lines.headed(word, verdict_style(word), &format!("{}: {}", point.name, point.told));
+        if let Some(run) = &point.run {
+            lines.run(run);
+        }
+    }
+    let bad = report.points.iter().filter(|point| point.state != State::Good).count();
+    lines.line(&format!("{} points, {bad} not good", report.points.len()));
+    lines
+}
