@@ -5,6 +5,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::mount_calls::{tmpfs, unmount};
@@ -59,6 +61,32 @@ fn private_host_root_is_said() {
             |line: &str| line.contains("level=warn") && line.contains("run on the host: mount --make-rshared /");
         ensure!(ours.is_some_and(helps), "no warning about the private host root: {ours:?}");
         Ok(())
+    });
+}
+
+/// rslave in a spec is a wish: once the container is made, its own mount is looked at.
+#[test]
+fn a_bind_that_is_no_slave_all_the_same_is_recorded() {
+    Setup::on(Generation::V2_1).host_root(HostRoot::Private).story(|node| {
+        let ctr = node.ctr();
+        ctr.container("monitor").mount(Bind::new("/", "/host").options(&["rbind", "rslave"])).start()?.success()?;
+        let pid = ctr.pid("monitor")?;
+        let ours = format!("\"id\":\"monitor\",\"attempt\":0,\"pid\":{pid},");
+        let recorded = |journal: &str| {
+            journal.lines().any(|line| line.contains(&ours) && line.contains("has no master") && line.contains("/host"))
+        };
+        let journal = Path::new("/run/bindguard/journal.jsonl");
+        let begin = Instant::now();
+        while !recorded(&fs::read_to_string(journal).context("read the journal")?) {
+            ensure!(begin.elapsed() < Duration::from_secs(20), "nothing of the container's own mount in the journal");
+            thread::sleep(Duration::from_millis(20));
+        }
+        let said = node
+            .log()?
+            .lines()
+            .any(|line| line.contains("bindguard: bind of / at /host") && line.contains("no master"));
+        ensure!(said, "nothing of it in the log");
+        ctr.remove("monitor")
     });
 }
 

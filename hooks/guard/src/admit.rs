@@ -7,7 +7,7 @@ use std::time::Instant;
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::judge::{Finding, Verdict};
 use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed};
-use bindguard_core::policy::Policy;
+use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{SpecEdit, SpecView};
@@ -37,6 +37,8 @@ pub struct Admission {
     pub refusal: Option<String>,
     /// Something was mended that the runtime can have failed on: creating again makes sense.
     pub worth_another_try: bool,
+    /// A host-root bind asks for rslave now: whether the container's mount is one shows once it was made.
+    pub worth_verifying: bool,
 }
 
 /// Outcomes by position in the spec's `mounts`.
@@ -52,7 +54,8 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
         Done::default()
     });
     report.took(start.elapsed());
-    Admission { report, refusal: done.refusal, worth_another_try: done.worth_another_try }
+    let Done { refusal, worth_another_try, worth_verifying } = done;
+    Admission { report, refusal, worth_another_try, worth_verifying }
 }
 
 /// What an admission did, beside what its report says.
@@ -60,6 +63,7 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
 struct Done {
     refusal: Option<String>,
     worth_another_try: bool,
+    worth_verifying: bool,
 }
 
 fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Report) -> Result<Done, String> {
@@ -75,7 +79,7 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
     let plan = Plan::from_findings(&findings, &policy);
     if plan.refusal.is_some() {
         report.tell(&findings, |finding| refusal_of(finding, &policy).map(|_| Outcome::Refused));
-        return Ok(Done { refusal: plan.refusal, worth_another_try: false });
+        return Ok(Done { refusal: plan.refusal, ..Done::default() });
     }
     let mut outcomes = Outcomes::new();
     let mut edits = plan.edits.clone();
@@ -93,7 +97,8 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
         Some(Outcome::Failed { why }) => refusal_of_failed(finding, &why, &policy),
         _ => None,
     });
-    Ok(Done { refusal, worth_another_try: is_worth_another_try(&findings, &outcomes) })
+    let worth_another_try = is_worth_another_try(&findings, &outcomes);
+    Ok(Done { refusal, worth_another_try, worth_verifying: is_worth_verifying(&findings, &policy) })
 }
 
 /// Re-binds one subpath. Where that is impossible, or was in vain before, the edit that does without it.
@@ -170,4 +175,8 @@ fn is_worth_another_try(findings: &[Finding], outcomes: &Outcomes) -> bool {
             false
         }
     })
+}
+
+fn is_worth_verifying(findings: &[Finding], policy: &Policy) -> bool {
+    policy.host_root == Mode::Repair && findings.iter().any(|finding| finding.kind == SourceKind::HostRoot)
 }

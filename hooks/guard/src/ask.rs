@@ -1,7 +1,7 @@
 //! Asking sources whether they are alive, all in one go, by a process that may hang in this one's place.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::{Reach, SubpathEvidence};
 use bindguard_sys::Mounts;
@@ -10,6 +10,9 @@ use bindguard_sys::probe::{Answer, Patience, probe};
 
 /// How long sources that may hang are asked: well within the guard's own deadline.
 const PATIENCE: Patience = Patience { each: Duration::from_millis(700), all: Duration::from_millis(1200) };
+
+/// How long an operator waits for all of a node's sources.
+const OPERATORS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The answers of one source's paths, in their order.
 #[derive(Debug, Default)]
@@ -41,6 +44,23 @@ pub(crate) fn ask(sources: &[Vec<PathBuf>]) -> Vec<Answers> {
     let mut answers = probe(&sources.concat(), PATIENCE).unwrap_or_default().into_iter();
     let mut answer = |_: &PathBuf| answers.next().unwrap_or(Answer::NotAsked);
     sources.iter().map(|paths| Answers(paths.iter().map(&mut answer).collect())).collect()
+}
+
+/// What each of a node's sources answers, in their order, asked for somebody who can wait longer than a create can. One that
+/// is silent ends a round; those behind it get a round of their own, until there is no time left.
+pub(crate) fn ask_patiently(paths: &[PathBuf]) -> Vec<Reach> {
+    let (start, mut reaches) = (Instant::now(), Vec::new());
+    while reaches.len() < paths.len() {
+        let all = OPERATORS_PATIENCE.saturating_sub(start.elapsed());
+        let answers = probe(&paths[reaches.len()..], Patience { all, ..PATIENCE }).unwrap_or_default();
+        let heard = answers.iter().take_while(|answer| !matches!(answer, Answer::NotAsked));
+        let before = reaches.len();
+        reaches.extend(heard.map(reach));
+        if reaches.len() == before {
+            reaches.resize(paths.len(), Reach::NotAsked);
+        }
+    }
+    reaches
 }
 
 /// Looks at subpaths, those on servers after asking them.

@@ -18,6 +18,9 @@ pub struct Entry<'a> {
     pub id: Option<&'a str>,
     /// Which create of the container this was, counted from 0.
     pub attempt: u32,
+    /// The container's init, in a line that tells what was found once it was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// What was found and done.
     #[serde(flatten)]
     pub report: &'a Report,

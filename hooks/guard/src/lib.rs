@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod admit;
-mod alive;
 mod ask;
 mod causes;
 mod check;
@@ -21,9 +20,11 @@ mod node;
 mod rebind;
 mod recorded;
 mod survey;
+mod verify;
 
 pub use admit::{Admission, Attempt, admit};
 pub use check::check_bundle;
 pub use journal::{Entry, record};
 pub use recorded::survey_recorded;
 pub use survey::{Act, mend_node, survey_node};
+pub use verify::verify_container;

@@ -14,7 +14,7 @@ use bindguard_core::source::SourceKind;
 use bindguard_sys::observe::{HeldVolume, list_volumes};
 use bindguard_sys::{Mounts, read_mount_table};
 
-use crate::alive::ask;
+use crate::ask::ask_patiently;
 use crate::causes::in_full;
 use crate::node::{detach_node, diagnose_subpaths, repair_node};
 
@@ -91,7 +91,7 @@ fn judged(volumes: Vec<MountedVolume>) -> Vec<Finding> {
         .filter(|(held, _)| is_on_a_server(held, &mounts))
         .map(|(_, v)| v.mount_point().to_owned())
         .collect();
-    let mut answers = ask(&on_servers).into_iter();
+    let mut answers = ask_patiently(&on_servers).into_iter();
     let judged = held.iter().map(|(held, volume)| {
         let answer = is_on_a_server(held, &mounts).then(|| answers.next()).flatten();
         let dead = answer.as_ref().and_then(judge_reach);

@@ -38,7 +38,7 @@ fn a_line_is_as_documented() {
     };
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
-    record(&journal, &Entry { id: Some("bb344d713010"), attempt: 0, report: &report }).unwrap();
+    record(&journal, &Entry { id: Some("bb344d713010"), attempt: 0, pid: None, report: &report }).unwrap();
 
     let line = fs::read_to_string(&journal).unwrap();
     assert_eq!(line.matches('\n').count(), 1);

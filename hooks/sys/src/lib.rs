@@ -8,6 +8,7 @@
 
 pub mod bundle;
 pub mod fault;
+pub mod in_container;
 pub mod journal;
 pub mod namespaces;
 pub mod node;

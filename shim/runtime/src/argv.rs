@@ -70,17 +70,26 @@ impl Invocation {
         let verb =
             words.iter().position(|word| matches!(word, Word::Plain(name) if VERBS.iter().any(|v| name == v)))?;
         let Word::Plain(name) = &words[verb] else { return None };
-        if *name != "create" && *name != "run" {
-            return None;
-        }
+        (*name == "create" || *name == "run").then(|| Self::behind_verb(&words, verb).0)
+    }
+
+    /// Reads the arguments of a verb of bindguard's own: what a runtime's `create` has, and more plain arguments.
+    pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
+        let words = words(args);
+        let verb = words.iter().position(|word| matches!(word, Word::Plain(plain) if *plain == name))?;
+        Some(Self::behind_verb(&words, verb))
+    }
+
+    fn behind_verb<'a>(words: &[Word<'a>], verb: usize) -> (Self, Vec<&'a OsStr>) {
         let value = |names: &[&str]| words.iter().rev().find_map(|word| word.value_of(names));
-        let id = words[verb + 1..].iter().find_map(Word::plain).and_then(OsStr::to_str);
-        Some(Self {
+        let mut plain = words[verb + 1..].iter().filter_map(Word::plain);
+        let invocation = Self {
+            id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
             bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
-            id: id.map(str::to_owned),
             log: value(&["log"]).filter(|path| !path.is_empty()).map(PathBuf::from),
             log_is_json: value(&["log-format"]).is_some_and(|format| format == "json"),
-        })
+        };
+        (invocation, plain.collect())
     }
 }
 

@@ -35,9 +35,9 @@ impl Handover {
         self.attempt
     }
 
-    /// The runtime begins now.
-    pub fn hand_over(&self) {
-        self.say("handover\n");
+    /// The runtime begins now. `verify`: what it makes is worth a look afterwards.
+    pub fn hand_over(&self, verify: bool) {
+        self.say(if verify { "handover verify\n" } else { "handover\n" });
     }
 
     /// Nothing was mended that a create can have failed on: it would fail again.

@@ -8,6 +8,7 @@ mod argv;
 mod become_runtime;
 mod handover;
 mod remarks;
+mod verify;
 
 use std::env;
 use std::ffi::OsString;
@@ -18,11 +19,15 @@ use bindguard_config::{Config, load};
 use bindguard_guard::{Admission, Attempt, Entry, admit, record};
 use handover::Handover;
 use remarks::Remarks;
+use verify::Verification;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
     let handover = Handover::from_environment();
     let loaded = load();
+    if let Some(verification) = Verification::asked_for(&args) {
+        return verification.run(&loaded.config);
+    }
     let Some(invocation) = Invocation::creating(&args) else {
         return become_runtime::exec(&args, loaded.config.runtime(), &Remarks::on_stderr());
     };
@@ -40,7 +45,7 @@ fn main() -> ExitCode {
         handover.unchanged();
         return ExitCode::SUCCESS;
     }
-    handover.hand_over();
+    handover.hand_over(admission.worth_verifying);
     become_runtime::exec(&args, loaded.config.runtime(), &remarks)
 }
 
@@ -49,7 +54,7 @@ fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remark
     let admission = admit(&invocation.bundle, config.policy(), which);
     remarks.tell(&admission.report);
     if let Some(journal) = config.journal() {
-        let entry = Entry { id: invocation.id.as_deref(), attempt, report: &admission.report };
+        let entry = Entry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };
         if let Err(problem) = record(journal, &entry) {
             remarks.problem(&problem);
         }

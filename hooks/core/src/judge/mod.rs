@@ -1,6 +1,7 @@
 //! From evidence to findings. Every rule of what counts as stale, orphaned or pinning is in this folder.
 
 mod host_root;
+mod in_container;
 mod reach;
 mod recorded;
 mod subpath;
@@ -8,6 +9,7 @@ mod verdict;
 mod volume;
 
 pub use host_root::judge_host_root;
+pub use in_container::judge_in_container;
 pub use reach::judge_reach;
 pub use recorded::{judge_recorded, recorded_identity};
 pub use subpath::judge_subpath;

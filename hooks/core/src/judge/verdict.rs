@@ -47,6 +47,8 @@ pub enum Verdict {
     Unmounted(Unmounted),
     /// A bind that keeps the host's mounts alive, or will not hear of their umounts.
     Pinning(Pinning),
+    /// A bind that was made rslave, whose mount in the container has no master all the same.
+    WithoutMaster,
     /// Its server does not answer, or its daemon is gone.
     Dead(String),
     /// Not bindguard's to judge.
@@ -185,7 +187,7 @@ impl Verdict {
             Self::Stale { .. } => "stale",
             Self::Orphaned { .. } => "orphaned",
             Self::Unmounted(_) => "unmounted",
-            Self::Pinning(_) => "pinning",
+            Self::Pinning(_) | Self::WithoutMaster => "pinning",
             Self::Dead(_) => "dead",
             Self::Foreign => "foreign",
             Self::Unknown(_) => "unknown",
@@ -201,6 +203,9 @@ impl Verdict {
             Self::Orphaned { cause, lacks, .. } => Some(format!("{cause}, and {lacks}")),
             Self::Unmounted(unmounted) => Some(unmounted.to_string()),
             Self::Pinning(pinning) => Some(pinning.reason()),
+            Self::WithoutMaster => {
+                Some("its mount in the container has no master: the host's umounts do not reach it".to_owned())
+            }
             Self::Dead(why) | Self::Unknown(why) => Some(why.clone()),
         }
     }

@@ -32,7 +32,7 @@ impl Plan {
                 Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, pinning),
                 Verdict::Unmounted(_) | Verdict::Dead(_) => plan.refuse(finding, policy),
                 Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } => {}
-                Verdict::Pinning(_) | Verdict::Foreign | Verdict::Unknown(_) => {}
+                Verdict::Pinning(_) | Verdict::WithoutMaster | Verdict::Foreign | Verdict::Unknown(_) => {}
             }
         }
         plan

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!   handover          the runtime runs now; its result is the create's
+//!   handover verify   likewise, and once it made the container the guard wants to look at its mounts
 //!   refused REASON    policy; the create fails with the reason
 //!   unchanged         (only when asked again after a failure) nothing was stale: the failure stands
 //!   end of file       the guard died
@@ -55,9 +56,16 @@ pub(crate) struct CreateCall<'a> {
     pub(crate) deadline: Duration,
 }
 
+/// A container that was created.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Created {
+    /// The guard wants to look at it: see [`Runtime::verify_apart`].
+    pub(crate) is_worth_verifying: bool,
+}
+
 /// What came of one walk through the guard.
 enum Passage {
-    Created,
+    Created(Created),
     RuntimeFailed(RuntimeError),
     Refused(String),
     Unchanged,
@@ -67,7 +75,7 @@ enum Passage {
 
 impl Runtime {
     /// Creates the container, admitted by the guard where there is one.
-    pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<(), RuntimeError> {
+    pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
         self.resolve_binary()?;
         let Some(guard) = guard_program() else {
             tracing::warn!(
@@ -77,7 +85,7 @@ impl Runtime {
             return self.create_plainly(call).await;
         };
         match self.pass(&guard, call, 0).await? {
-            Passage::Created => Ok(()),
+            Passage::Created(created) => Ok(created),
             Passage::Refused(reason) => Err(RuntimeError::Refused { reason }),
             Passage::RuntimeFailed(failure) => self.create_again(&guard, call, failure).await,
             Passage::Unchanged => self.create_unguarded(call, "it answered as if asked again").await,
@@ -85,14 +93,19 @@ impl Runtime {
         }
     }
 
-    async fn create_again(&self, guard: &Path, call: &CreateCall<'_>, first: RuntimeError) -> Result<(), RuntimeError> {
+    async fn create_again(
+        &self,
+        guard: &Path,
+        call: &CreateCall<'_>,
+        first: RuntimeError,
+    ) -> Result<Created, RuntimeError> {
         let mut failure = first;
         for attempt in 1..=RETRIES {
             self.clear_away(call.id).await;
             match self.pass(guard, call, attempt).await? {
-                Passage::Created => {
+                Passage::Created(created) => {
                     tracing::info!(id = call.id, attempt, "created after a mount was mended; before: {failure}");
-                    return Ok(());
+                    return Ok(created);
                 }
                 Passage::Refused(reason) => return Err(RuntimeError::Refused { reason }),
                 Passage::RuntimeFailed(again) => failure = again,
@@ -106,15 +119,15 @@ impl Runtime {
         Err(failure)
     }
 
-    async fn create_unguarded(&self, call: &CreateCall<'_>, why: &str) -> Result<(), RuntimeError> {
+    async fn create_unguarded(&self, call: &CreateCall<'_>, why: &str) -> Result<Created, RuntimeError> {
         tracing::warn!(id = call.id, "the guard did not hand over ({why}): the container is created without it");
         self.create_plainly(call).await
     }
 
-    async fn create_plainly(&self, call: &CreateCall<'_>) -> Result<(), RuntimeError> {
+    async fn create_plainly(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
         let program = self.resolve_binary()?;
         let plain = Call::new(self, program.into(), "create", self.create_args(call));
-        plain.run(Ends::Process(call.wiring)).await.map(drop)
+        plain.run(Ends::Process(call.wiring)).await.map(|_| Created::default())
     }
 
     async fn pass(&self, guard: &Path, call: &CreateCall<'_>, attempt: u32) -> Result<Passage, RuntimeError> {
@@ -129,8 +142,8 @@ impl Runtime {
             return Ok(Passage::NoGuard(format!("no answer within {:?}", call.deadline)));
         }
         match word(&said) {
-            Some(Word::Handover) => Ok(match running.finish().await {
-                Ok(_) => Passage::Created,
+            Some(Word::Handover { verify }) => Ok(match running.finish().await {
+                Ok(_) => Passage::Created(Created { is_worth_verifying: verify }),
                 Err(error) => Passage::RuntimeFailed(error),
             }),
             other => {
@@ -163,7 +176,7 @@ impl Runtime {
         running.kill_group();
         self.dismiss(running, KILL_GRACE).await;
         let _ = line.try_read_buf(said);
-        if word(said) == Some(Word::Handover) || self.knows(id) {
+        if matches!(word(said), Some(Word::Handover { .. })) || self.knows(id) {
             self.clear_away(id).await;
         }
     }
@@ -208,7 +221,7 @@ impl Runtime {
 }
 
 /// Beside the shim first: the two belong together, and PATH may hold another version.
-fn guard_program() -> Option<PathBuf> {
+pub(super) fn guard_program() -> Option<PathBuf> {
     let beside = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(GUARD)));
     beside.filter(|path| is_program(path)).or_else(|| look_up(GUARD))
 }

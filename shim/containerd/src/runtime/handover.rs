@@ -12,7 +12,10 @@ const LONGEST_LINE: usize = 4096;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// From here on the process is the runtime.
-    Handover,
+    Handover {
+        /// What it makes is worth a look.
+        verify: bool,
+    },
     /// Policy; the reason.
     Refused(String),
     /// Nothing was stale, no runtime ran.
@@ -41,7 +44,7 @@ pub(super) fn word(said: &[u8]) -> Option<Word> {
     let line = String::from_utf8_lossy(&said[..end]);
     match line.split_once(' ').unwrap_or((&line, "")) {
         ("", _) => None,
-        ("handover", _) => Some(Word::Handover),
+        ("handover", more) => Some(Word::Handover { verify: more == "verify" }),
         ("unchanged", _) => Some(Word::Unchanged),
         ("refused", reason) => Some(Word::Refused(reason.to_owned())),
         _ => Some(Word::Garbled),
@@ -54,7 +57,9 @@ mod tests {
 
     #[test]
     fn the_words_of_the_contract() {
-        assert_eq!(word(b"handover\n"), Some(Word::Handover));
+        assert_eq!(word(b"handover\n"), Some(Word::Handover { verify: false }));
+        assert_eq!(word(b"handover verify\n"), Some(Word::Handover { verify: true }));
+        assert_eq!(word(b"handover at once\n"), Some(Word::Handover { verify: false }));
         assert_eq!(word(b"unchanged\n"), Some(Word::Unchanged));
         assert_eq!(word(b"refused /mnt is not mounted\nmore"), Some(Word::Refused("/mnt is not mounted".into())));
         assert_eq!(word(b""), None);

@@ -8,6 +8,7 @@ mod guard_door;
 mod handover;
 mod invoke;
 mod log_file;
+mod verify;
 
 use std::{
     ffi::OsString,

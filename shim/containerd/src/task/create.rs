@@ -122,8 +122,11 @@ impl Task {
             no_new_keyring: options.no_new_keyring,
             deadline: self.around.deadline,
         };
-        self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
+        let created = self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
+        if created.is_worth_verifying {
+            self.runtime.verify_apart(&self.id, pid, self.around.deadline);
+        }
         let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
         self.find_cgroup(pid);
         self.init.born(Arc::clone(&watched), wiring.attach()?);

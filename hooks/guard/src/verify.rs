@@ -1,0 +1,55 @@
+//! After the runtime made a container: do its host-root binds hear of the host's umounts?
+
+use std::path::Path;
+use std::time::Instant;
+
+use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::evidence::Observed;
+use bindguard_core::judge::{Finding, judge_in_container};
+use bindguard_core::mount_table::Propagation;
+use bindguard_core::policy::Policy;
+use bindguard_core::report::{Container, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
+use bindguard_sys::in_container::ContainerMounts;
+use bindguard_sys::{Handle, bundle};
+
+use crate::causes::in_full;
+
+/// Looks at the mounts of a container's init, at each bind that the spec asks to be rslave and that is a host-root one.
+/// Changes nothing. It walks in the container's file systems: call it from a process that can be abandoned.
+pub fn verify_container(bundle: &Path, pid: u32, policy: &Policy) -> Report {
+    let start = Instant::now();
+    let mut report = Report::about_bundle(bundle);
+    if let Err(problem) = look(bundle, pid, policy, &mut report) {
+        report.problems.push(problem);
+    }
+    report.took(start.elapsed());
+    report
+}
+
+fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result<(), String> {
+    let bytes = bundle::read_spec(bundle).map_err(in_full)?;
+    let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
+    report.container = Container::from_spec(&spec);
+    let (policy, _) = policy_of_pod(policy, |name| spec.annotation(name));
+    let mounts = ContainerMounts::of(pid)?;
+    let made_rslave = |bind: &&Bind| bind.propagation() == AskedPropagation::RecursiveSlave;
+    let findings = spec.binds().iter().filter(made_rslave).filter_map(|bind| {
+        let resolved = Handle::follow(&bundle.join(bind.source())).ok().and_then(|handle| handle.resolved_path().ok());
+        let kind = SourceKind::from_path(bind.source(), resolved.as_deref(), &policy);
+        (kind == SourceKind::HostRoot).then(|| in_container(bind, kind, &mounts.at(bind.destination())))
+    });
+    report.tell(&findings.collect::<Vec<_>>(), |_| None);
+    Ok(())
+}
+
+fn in_container(bind: &Bind, kind: SourceKind, mount: &Observed<Propagation>) -> Finding {
+    Finding {
+        bind: Some(bind.index()),
+        source: bind.source().to_owned(),
+        destination: Some(bind.destination().to_owned()),
+        kind,
+        verdict: judge_in_container(mount),
+    }
+}

@@ -1,0 +1,57 @@
+//! The mounts of a container, seen from outside: `/proc/PID/mountinfo` and `/proc/PID/root`, see proc_pid_root(5).
+//!
+//! Walking to a destination may wait for whatever is mounted on the way: this is for a process that can be abandoned.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::evidence::Observed;
+use bindguard_core::mount_table::{MountTable, Propagation};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::handle::Handle;
+use crate::mountinfo::MountinfoError;
+
+/// The mount namespace of a container's init.
+#[derive(Debug)]
+pub struct ContainerMounts {
+    root: Handle,
+    table: MountTable,
+}
+
+impl ContainerMounts {
+    /// Reads the mounts of the process with this pid.
+    ///
+    /// # Errors
+    /// What keeps them from being read, in one line; a process that ended meanwhile, say.
+    pub fn of(pid: u32) -> Result<Self, String> {
+        let root = PathBuf::from(format!("/proc/{pid}/root"));
+        let held = rustix::fs::openat(CWD, &root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let held = held.map_err(|errno| format!("open {}: {errno}", root.display()))?;
+        let path = format!("/proc/{pid}/mountinfo");
+        let text = fs::read(&path).map_err(|error| format!("read {path}: {error}"))?;
+        let table = MountTable::from_mountinfo(&text).map_err(|error| MountinfoError::Parse(error).in_full())?;
+        Ok(Self { root: Handle::from_fd(held, root), table })
+    }
+
+    /// The propagation of the mount that is seen at a destination, its symlinks followed as the container would.
+    pub fn at(&self, destination: &Path) -> Observed<Propagation> {
+        let inside = destination.strip_prefix("/").unwrap_or(destination);
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let in_root = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let handle = match rustix::fs::openat2(&self.root, inside, flags, Mode::empty(), in_root) {
+            Ok(fd) => Handle::from_fd(fd, destination.to_owned()),
+            Err(Errno::NOENT | Errno::NOTDIR) => return Observed::Absent,
+            Err(errno) => return Observed::Unreadable(format!("open {} in it: {errno}", destination.display())),
+        };
+        match (handle.is_mount_root(), handle.mount_id()) {
+            (Ok(false), _) => Observed::Absent,
+            (Ok(true), Ok(id)) => match self.table.mount(id) {
+                Some(entry) => Observed::Seen(entry.propagation.clone()),
+                None => Observed::Unreadable(format!("mount {} is not in its mount table", id.0)),
+            },
+            (Err(error), _) | (_, Err(error)) => Observed::Unreadable(error.in_full()),
+        }
+    }
+}

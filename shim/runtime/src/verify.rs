@@ -1,0 +1,46 @@
+//! `bindguard-runtime [RUNTIME FLAGS] bindguard-verify --bundle BUNDLE ID PID`: a look at a container that was just made.
+//!
+//! The shim asks for it, apart from the create and in its own time, when a host-root bind was made rslave. What is not as it
+//! should be goes to the log and the journal. A runtime has no verb of that name.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use bindguard_config::Config;
+use bindguard_core::judge::Verdict;
+use bindguard_guard::{Entry, record, verify_container};
+
+use crate::argv::Invocation;
+use crate::remarks::Remarks;
+
+const VERB: &str = "bindguard-verify";
+
+/// What is to be looked at.
+pub struct Verification {
+    invocation: Invocation,
+    pid: u32,
+}
+
+impl Verification {
+    /// `None` when the arguments ask for something else.
+    pub fn asked_for(args: &[OsString]) -> Option<Self> {
+        let (invocation, more) = Invocation::of_own_verb(args, VERB)?;
+        let [pid] = more[..] else { return None };
+        Some(Self { invocation, pid: pid.to_str()?.parse().ok()? })
+    }
+
+    /// Looks, and tells what is not as it should be.
+    pub fn run(&self, config: &Config) -> ExitCode {
+        let remarks = Remarks::for_invocation(&self.invocation);
+        let report = verify_container(&self.invocation.bundle, self.pid, config.policy());
+        remarks.tell(&report);
+        let all_well = report.binds.iter().all(|bind| bind.verdict == Verdict::Current.name());
+        if let Some(journal) = config.journal().filter(|_| !all_well) {
+            let entry = Entry { id: self.invocation.id.as_deref(), attempt: 0, pid: Some(self.pid), report: &report };
+            if let Err(problem) = record(journal, &entry) {
+                remarks.problem(&problem);
+            }
+        }
+        ExitCode::SUCCESS
+    }
+}
