@@ -1,5 +1,6 @@
 //! mount(2) and umount(2), as mount(8) makes them.
 
+use std::fs::create_dir_all;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -10,6 +11,16 @@ pub fn tmpfs(target: impl AsRef<Path>, options: &str) -> Result<()> {
     let target = target.as_ref();
     mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), Some(options))
         .with_context(|| format!("mount a tmpfs on {}", target.display()))
+}
+
+/// Makes what is written below `target` from now on land in `upper`, an empty folder; the machine's own stays as it is.
+pub fn own_copy(target: impl AsRef<Path>, upper: &Path) -> Result<()> {
+    let target = target.as_ref();
+    let doing = || format!("mount an overlay on {}", target.display());
+    let (changes, work) = (upper.join("changes"), upper.join("work"));
+    [&changes, &work].into_iter().try_for_each(create_dir_all).with_context(doing)?;
+    let options = format!("lowerdir={},upperdir={},workdir={}", target.display(), changes.display(), work.display());
+    mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options.as_str())).with_context(doing)
 }
 
 /// Binds `source` over `target`, one mount only.

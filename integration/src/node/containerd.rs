@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -43,14 +43,17 @@ pub(super) struct Configuration<'a> {
     pub(super) programs: &'a Path,
     /// Whether pods can be run.
     pub(super) cri: bool,
+    /// Whether there is a handler for each way into the guard already.
+    pub(super) handlers: bool,
 }
 
 impl Configuration<'_> {
-    /// Writes the file and returns its path.
-    pub(super) fn write(&self) -> Result<PathBuf> {
-        let file = self.disk.join("containerd.toml");
-        fs::write(&file, self.text()).with_context(|| format!("write {}", file.display()))?;
-        Ok(file)
+    /// Writes the file.
+    pub(super) fn write(&self, file: &Path) -> Result<()> {
+        file.parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .with_context(|| format!("make room for {}", file.display()))?;
+        fs::write(file, self.text()).with_context(|| format!("write {}", file.display()))
     }
 
     fn text(&self) -> String {
@@ -63,12 +66,15 @@ impl Configuration<'_> {
         );
         if self.cri {
             text.push_str(&self.cri_text());
+            if self.handlers {
+                text.push_str(&self.handlers_text());
+            }
         }
         text
     }
 
     fn cri_text(&self) -> String {
-        let (disk, programs) = (self.disk.display(), self.programs.display());
+        let disk = self.disk.display();
         format!(
             r#"[plugins."io.containerd.nri.v1.nri"]
   disable = true
@@ -83,7 +89,14 @@ impl Configuration<'_> {
   default_runtime_name = "runc"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard]
+"#
+        )
+    }
+
+    fn handlers_text(&self) -> String {
+        let programs = self.programs.display();
+        format!(
+            r#"[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard]
   runtime_type = "io.containerd.bindguard.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard-path]
   runtime_type = "io.containerd.runc.v2"

@@ -43,6 +43,8 @@ pub struct Node {
     disk: PathBuf,
     ctr: PathBuf,
     daemon: PathBuf,
+    daemon_config: PathBuf,
+    under_test: PathBuf,
     environment: Vec<(String, String)>,
     kubelet: Kubelet,
     containerd: RefCell<Option<Containerd>>,
@@ -64,6 +66,17 @@ impl Node {
     /// The node's folder on the machine's root disk.
     pub fn disk(&self) -> &Path {
         &self.disk
+    }
+
+    /// containerd's main file.
+    pub fn containerd_config(&self) -> &Path {
+        &self.daemon_config
+    }
+
+    /// How many shims run from exactly this program.
+    pub fn shims_of(&self, program: &Path) -> Result<usize> {
+        let runs = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
+        Ok(self.shims()?.iter().filter(|pid| runs(pid)).count())
     }
 
     /// The folder that comes first on containerd's `PATH`.
@@ -99,7 +112,7 @@ impl Node {
 
     /// Runs the operator's command line with these words.
     pub fn bindguard<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Result<Finished> {
-        let mut command = self.command(self.programs().join(CLI))?;
+        let mut command = self.command(self.under_test.join(CLI))?;
         command.args(words);
         run(command)
     }
@@ -143,7 +156,7 @@ impl Node {
 
     fn start_containerd(&self) -> Result<()> {
         let mut command = self.command(&self.daemon)?;
-        command.arg("--config").arg(self.disk.join("containerd.toml"));
+        command.arg("--config").arg(&self.daemon_config);
         *self.containerd.borrow_mut() = Some(Containerd::start(command, &self.log_file())?);
         Ok(())
     }

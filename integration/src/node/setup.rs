@@ -15,8 +15,16 @@ use super::namespace::{HostRoot, Namespace};
 use crate::gate::Gate;
 use crate::image;
 use crate::kubelet::{Kubelet, KubeletRoot};
+use crate::mount_calls::own_copy;
 use crate::privilege;
 use crate::programs::{CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, guard_with_fault_points};
+
+/// Where a containerd that is told nothing else looks.
+const CONFIG: &str = "/etc/containerd/config.toml";
+/// What an installation writes to, and what a kubelet's root may be made in.
+const OWN: [&str; 3] = ["/etc", "/usr/local", "/var/lib"];
+/// What is there of it on this machine is not a bare node's.
+const FRESH: [&str; 5] = ["/etc/bindguard", "/etc/containerd", "/etc/containers", "/etc/docker", "/var/lib/bindguard"];
 
 /// A node to be.
 #[derive(Clone, Debug)]
@@ -28,6 +36,7 @@ pub struct Setup {
     cri: bool,
     gated: bool,
     under_test: bool,
+    bare: bool,
     fault_points: bool,
     policy: String,
     environment: Vec<(String, String)>,
@@ -44,6 +53,7 @@ impl Setup {
             cri: false,
             gated: false,
             under_test: true,
+            bare: false,
             fault_points: false,
             policy: String::new(),
             environment: Vec::new(),
@@ -78,6 +88,13 @@ impl Setup {
     /// Without the binaries under test: for stories about the stock shim.
     pub fn stock(self) -> Self {
         Self { under_test: false, ..self }
+    }
+
+    /// As a node is before anybody installed bindguard: the programs lie in a folder that nobody looks in, containerd's
+    /// file is where it is by default and knows runc alone, and the node has an `/etc`, a `/usr/local` and a `/var/lib` to
+    /// which an installation can be let.
+    pub fn bare(self) -> Self {
+        Self { bare: true, ..self }
     }
 
     /// With a guard that was built with fault points.
@@ -133,10 +150,16 @@ impl Setup {
         tell(keeper.handle());
         fs::create_dir(&disk).with_context(|| format!("create {}", disk.display()))?;
         let namespace = Namespace::enter(self.host_root)?;
+        if self.bare {
+            OWN.iter().try_for_each(|folder| own_copy(folder, &Path::new("/run/own").join(&folder[1..])))?;
+            FRESH.iter().filter(|folder| Path::new(folder).exists()).try_for_each(fs::remove_dir_all)?;
+        }
         let kubelet = Kubelet::start(&disk, self.kubelet_root)?;
         let node = Node {
             ctr: matrix.program(self.generation, "ctr"),
             daemon: matrix.program(self.generation, "containerd"),
+            daemon_config: if self.bare { CONFIG.into() } else { disk.join("containerd.toml") },
+            under_test: disk.join(if self.bare { "dist" } else { "bin" }),
             environment: self.environment(&disk, &kubelet)?,
             generation: self.generation,
             containerd: RefCell::new(None),
@@ -147,8 +170,12 @@ impl Setup {
             disk,
         };
         self.lay_out_programs(&matrix, &node.programs())?;
-        let configuration = Configuration { disk: &node.disk, programs: &node.programs(), cri: self.cri };
-        configuration.write()?;
+        if self.under_test {
+            self.lay_out_programs_under_test(&node.under_test)?;
+        }
+        let (disk, programs) = (&node.disk, &node.programs());
+        let configuration = Configuration { disk, programs, cri: self.cri, handlers: !self.bare };
+        configuration.write(&node.daemon_config)?;
         node.start_containerd()?;
         self.import_images(&node)?;
         Ok(node)
@@ -181,13 +208,8 @@ impl Setup {
         let oci = matrix.oci(self.oci);
         let shim = "containerd-shim-runc-v2";
         let mut links = vec![(matrix.program(self.generation, shim), shim)];
-        if self.under_test {
-            let built = binaries_under_test()?;
-            // not a link: the shim looks for the guard beside its own executable
-            let shim = built.join(SHIM);
-            fs::copy(&shim, folder.join(SHIM)).with_context(|| format!("copy {}", shim.display()))?;
-            let guard = guard_with_fault_points().filter(|_| self.fault_points).unwrap_or_else(|| built.join(GUARD));
-            links.extend([(guard, GUARD), (built.join(CLI), CLI)]);
+        if self.bare {
+            links.push((matrix.program(self.generation, "containerd"), "containerd"));
         }
         if self.gated {
             Gate::of(folder).install(&oci)?;
@@ -195,6 +217,18 @@ impl Setup {
             links.push((oci, "runc"));
         }
         links.into_iter().try_for_each(|(program, name)| link(&program, &folder.join(name)))
+    }
+
+    fn lay_out_programs_under_test(&self, folder: &Path) -> Result<()> {
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        let built = binaries_under_test()?;
+        // not a link: the shim looks for the guard beside its own executable
+        let shim = built.join(SHIM);
+        fs::copy(&shim, folder.join(SHIM)).with_context(|| format!("copy {}", shim.display()))?;
+        let guard = guard_with_fault_points().filter(|_| self.fault_points).unwrap_or_else(|| built.join(GUARD));
+        [(guard, GUARD), (built.join(CLI), CLI)]
+            .into_iter()
+            .try_for_each(|(program, name)| link(&program, &folder.join(name)))
     }
 
     fn import_images(&self, node: &Node) -> Result<()> {

@@ -9,6 +9,7 @@ mod diagnose;
 mod doctor;
 mod generate;
 mod holders;
+mod install;
 mod journal;
 mod pods;
 mod repair;
@@ -45,6 +46,10 @@ enum Verb {
     Doctor(doctor::Doctor),
     /// Print the admissions of this node.
     Journal(journal::Journal),
+    /// Put bindguard onto this node: the programs, and a runtime `bindguard` in the runtimes' own files.
+    Install(install::Install),
+    /// Take it off again: every file as it was before.
+    Uninstall(install::Uninstall),
     /// Check the config file, or print what is in force, or one with every key.
     #[command(subcommand)]
     Config(config::ConfigVerb),
@@ -74,6 +79,8 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Holders(holders) => holders.run(),
         Verb::Doctor(doctor) => doctor.run(&loaded(asked)?),
         Verb::Journal(journal) => journal.run(&config_in_force(asked)?),
+        Verb::Install(install) => install.run(),
+        Verb::Uninstall(uninstall) => uninstall.run(),
         Verb::Config(verb) => verb.run(asked),
         Verb::Completions(completions) => completions.run(Arguments::command()),
         Verb::Man(man) => man.run(Arguments::command()),

@@ -1,0 +1,165 @@
+//! An operator puts bindguard onto a node with pods on it, looks first, and takes it off again: nothing that runs is
+//! harmed, containerd's own view of its files says what changed, and afterwards every byte is as it was.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::{Sandbox, mount};
+use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
+use k8s_cri::v1::Mount;
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use nix::sys::signal::Signal;
+
+const SLEEP: [&str; 2] = ["sleep", "1000000"];
+const PREFIX: &str = "/usr/local/bin";
+const INSTALLED_SHIM: &str = "/usr/local/bin/containerd-shim-bindguard-v2";
+
+fn by_runtime_class(generation: Generation) {
+    Setup::on(generation).cri().bare().story(|node| {
+        let before = State::of(node)?;
+        let old_pod = Pod::run(node, "", "uid-old")?;
+
+        let look = node.bindguard(["install", "--dry-run"])?;
+        ensure!(look.code() == 1 && look.stdout.contains("+++ /etc/containerd/config.toml"), "{look:?}");
+        ensure!(State::of(node)? == before, "looking changed something");
+        let done = node.bindguard(["install"])?.success()?;
+        ensure!(done.contains("run      systemctl restart containerd"), "{done}");
+        let again = node.bindguard(["install"])?.success()?;
+        ensure!(again.contains("everything is as it shall be"), "not idempotent: {again}");
+
+        node.restart_containerd(Signal::SIGTERM)?;
+        let old_pod = old_pod.restarted(node)?;
+        let pod = Pod::run(node, "bindguard", "uid-new")?;
+        ensure!(node.shims_of(Path::new(INSTALLED_SHIM))? == 1, "the pod does not run under the installed shim");
+        let pod = pod.restarted_after_an_update(node)?;
+
+        let held = node.bindguard(["uninstall"])?;
+        ensure!(held.code() == 1 && held.stdout.contains("cannot end without it"), "{held:?}");
+        ensure!(Path::new(INSTALLED_SHIM).exists(), "the pod's shim is gone from under it");
+        node.restart_containerd(Signal::SIGTERM)?;
+        pod.remove(node)?;
+        old_pod.restarted(node)?.remove(node)?;
+        no_shims(node)?;
+        node.bindguard(["uninstall"])?.success()?;
+        State::of(node)?.is(&before)
+    });
+}
+
+on_every_generation!(by_runtime_class);
+
+mod for_all_pods {
+    use super::*;
+
+    fn story(generation: Generation) {
+        Setup::on(generation).cri().bare().story(|node| {
+            let before = State::of(node)?;
+            let old_pod = Pod::run(node, "", "uid-old")?;
+            let done = node.bindguard(["install", "--default"])?.success()?;
+            ensure!(done.contains("default_runtime_name"), "{done}");
+            ensure!(node.bindguard(["install", "--default"])?.success()?.contains("everything is"), "not idempotent");
+            node.restart_containerd(Signal::SIGTERM)?;
+            // a container of a pod that is older than bindguard
+            let old_pod = old_pod.restarted(node)?;
+            let pod = Pod::run(node, "", "uid-new")?.restarted_after_an_update(node)?;
+            // a pod may outlive bindguard on its node
+            node.bindguard(["uninstall"])?;
+            node.restart_containerd(Signal::SIGTERM)?;
+            pod.restarted(node)?.remove(node)?;
+            old_pod.restarted(node)?.remove(node)?;
+            no_shims(node)?;
+            node.bindguard(["uninstall"])?.success()?;
+            State::of(node)?.is(&before)
+        });
+    }
+
+    on_every_generation!(story);
+}
+
+/// A shim ends a moment after its last container.
+fn no_shims(node: &Node) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !node.shims()?.is_empty() {
+        ensure!(Instant::now() < deadline, "shims stay: {:?}", node.shims()?);
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// A pod with one container that reads a subPath of a configMap.
+struct Pod {
+    pod: bindguard_integration::Pod,
+    volume: bindguard_integration::Volume,
+    mounts: Vec<Mount>,
+    sandbox: Sandbox,
+    container: String,
+}
+
+impl Pod {
+    fn run(node: &Node, handler: &str, uid: &str) -> Result<Self> {
+        let pod = node.kubelet().pod(uid)?;
+        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+        let subpath = volume.subpath("app", 0, "app.conf");
+        let mounts = vec![mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate)];
+        let sandbox = node.cri()?.run_pod(handler, uid, uid)?;
+        let container = node.cri()?.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+        Ok(Self { pod, volume, mounts, sandbox, container })
+    }
+
+    fn restarted(mut self, node: &Node) -> Result<Self> {
+        let (cri, doing) = (node.cri()?, || format!("restart the container of {}", self.pod.uid()));
+        cri.stop(&self.container, 0).with_context(doing)?;
+        cri.remove(&self.container).with_context(doing)?;
+        self.container = cri.start_container(&self.sandbox, "app", &SLEEP, &self.mounts).with_context(doing)?;
+        ensure!(cri.exec(&self.container, &["true"])?.code == 0, "nothing can be run in it");
+        Ok(self)
+    }
+
+    fn restarted_after_an_update(self, node: &Node) -> Result<Self> {
+        self.volume.update(&[("app.conf", "two")])?;
+        let pod = self.restarted(node)?;
+        ensure!(node.cri()?.read(&pod.container, "/etc/app.conf")? == "two", "the guard was not there");
+        Ok(pod)
+    }
+
+    fn remove(self, node: &Node) -> Result<()> {
+        node.cri()?.remove_pod(&self.sandbox)?;
+        self.pod.delete()
+    }
+}
+
+/// Every file that an installation may touch, with its mode.
+#[derive(Debug, PartialEq)]
+struct State(Vec<(String, u32, Vec<u8>)>);
+
+impl State {
+    fn of(node: &Node) -> Result<Self> {
+        let mut files = vec![node.containerd_config().to_path_buf()];
+        for folder in ["/etc/bindguard", "/var/lib/bindguard", PREFIX, "/etc/containerd", "/etc/docker"] {
+            let Ok(entries) = Path::new(folder).read_dir() else { continue };
+            let is_meant =
+                |path: &PathBuf| path.is_file() && (folder != PREFIX || path.to_string_lossy().contains("bindguard"));
+            files.extend(entries.flatten().map(|entry| entry.path()).filter(is_meant));
+        }
+        files.sort();
+        files.dedup();
+        let seen = |path: &PathBuf| {
+            let mode = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?.permissions().mode();
+            Ok((path.display().to_string(), mode, fs::read(path)?))
+        };
+        Ok(Self(files.iter().map(seen).collect::<Result<_>>()?))
+    }
+
+    fn is(&self, before: &Self) -> Result<()> {
+        let beyond = |these: &Self, those: &Self| {
+            let only = these.0.iter().filter(|file| !those.0.contains(file));
+            only.map(|(name, mode, bytes)| format!("{name} {mode:o}, {} bytes", bytes.len())).collect::<Vec<_>>()
+        };
+        let (gone, new) = (beyond(before, self), beyond(self, before));
+        ensure!(gone.is_empty() && new.is_empty(), "not as it was\nbefore: {gone:?}\nafter: {new:?}");
+        Ok(())
+    }
+}

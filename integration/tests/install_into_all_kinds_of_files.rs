@@ -1,0 +1,154 @@
+//! containerd's config files as people have them: each gets the handler without losing anything, and gets its bytes back.
+//! What is not such a file is refused in one line, with nothing changed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::process::run;
+use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+
+const RUNC: &str = r#"version = 2 # of containerd's files
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  # the kubelet's driver
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+    SystemdCgroup = true
+"#;
+const NVIDIA: &str = r#"version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "nvidia"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+  BinaryName = "/usr/bin/nvidia-container-runtime"
+"#;
+
+fn story(generation: Generation) {
+    Setup::on(generation).bare().story(|node| {
+        accepted(node, RUNC, &[], &["runtimes.bindguard"])?;
+        accepted(node, "version = 2\n", &[], &["runtimes.bindguard", "runtimes.runc"])?;
+        accepted(node, "", &[], &["runtimes.bindguard", "runtimes.runc"])?;
+        accepted(node, NVIDIA, &["--default"], &["nvidia-container-runtime", "default_runtime_name"])?;
+        accepted(node, RUNC, &["--wrapper"], &["bindguard-runtime", "SystemdCgroup"])?;
+        accepted(node, RUNC, &["--default"], &["default_runtime_name", "runtimes.runc"])?;
+        if generation == Generation::V2_1 {
+            accepted(node, "version = 3\n", &[], &["runtimes.bindguard", "runtimes.runc"])?;
+        }
+        no_file(node)?;
+        imported(node)?;
+        edited_since(node)?;
+        refused(node)
+    });
+}
+
+on_every_generation!(story);
+
+/// Installs into a file with this text, looks at what containerd makes of it, and takes it out again.
+fn accepted(node: &Node, text: &str, words: &[&str], effective: &[&str]) -> Result<()> {
+    let file = file(node, text)?;
+    install(node, &file, words)?.success().with_context(|| format!("install into {text:?}"))?;
+    let dump = dump(node, &file)?;
+    let missing: Vec<_> = effective.iter().filter(|part| !dump.contains(**part)).collect();
+    ensure!(missing.is_empty(), "{missing:?} is not in force with {}: {dump}", fs::read_to_string(&file)?);
+    // comments and order stay: every line is still there
+    let (mut after, edited) = (String::new(), fs::read_to_string(&file)?);
+    edited.lines().for_each(|line| after.extend([line, "\n"]));
+    let default = |line: &&str| !line.contains("default_runtime_name");
+    let lost = text.lines().filter(default).find(|line| !after.contains(&format!("{line}\n")));
+    ensure!(lost.is_none(), "the line {lost:?} is lost: {after}");
+    node.bindguard(["uninstall"])?.success()?;
+    ensure!(fs::read_to_string(&file)? == text, "not the bytes that were there");
+    Ok(())
+}
+
+/// A containerd that runs with what is built in.
+fn no_file(node: &Node) -> Result<()> {
+    let file = node.disk().join("none/config.toml");
+    install(node, &file, &[])?.success()?;
+    ensure!(dump(node, &file)?.contains("runtimes.bindguard"));
+    node.bindguard(["uninstall"])?.success()?;
+    ensure!(!file.exists(), "the file is still there");
+    Ok(())
+}
+
+/// A main file that leaves the CRI's section to an import. 1.6 and 1.7 take all of it from there.
+fn imported(node: &Node) -> Result<()> {
+    let folder = node.disk().join("conf.d");
+    fs::create_dir_all(&folder)?;
+    let import = folder.join("10-cri.toml");
+    fs::write(&import, RUNC)?;
+    let main = file(node, &format!("version = 2\nimports = [\"{}/*.toml\"]\n", folder.display()))?;
+    let before = fs::read(&main)?;
+    install(node, &main, &[])?.success()?;
+    let dump = dump(node, &main)?;
+    ensure!(dump.contains("runtimes.bindguard") && dump.contains("SystemdCgroup = true"), "{dump}");
+    node.bindguard(["uninstall"])?.success()?;
+    ensure!(fs::read(&main)? == before && fs::read_to_string(&import)? == RUNC, "not the bytes that were there");
+    ensure!(folder.read_dir()?.count() == 1, "something is left beside {}", import.display());
+    fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+/// Whoever edits the file later keeps the edit.
+fn edited_since(node: &Node) -> Result<()> {
+    let file = file(node, RUNC)?;
+    install(node, &file, &["--default"])?.success()?;
+    let mut text = fs::read_to_string(&file)?;
+    text.push_str("\n[debug]\n  level = \"warn\" # mine\n");
+    fs::write(&file, &text)?;
+    install(node, &file, &["--default"])?.success()?;
+    let said = node.bindguard(["uninstall"])?.success()?;
+    ensure!(said.contains("was changed since the install"), "{said}");
+    let left = fs::read_to_string(&file)?;
+    ensure!(left.contains("level = \"warn\" # mine") && !left.contains("bindguard"), "{left}");
+    ensure!(!dump(node, &file)?.contains("bindguard"));
+    Ok(())
+}
+
+/// One line that says what and what to do, exit code 2, and not a byte written.
+fn refused(node: &Node) -> Result<()> {
+    let disabled = "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
+    let kata = NVIDIA.replace("runc.v2", "kata.v2");
+    for (text, words, said) in [
+        ("version = 2\n{{ template \"base\" . }}\n", vec![], "line 2 is not TOML"),
+        ("[plugins.cri]\n", vec![], "is not of version 2 or 3"),
+        ("{\"runtimes\": {}}", vec![], "line 1 is not TOML"),
+        (disabled, vec![], "disables the CRI plugin"),
+        (&kata, vec!["--default"], "stand before the runtime \"nvidia\""),
+        (RUNC, vec!["--containerd", "/nowhere/containerd"], "run /nowhere/containerd"),
+        (RUNC, vec!["--containerd", "/bin/true"], "find a version"),
+        (RUNC, vec!["--prefix", "/sys/bindguard"], "/sys/bindguard"),
+        (RUNC, vec!["--root", "/nowhere"], "make /nowhere the root directory"),
+    ] {
+        let file = file(node, text)?;
+        let done = install(node, &file, &words)?;
+        ensure!(done.code() == 2, "{words:?} with {text:?}: {done:?}");
+        ensure!(
+            done.stderr.lines().count() == 1 && done.stderr.contains(said),
+            "{words:?} with {text:?}: {}",
+            done.stderr
+        );
+        ensure!(fs::read_to_string(&file)? == text, "{words:?}: the file was changed");
+        let installed = Path::new("/usr/local/bin/bindguard-runtime");
+        ensure!(!installed.exists(), "{words:?}: the programs were put in place");
+    }
+    Ok(())
+}
+
+fn file(node: &Node, text: &str) -> Result<PathBuf> {
+    let file = node.disk().join("people's config.toml");
+    fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+    Ok(file)
+}
+
+fn install(node: &Node, file: &Path, words: &[&str]) -> Result<bindguard_integration::process::Finished> {
+    let file = file.display().to_string();
+    node.bindguard([&["install", "--containerd-config", &file], words].concat())
+}
+
+fn dump(node: &Node, file: &Path) -> Result<String> {
+    let mut command = node.command("containerd")?;
+    command.arg("--config").arg(file).args(["config", "dump"]);
+    run(command)?.success()
+}

@@ -1,0 +1,145 @@
+//! One file as it is and as it shall be.
+//!
+//! A file is written beside its place and renamed into it, with the mode and the owner that it had: whoever reads it
+//! sees the old bytes or the new ones. It is read once more just before, because an editor or a configuration tool may
+//! have been there since the diff was shown.
+
+use std::fs::{self, Permissions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use similar::TextDiff;
+use tempfile::Builder;
+
+/// What is to become of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its place, with links resolved.
+    pub path: PathBuf,
+    /// What is there now; `None` when nothing is.
+    pub before: Option<Vec<u8>>,
+    /// What shall be there; `None` when nothing shall.
+    pub after: Option<Vec<u8>>,
+    /// The mode of a file that is not there yet.
+    pub mode: u32,
+}
+
+impl Change {
+    /// From what is at `path` now to `after`.
+    pub fn of(path: &Path, after: Option<Vec<u8>>, mode: u32) -> Result<Self> {
+        let path = resolved(path);
+        Ok(Self { before: read(&path)?, path, after, mode })
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_none(&self) -> bool {
+        self.before == self.after
+    }
+
+    /// A word for what happens to the file.
+    pub fn word(&self) -> &'static str {
+        match (&self.before, &self.after) {
+            (before, after) if before == after => "keep",
+            (None, _) => "create",
+            (Some(_), Some(_)) => "change",
+            (Some(_), None) => "remove",
+        }
+    }
+
+    /// The unified diff of a text; `None` for a program.
+    pub fn diff(&self) -> Option<String> {
+        let text = |bytes: &'_ Option<Vec<u8>>| String::from_utf8(bytes.clone().unwrap_or_default()).ok();
+        let (before, after) = (text(&self.before)?, text(&self.after)?);
+        if before.contains('\0') || after.contains('\0') {
+            return None;
+        }
+        let name =
+            |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or("/dev/null".into(), |_| self.path.display().to_string());
+        let diff = TextDiff::from_lines(&before, &after);
+        Some(diff.unified_diff().header(&name(&self.before), &name(&self.after)).to_string())
+    }
+
+    /// Does it.
+    pub fn apply(&self) -> Result<()> {
+        if self.is_none() {
+            return Ok(());
+        }
+        ensure!(
+            read(&self.path)? == self.before,
+            "{} changed while this was at work: nothing was done to it, run it again",
+            self.path.display()
+        );
+        match &self.after {
+            Some(bytes) => write(&self.path, bytes, self.mode),
+            None => fs::remove_file(&self.path).with_context(|| format!("remove {}", self.path.display())),
+        }
+    }
+}
+
+/// What a file holds; `None` when there is none.
+pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+    }
+}
+
+/// Puts bytes into their place at once, and makes the folders on the way.
+pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let doing = || format!("write {}", path.display());
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    let mut file = Builder::new().prefix(".bindguard-").tempfile_in(folder).with_context(doing)?;
+    file.write_all(bytes).with_context(doing)?;
+    match fs::metadata(path) {
+        Ok(old) => {
+            fchown(file.as_file(), Some(old.uid()), Some(old.gid())).with_context(doing)?;
+            file.as_file().set_permissions(Permissions::from_mode(old.mode() & 0o7777)).with_context(doing)?;
+        }
+        Err(_) => file.as_file().set_permissions(Permissions::from_mode(mode)).with_context(doing)?,
+    }
+    file.as_file().sync_all().with_context(doing)?;
+    file.persist(path).map_err(|error| error.error).with_context(doing)?;
+    Ok(())
+}
+
+/// A link stays a link: what it leads to is the file that is changed.
+#[expect(clippy::disallowed_methods, reason = "a runtime's own config, not the source of a container's bind")]
+fn resolved(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mode_owner_and_links_are_kept_and_the_diff_says_what_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("real.toml"), folder.path().join("link.toml"));
+        fs::write(&file, "a = 1\nb = 2\n").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let change = Change::of(&link, Some(b"a = 1\nb = 3\n".to_vec()), 0o644).unwrap();
+        let diff = change.diff().unwrap();
+        assert!(diff.contains("\n-b = 2\n+b = 3\n") && diff.contains("+++ "), "{diff}");
+        change.apply().unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "a = 1\nb = 3\n");
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o640);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(folder.path().read_dir().unwrap().count(), 2, "something lies beside the file");
+    }
+
+    #[test]
+    fn a_file_that_changed_meanwhile_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config");
+        let change = Change::of(&file, Some(b"new".to_vec()), 0o600).unwrap();
+        fs::write(&file, "somebody else's").unwrap();
+        assert!(change.apply().unwrap_err().to_string().contains("changed while"));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "somebody else's");
+    }
+}

@@ -1,0 +1,171 @@
+//! What containerd makes of its files: `containerd config dump`, before and after.
+//!
+//! A file says less than one thinks. containerd 1.6 and 1.7 take a file's `runtimes` *instead of* their built-in ones: a
+//! file that never named `runc` loses it by naming another runtime. Their imports replace whole sections; the ones of 2.x
+//! merge, or are ignored, by their version. So an edit is believed only when the dump after it is the dump before
+//! it and what was meant.
+
+use toml::{Table, Value};
+
+/// The name of the runtime handler.
+pub const HANDLER: &str = "bindguard";
+
+/// The CRI plugin's ids: up to containerd 1.7, and since 2.0.
+const PLUGINS: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
+
+/// The configuration that is in force with some files.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Effective {
+    runtimes: Table,
+    default: String,
+    /// Everything else.
+    rest: Table,
+}
+
+/// What an edit is for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Meant {
+    /// The table of the handler.
+    pub handler: Table,
+    /// The runtime of pods that name none; `None` to leave it.
+    pub default: Option<String>,
+}
+
+impl Effective {
+    /// Reads a dump.
+    ///
+    /// # Errors
+    /// In words, when it is no TOML or has no CRI plugin.
+    pub fn from_dump(dump: &str) -> Result<Self, String> {
+        let mut rest: Table =
+            toml::from_str(dump).map_err(|error| format!("its dump is no TOML: {}", error.message()))?;
+        // 1.6 and 1.7 list the files that they read, in an order that changes, 2.x the patterns
+        rest.remove("imports");
+        let plugins = rest.get_mut("plugins").and_then(Value::as_table_mut).ok_or("its dump has no plugins")?;
+        let mut ours = PLUGINS.iter().filter_map(|id| plugins.get(*id)?.get("containerd").map(|_| *id));
+        let id = ours.next().ok_or("it has no CRI plugin")?;
+        let cri = plugins.get_mut(id).and_then(|plugin| plugin.get_mut("containerd")).and_then(Value::as_table_mut);
+        let cri = cri.ok_or("its CRI plugin has no runtimes")?;
+        let runtimes = cri.remove("runtimes").and_then(|table| table.as_table().cloned()).unwrap_or_default();
+        let default = cri.remove("default_runtime_name").and_then(|name| name.as_str().map(str::to_owned));
+        Ok(Self { runtimes, default: default.unwrap_or_default(), rest })
+    }
+
+    /// A runtime, without the keys that say nothing.
+    pub fn runtime(&self, name: &str) -> Option<Table> {
+        self.runtimes.get(name).and_then(Value::as_table).map(telling)
+    }
+
+    /// The runtime of pods that name none.
+    pub fn default(&self) -> &str {
+        &self.default
+    }
+
+    /// The names of all runtimes.
+    pub fn names(&self) -> Vec<&str> {
+        self.runtimes.keys().map(String::as_str).collect()
+    }
+
+    /// The runtimes that are in force in `self` and not in `after`.
+    pub fn lost_in<'s>(&'s self, after: &Self) -> impl Iterator<Item = (&'s str, Table)> {
+        let lost: Vec<&String> = self.runtimes.keys().filter(|name| !after.runtimes.contains_key(*name)).collect();
+        lost.into_iter().filter_map(|name| Some((name.as_str(), self.runtime(name)?)))
+    }
+
+    /// Every difference of `after` that is not `meant`, by the dotted name of the key.
+    pub fn surprises(&self, after: &Self, meant: &Meant) -> Vec<String> {
+        let mut wanted = self.clone();
+        wanted.runtimes.insert(HANDLER.to_owned(), Value::Table(meant.handler.clone()));
+        if let Some(default) = &meant.default {
+            wanted.default.clone_from(default);
+        }
+        let mut found = Vec::new();
+        compare("", &wanted.rest, &after.rest, &mut found);
+        compare("runtimes", &telling(&wanted.runtimes), &telling(&after.runtimes), &mut found);
+        if wanted.default != after.default {
+            found.push("default_runtime_name".to_owned());
+        }
+        found
+    }
+}
+
+/// A table without what is the same as nothing in a table of a runtime: Go's zero values, and the sandboxer's default.
+fn telling(table: &Table) -> Table {
+    let says_something = |key: &String, value: &Value| match value {
+        Value::String(text) => !(text.is_empty() || key.starts_with("sandbox") && text == "podsandbox"),
+        Value::Integer(number) => *number != 0,
+        Value::Boolean(yes) => *yes,
+        Value::Array(array) => !array.is_empty(),
+        Value::Table(table) => !table.is_empty(),
+        Value::Float(_) | Value::Datetime(_) => true,
+    };
+    let inner = |value: &Value| value.as_table().map_or_else(|| value.clone(), |table| Value::Table(telling(table)));
+    let members = table.iter().map(|(key, value)| (key.clone(), inner(value)));
+    members.filter(|(key, value)| says_something(key, value) || value.is_table() && key != "options").collect()
+}
+
+fn compare(at: &str, before: &Table, after: &Table, found: &mut Vec<String>) {
+    let keys: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    for key in keys {
+        let name = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+        match (before.get(key), after.get(key)) {
+            (Some(Value::Table(before)), Some(Value::Table(after))) => compare(&name, before, after, found),
+            (before, after) if before == after => {}
+            _ => found.push(name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DUMP: &str = "imports = [\"b\", \"a\"]\n[plugins.'io.containerd.grpc.v1.cri']\nsandbox_image = 'p'\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\n\
+        default_runtime_name = 'runc'\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\nruntime_type = 'runc.v2'\nruntime_path = ''\n\
+        sandbox_mode = 'podsandbox'\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc.options]\nBinaryName = ''\nSystemdCgroup = true\n";
+    const ADDED: &str =
+        "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.bindguard]\nruntime_type = 'x'\nsnapshotter = ''\n";
+
+    fn effective(dump: &str) -> Effective {
+        Effective::from_dump(dump).unwrap()
+    }
+
+    fn meant(default: Option<&str>) -> Meant {
+        Meant { handler: toml::from_str("runtime_type = 'x'").unwrap(), default: default.map(str::to_owned) }
+    }
+
+    #[test]
+    fn a_runtime_says_only_what_is_set() {
+        let runc = effective(DUMP).runtime("runc").unwrap();
+        assert_eq!(runc, toml::from_str("runtime_type = 'runc.v2'\noptions.SystemdCgroup = true").unwrap());
+    }
+
+    #[test]
+    fn only_what_was_meant_is_no_surprise() {
+        let before = effective(DUMP);
+        let with = |from: &str, to: &str| effective(&format!("{}{ADDED}", DUMP.replace(from, to)));
+        assert_eq!(before.surprises(&with("[\"b\", \"a\"]", "[\"a\", \"b\"]"), &meant(None)), Vec::<String>::new());
+        assert_eq!(before.surprises(&with("= 'runc'", "= 'bindguard'"), &meant(Some(HANDLER))), Vec::<String>::new());
+        for (from, to, name) in [
+            ("= 'runc'", "= 'bindguard'", "default_runtime_name"),
+            ("'p'", "'q'", "plugins.io.containerd.grpc.v1.cri.sandbox_image"),
+            ("SystemdCgroup = true", "SystemdCgroup = false", "runtimes.runc.options"),
+            ("runtimes.runc", "runtimes.other", "runtimes.other"),
+        ] {
+            let surprises = before.surprises(&with(from, to), &meant(None));
+            assert!(surprises.iter().any(|found| found.starts_with(name)), "{name}: {surprises:?}");
+        }
+        assert_eq!(before.surprises(&before, &meant(None)), ["runtimes.bindguard"]);
+        let lost = effective(&format!(
+            "{}{ADDED}",
+            DUMP.split("[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes").next().unwrap()
+        ));
+        assert_eq!(before.lost_in(&lost).map(|(name, _)| name).collect::<Vec<_>>(), ["runc"]);
+    }
+
+    #[test]
+    fn a_dump_without_the_cri_plugin_is_told() {
+        assert!(Effective::from_dump("[plugins]\n").unwrap_err().contains("CRI"));
+        assert!(Effective::from_dump("{{").unwrap_err().contains("no TOML"));
+    }
+}

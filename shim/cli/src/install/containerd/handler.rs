@@ -1,0 +1,194 @@
+//! The handler's table: the table of the runtime that it stands before, through one of three doors.
+//!
+//! | door | `runtime_type` | who supervises | on |
+//! |---|---|---|---|
+//! | shim | `io.containerd.runc.v2` and `runtime_path` | bindguard's shim, with every option of the runtime | 1.7 and newer |
+//! | named shim | `io.containerd.bindguard.v2` | bindguard's shim; 1.6 ignores `runtime_path` and hands no options on (docs/decisions/0006) | 1.6 |
+//! | wrapper | `io.containerd.runc.v2` and `BinaryName` | containerd's own shim | any |
+
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+use toml_edit::Item;
+
+use super::program::{USUAL_FOLDERS, Version};
+use crate::install::programs::{GUARD, SHIM};
+
+const RUNC: &str = "io.containerd.runc.v2";
+const NAMED: &str = "io.containerd.bindguard.v2";
+
+/// The way into the guard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// bindguard's shim by its path.
+    Shim,
+    /// bindguard's shim by its name.
+    NamedShim,
+    /// bindguard-runtime under containerd's own shim.
+    Wrapper,
+}
+
+/// A handler to be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Handler {
+    /// Its table.
+    pub table: Table,
+    /// The OCI runtime that bindguard's own config has to name, because this door does not hand it on.
+    pub needs_runtime: Option<PathBuf>,
+    /// Options of the runtime that this door loses.
+    pub lost: Vec<String>,
+}
+
+impl Door {
+    /// The one that does most on this containerd; or the wrapper, when it is asked for. As the default of a node, it also
+    /// creates containers of pods that are older than it: there, 1.6 would take the runtime's options from their own shim.
+    pub fn on(version: Version, wrapper: bool, default: bool, base: &Table) -> Self {
+        let loses = version < (1, 7) && default && base.get("options").is_some();
+        match version {
+            _ if wrapper || loses => Self::Wrapper,
+            (1, 0..7) => Self::NamedShim,
+            _ => Self::Shim,
+        }
+    }
+
+    /// The handler through this door, before a runtime with the table `base`.
+    ///
+    /// # Errors
+    /// In words, when the runtime is not of runc's kind.
+    pub fn handler(self, base: &Table, prefix: &Path) -> Result<Handler, String> {
+        let kind = base.get("runtime_type").and_then(Value::as_str).unwrap_or_default();
+        if kind != RUNC {
+            return Err(format!("it is {kind:?}, and bindguard stands before {RUNC} only"));
+        }
+        let mut table: Table = base.iter().filter(|(key, _)| !key.starts_with("runtime_")).map(owned).collect();
+        let mut options = table.remove("options").and_then(|options| options.as_table().cloned()).unwrap_or_default();
+        let runtime = options.get("BinaryName").and_then(Value::as_str).map(PathBuf::from);
+        let mut handler = Handler { table: Table::new(), needs_runtime: None, lost: Vec::new() };
+        let mut kind = RUNC.to_owned();
+        match self {
+            Self::Shim => {
+                table.insert("runtime_path".to_owned(), text(&prefix.join(SHIM)));
+            }
+            Self::NamedShim => {
+                // SystemdCgroup is told from the form of the cgroup's path
+                handler.lost = options
+                    .keys()
+                    .filter(|key| !["SystemdCgroup", "BinaryName"].contains(&key.as_str()))
+                    .cloned()
+                    .collect();
+                handler.needs_runtime = runtime;
+                options.clear();
+                if !USUAL_FOLDERS.iter().any(|folder| prefix == Path::new(folder)) {
+                    kind = prefix.join(SHIM).display().to_string();
+                } else {
+                    NAMED.clone_into(&mut kind);
+                }
+            }
+            Self::Wrapper => {
+                // a shim of somebody else's stays in force
+                if let Some(path) = base.get("runtime_path") {
+                    table.insert("runtime_path".to_owned(), path.clone());
+                }
+                handler.needs_runtime = runtime;
+                options.insert("BinaryName".to_owned(), text(&prefix.join(GUARD)));
+            }
+        }
+        table.insert("runtime_type".to_owned(), Value::String(kind));
+        if !options.is_empty() {
+            table.insert("options".to_owned(), Value::Table(options));
+        }
+        handler.table = table;
+        Ok(handler)
+    }
+}
+
+/// A table as people write one: what it is first, its options last.
+pub fn as_item(table: &Table) -> Item {
+    let rank = |key: &str| match key {
+        "runtime_type" => 0,
+        "runtime_path" => 1,
+        "options" => 3,
+        _ => 2,
+    };
+    let mut keys: Vec<&String> = table.keys().collect();
+    keys.sort_by_key(|key| (rank(key), key.as_str()));
+    let mut item = toml_edit::Table::new();
+    for key in keys {
+        item.insert(key, value_item(&table[key]));
+    }
+    Item::Table(item)
+}
+
+fn value_item(value: &Value) -> Item {
+    match value {
+        Value::Table(table) => as_item(table),
+        other => other.to_string().parse().map_or(Item::None, Item::Value),
+    }
+}
+
+fn owned((key, value): (&String, &Value)) -> (String, Value) {
+    (key.clone(), value.clone())
+}
+
+fn text(path: &Path) -> Value {
+    Value::String(path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base() -> Table {
+        toml::from_str(
+            "runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/old'\nsnapshotter = 's'\npod_annotations = ['a']\n\
+             [options]\nSystemdCgroup = true\nBinaryName = '/usr/bin/crun'\nRoot = '/r'\n",
+        )
+        .unwrap()
+    }
+
+    fn handler(version: Version, wrapper: bool, prefix: &str) -> Handler {
+        Door::on(version, wrapper, false, &base()).handler(&base(), Path::new(prefix)).unwrap()
+    }
+
+    #[test]
+    fn newer_containerds_keep_every_option() {
+        let handler = handler((2, 1), false, "/opt/b");
+        assert_eq!(
+            toml_edit::DocumentMut::from(as_item(&handler.table).into_table().unwrap()).to_string(),
+            "runtime_type = \"io.containerd.runc.v2\"\nruntime_path = \"/opt/b/containerd-shim-bindguard-v2\"\npod_annotations = [\"a\"]\nsnapshotter = \"s\"\n\n\
+             [options]\nBinaryName = \"/usr/bin/crun\"\nRoot = \"/r\"\nSystemdCgroup = true\n"
+        );
+        assert_eq!((handler.needs_runtime, handler.lost.len()), (None, 0));
+    }
+
+    #[test]
+    fn containerd_1_6_finds_the_shim_by_name_and_what_it_loses_is_told() {
+        let told = handler((1, 6), false, "/usr/local/bin");
+        assert_eq!(told.table.get("runtime_type").unwrap().as_str(), Some(NAMED));
+        assert!(!told.table.contains_key("options") && !told.table.contains_key("runtime_path"));
+        assert_eq!((told.needs_runtime, told.lost), (Some("/usr/bin/crun".into()), vec!["Root".to_owned()]));
+        let elsewhere = handler((1, 6), false, "/opt/b");
+        assert_eq!(elsewhere.table.get("runtime_type").unwrap().as_str(), Some("/opt/b/containerd-shim-bindguard-v2"));
+    }
+
+    #[test]
+    fn the_wrapper_stands_before_the_runtime_that_was_named() {
+        let handler = handler((1, 6), true, "/usr/bin");
+        assert_eq!(handler.table["options"]["BinaryName"].as_str(), Some("/usr/bin/bindguard-runtime"));
+        assert_eq!((handler.needs_runtime, handler.lost.len()), (Some("/usr/bin/crun".into()), 0));
+    }
+
+    #[test]
+    fn pods_that_are_older_than_the_default_keep_their_options() {
+        let (plain, base) = (Table::new(), base());
+        assert_eq!(Door::on((1, 6), false, true, &base), Door::Wrapper);
+        assert_eq!(Door::on((1, 6), false, true, &plain), Door::NamedShim);
+        assert_eq!(Door::on((1, 7), false, true, &base), Door::Shim);
+    }
+
+    #[test]
+    fn another_kind_of_runtime_is_refused() {
+        let kata: Table = toml::from_str("runtime_type = 'io.containerd.kata.v2'").unwrap();
+        assert!(Door::Shim.handler(&kata, Path::new("/b")).unwrap_err().contains("kata"));
+    }
+}

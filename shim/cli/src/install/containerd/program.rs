@@ -1,0 +1,111 @@
+//! The containerd program: its version, and what it makes of a file.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
+use tempfile::{Builder, NamedTempFile};
+
+use super::effective::Effective;
+
+/// Major and minor.
+pub type Version = (u32, u32);
+
+/// Where services find their programs when nothing else is said; also systemd's own default.
+pub const USUAL_FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+/// A containerd that can be asked.
+#[derive(Debug)]
+pub struct Containerd {
+    program: PathBuf,
+    version: Version,
+}
+
+impl Containerd {
+    /// The one that was named, or the one on `PATH`.
+    pub fn locate(named: Option<&Path>) -> Result<Self> {
+        let program = match named {
+            Some(program) => program.to_owned(),
+            None => on_path("containerd")
+                .context("find containerd: it is not on PATH, name it with --containerd PROGRAM")?,
+        };
+        let said = run(Command::new(&program).arg("--version"))?;
+        let version =
+            version_in(&said).with_context(|| format!("find a version in what {} says: {said}", program.display()))?;
+        Ok(Self { program, version })
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// What is in force with this text in place of the file `path`; relative imports are looked for beside it.
+    pub fn effective_with(&self, path: &Path, text: &str) -> Result<Effective> {
+        let trial = trial_beside(path, text)?;
+        let mut command = Command::new(&self.program);
+        command.arg("--config").arg(trial.path()).args(["config", "dump"]);
+        let dump = run(&mut command).with_context(|| format!("ask containerd what it makes of {}", path.display()))?;
+        let names = |path: &Path| path.display().to_string();
+        let dump = dump.replace(&names(trial.path()), &names(path));
+        Effective::from_dump(&dump).map_err(|why| anyhow!("{}: {why}", self.program.display()))
+    }
+}
+
+/// A copy of a file under another name in its folder, or, where nobody can write there, in the folder for such things.
+pub fn trial_beside(path: &Path, text: &str) -> Result<NamedTempFile> {
+    let make = |folder: &Path| Builder::new().prefix(".bindguard-").tempfile_in(folder);
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let mut trial = make(folder).or_else(|_| make(&env::temp_dir())).context("create a file to try out")?;
+    trial.write_all(text.as_bytes()).context("write a file to try out")?;
+    Ok(trial)
+}
+
+/// A program on `PATH`, or in a folder where services find theirs.
+pub fn on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(USUAL_FOLDERS.iter().map(PathBuf::from));
+    folders
+        .map(|folder| folder.join(Path::new(name.as_ref())))
+        .find(|program| fs::metadata(program).is_ok_and(|meta| meta.is_file()))
+}
+
+fn run(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("run {program}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} says: {}", said.trim().lines().last().unwrap_or("nothing"));
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("read what {program} says"))
+}
+
+/// The first word that begins like a version: `1.6.20~ds1`, `v1.7.24`, `2.1.9+unknown`.
+fn version_in(said: &str) -> Option<Version> {
+    let words = said.split_whitespace();
+    words.skip_while(|word| *word != "containerd").find_map(|word| {
+        let mut parts = word.strip_prefix('v').unwrap_or(word).split('.');
+        Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_packagers_and_upstream() {
+        for (said, version) in [
+            ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3\n", (1, 6)),
+            ("containerd github.com/containerd/containerd v1.7.24 88bf19b2105c8b17560993bee28a01ddc2f97182", (1, 7)),
+            ("containerd github.com/containerd/containerd/v2 2.1.9+unknown \n", (2, 1)),
+        ] {
+            assert_eq!(version_in(said), Some(version));
+        }
+        assert_eq!(version_in("containerd, of no version"), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! Docker's daemon.json: a runtime `bindguard`, and on request the default one.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::{Value, json};
+
+use super::change::{self, Change};
+use super::json_text;
+use super::planned::{Planned, Wishes};
+use super::programs::GUARD;
+
+/// Where dockerd reads its file.
+pub const CONFIG: &str = "/etc/docker/daemon.json";
+const NAME: &str = "bindguard";
+const RUNTIME: [&str; 2] = ["runtimes", NAME];
+const DEFAULT: [&str; 1] = ["default-runtime"];
+
+/// What has to be done to it.
+pub fn plan(wishes: &Wishes) -> Result<Planned> {
+    let before = change::read(Path::new(CONFIG))?.unwrap_or_default();
+    let before = String::from_utf8(before).map_err(|_| anyhow!("{CONFIG} is not text"))?;
+    let mut planned = Planned { command: Some("systemctl reload docker".to_owned()), ..Planned::default() };
+    let after =
+        edited(&before, &wishes.prefix.join(GUARD), wishes.default).with_context(|| format!("edit {CONFIG}"))?;
+    if wishes.default {
+        planned.needs_runtime = former_default(&before).with_context(|| format!("understand {CONFIG}"))?;
+    }
+    planned.changes.push(Change::of(Path::new(CONFIG), Some(after.into_bytes()), 0o644)?);
+    Ok(planned)
+}
+
+/// The text without what install put in; `original` says what the default was.
+pub fn cleaned(text: &str, original: &str) -> Result<String> {
+    let mut text = json_text::without(text, &RUNTIME)?;
+    if json_text::at(&text, &RUNTIME[..1])? == Some(json!({})) && json_text::at(original, &RUNTIME[..1])?.is_none() {
+        text = json_text::without(&text, &RUNTIME[..1])?;
+    }
+    if json_text::at(&text, &DEFAULT)? != Some(json!(NAME)) {
+        return Ok(text);
+    }
+    Ok(match json_text::at(original, &DEFAULT)? {
+        Some(former) => json_text::with(&text, &DEFAULT, &former)?,
+        None => json_text::without(&text, &DEFAULT)?,
+    })
+}
+
+fn edited(text: &str, guard: &Path, default: bool) -> Result<String> {
+    let runtime = json!({ "path": guard });
+    let mut text = text.to_owned();
+    if json_text::at(&text, &RUNTIME)?.as_ref() != Some(&runtime) {
+        text = json_text::with(&text, &RUNTIME, &runtime)?;
+    }
+    if default && json_text::at(&text, &DEFAULT)? != Some(json!(NAME)) {
+        text = json_text::with(&text, &DEFAULT, &json!(NAME))?;
+    }
+    Ok(text)
+}
+
+/// The path of the runtime that was the default, unless it is Docker's own runc.
+fn former_default(text: &str) -> Result<Option<PathBuf>> {
+    let Some(name) = json_text::at(text, &DEFAULT)?.as_ref().and_then(Value::as_str).map(str::to_owned) else {
+        return Ok(None);
+    };
+    if name == NAME || name == "runc" || name.starts_with("io.containerd.runc") {
+        return Ok(None);
+    }
+    let path = json_text::at(text, &["runtimes", &name, "path"])?;
+    let path = path
+        .as_ref()
+        .and_then(Value::as_str)
+        .with_context(|| format!("find the path of the default runtime {name:?}"))?;
+    Ok(Some(path.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINE: &str = "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": { \"nvidia\": { \"path\": \"/usr/bin/nv\" } },\n    \"mtu\": 1450.0\n}\n";
+
+    #[test]
+    fn the_runtime_and_the_default_come_and_go() {
+        let text = edited(MINE, Path::new("/b/bindguard-runtime"), true).unwrap();
+        let added = "{ \"path\": \"/usr/bin/nv\" }, \"bindguard\": {\"path\":\"/b/bindguard-runtime\"} }";
+        assert!(text.contains("\"default-runtime\": \"bindguard\"") && text.contains(added), "{text}");
+        assert_eq!(edited(&text, Path::new("/b/bindguard-runtime"), true).unwrap(), text);
+        assert_eq!(former_default(MINE).unwrap(), Some("/usr/bin/nv".into()));
+        let back = cleaned(&text.replace("1450", "9000"), MINE).unwrap();
+        assert_eq!(back, MINE.replace("1450", "9000"));
+    }
+
+    #[test]
+    fn a_file_that_was_empty_is_empty_again() {
+        let text = edited("", Path::new("/b"), true).unwrap();
+        assert_eq!(cleaned(&text, "").unwrap().trim(), "{}");
+    }
+}

@@ -1,0 +1,105 @@
+//! The three programs: where they come from, where they go, and whether they can go away again.
+//!
+//! They are opened before anything else is done, because with `--root` the folder that they lie in is out of reach
+//! afterwards. They are taken away only when nothing needs them: a container that was created through bindguard's shim, or
+//! through bindguard-runtime, is also killed and deleted through it.
+
+use std::env;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::change::Change;
+use super::containerd::USUAL_FOLDERS;
+
+/// The shim.
+pub const SHIM: &str = "containerd-shim-bindguard-v2";
+/// The OCI runtime wrapper.
+pub const GUARD: &str = "bindguard-runtime";
+/// This program.
+pub const CLI: &str = "bindguard";
+
+/// Where bundles of running containers are, by who made them.
+const TASKS: [&str; 2] =
+    ["/run/containerd/io.containerd.runtime.v2.task", "/run/docker/containerd/daemon/io.containerd.runtime.v2.task"];
+
+/// The programs, in memory.
+#[derive(Debug)]
+pub struct Programs {
+    folder: PathBuf,
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Programs {
+    /// Those beside this very program.
+    pub fn beside_this_one() -> Result<Self> {
+        let own = env::current_exe().context("find out where this program is")?;
+        let folder = own.parent().unwrap_or(Path::new("/")).to_owned();
+        let read = |name: &'static str| {
+            let path = if name == CLI { own.clone() } else { folder.join(name) };
+            Ok((
+                name,
+                fs::read(&path)
+                    .with_context(|| format!("read {}, which has to be beside this program", path.display()))?,
+            ))
+        };
+        let files = [SHIM, GUARD, CLI].into_iter().map(read).collect::<Result<_>>()?;
+        Ok(Self { folder, files })
+    }
+
+    /// Where they go when nothing is said: nowhere, if services find them where they are.
+    pub fn usual_place(&self, in_another_root: bool) -> PathBuf {
+        let is_found = USUAL_FOLDERS.iter().any(|folder| self.folder == Path::new(folder));
+        if is_found && !in_another_root { self.folder.clone() } else { PathBuf::from("/usr/local/bin") }
+    }
+
+    /// What puts them into `prefix`.
+    pub fn into_prefix(self, prefix: &Path) -> Result<Vec<Change>> {
+        self.files.into_iter().map(|(name, bytes)| Change::of(&prefix.join(name), Some(bytes), 0o755)).collect()
+    }
+}
+
+/// The shim and the wrapper beside this very program, whoever put them there.
+pub fn beside_this_one() -> Vec<PathBuf> {
+    let own = env::current_exe().ok();
+    let folder = own.as_deref().and_then(Path::parent);
+    folder.into_iter().flat_map(|folder| [SHIM, GUARD].map(|name| folder.join(name))).collect()
+}
+
+/// Who needs the program at `path`: words for a person, empty when nobody does.
+pub fn needed_by(path: &Path) -> Vec<String> {
+    let bundles = TASKS.iter().flat_map(|tasks| folders(Path::new(tasks))).flat_map(|namespace| folders(&namespace));
+    let of_bundle = |bundle: PathBuf| {
+        // containerd's shim notes its runtime's path in the bundle, and calls it until the container is deleted
+        let runtime = fs::read(bundle.join("runtime")).unwrap_or_default();
+        (runtime == path.as_os_str().as_bytes()).then(|| format!("the container of {}", bundle.display()))
+    };
+    let processes =
+        folders(Path::new("/proc")).into_iter().filter(|process| is_number(process) && *process != own_process());
+    let of_process = |process: PathBuf| {
+        let runs = fs::read_link(process.join("exe")).is_ok_and(|program| program == path);
+        // conmon holds its runtime's path among its arguments
+        let names = || {
+            fs::read(process.join("cmdline"))
+                .unwrap_or_default()
+                .split(|byte| *byte == 0)
+                .any(|word| word == path.as_os_str().as_bytes())
+        };
+        (runs || names()).then(|| format!("process {}", process.file_name().unwrap_or_default().to_string_lossy()))
+    };
+    bundles.filter_map(of_bundle).chain(processes.filter_map(of_process)).collect()
+}
+
+fn own_process() -> PathBuf {
+    Path::new("/proc").join(std::process::id().to_string())
+}
+
+fn is_number(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().iter().all(u8::is_ascii_digit))
+}
+
+fn folders(path: &Path) -> Vec<PathBuf> {
+    path.read_dir().into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}

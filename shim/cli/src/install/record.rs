@@ -1,0 +1,160 @@
+//! What was there before: kept on the node, so that uninstall gives back the very bytes.
+//!
+//! `/var/lib/bindguard/install.json` lists every file that an install touched; `originals/` beside it holds what was in
+//! those files, named by SHA-256. The record is written before a file is: an install that was killed half-way can be
+//! taken off like any other.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::change::{self, Change};
+
+/// Where a node keeps its record.
+pub const FOLDER: &str = "/var/lib/bindguard";
+
+/// Whose file it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Owner {
+    /// containerd's config.toml, or a file that it imports.
+    Containerd,
+    /// Docker's daemon.json.
+    Docker,
+    /// A drop-in of Podman's containers.conf.
+    Podman,
+    /// A drop-in of CRI-O's.
+    #[value(name = "crio")]
+    Crio,
+    /// The programs and the settings of bindguard itself.
+    #[value(skip)]
+    Bindguard,
+}
+
+/// One file that was touched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Whose it is.
+    pub owner: Owner,
+    /// Its place.
+    pub path: PathBuf,
+    /// SHA-256 of what was there; none when nothing was.
+    pub original: Option<String>,
+    /// SHA-256 of what was put there.
+    pub written: String,
+}
+
+/// Everything that installs did to this node and no uninstall has undone.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    version: u32,
+    files: Vec<Entry>,
+}
+
+const VERSION: u32 = 1;
+
+impl Record {
+    /// The node's record; an empty one where nothing is installed.
+    pub fn load() -> Result<Self> {
+        let path = file();
+        let Some(bytes) = change::read(&path)? else { return Ok(Self { version: VERSION, files: Vec::new() }) };
+        let record: Self = serde_json::from_slice(&bytes).with_context(|| format!("understand {}", path.display()))?;
+        anyhow::ensure!(
+            record.version == VERSION,
+            "{} is of version {}, this program knows {VERSION}",
+            path.display(),
+            record.version
+        );
+        Ok(record)
+    }
+
+    /// The files, in the order in which they were touched.
+    pub fn files(&self) -> &[Entry] {
+        &self.files
+    }
+
+    /// The entry of a file.
+    pub fn entry(&self, path: &Path) -> Option<&Entry> {
+        self.files.iter().find(|entry| entry.path == path)
+    }
+
+    /// Notes a change that is about to be made. `original` is what an uninstall gives back.
+    pub fn note(&mut self, owner: Owner, change: &Change, original: Option<&[u8]>) -> Result<()> {
+        let Some(after) = &change.after else { return Ok(()) };
+        if let Some(bytes) = original {
+            let place = originals().join(hash(bytes));
+            if change::read(&place)?.is_none() {
+                change::write(&place, bytes, 0o600)?;
+            }
+        }
+        let entry = Entry { owner, path: change.path.clone(), original: original.map(hash), written: hash(after) };
+        match self.files.iter_mut().find(|old| old.path == entry.path) {
+            Some(old) => *old = entry,
+            None => self.files.push(entry),
+        }
+        self.save()
+    }
+
+    /// Forgets a file that is as it was. The last one takes the folder with it.
+    pub fn forget(&mut self, path: &Path) -> Result<()> {
+        self.files.retain(|entry| entry.path != path);
+        self.save()?;
+        if self.files.is_empty() {
+            there_or_not(fs::remove_dir_all(originals()))
+                .with_context(|| format!("remove {}", originals().display()))?;
+            there_or_not(fs::remove_file(file())).with_context(|| format!("remove {}", file().display()))?;
+            // it may hold what is not of this record
+            let _ = fs::remove_dir(FOLDER);
+        }
+        Ok(())
+    }
+
+    fn save(&self) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        change::write(&file(), text.as_bytes(), 0o600)
+    }
+}
+
+impl Entry {
+    /// What an uninstall gives back.
+    pub fn original(&self) -> Result<Option<Vec<u8>>> {
+        let Some(name) = &self.original else { return Ok(None) };
+        let place = originals().join(name);
+        let bytes =
+            fs::read(&place).with_context(|| format!("read {}, which {} was", place.display(), self.path.display()))?;
+        anyhow::ensure!(
+            hash(&bytes) == *name,
+            "{} is not what was kept there: {} stays as it is",
+            place.display(),
+            self.path.display()
+        );
+        Ok(Some(bytes))
+    }
+
+    /// Whether a file still holds what install put there.
+    pub fn is_as_written(&self, bytes: &[u8]) -> bool {
+        hash(bytes) == self.written
+    }
+}
+
+fn file() -> PathBuf {
+    Path::new(FOLDER).join("install.json")
+}
+
+fn originals() -> PathBuf {
+    Path::new(FOLDER).join("originals")
+}
+
+fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
+fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

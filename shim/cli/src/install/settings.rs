@@ -1,0 +1,41 @@
+//! bindguard's own config on the node: the commented default, where there is none.
+//!
+//! Some doors cannot hand on which OCI runtime was named in the runtime's own options. Then `runtime.path` has to say it,
+//! or containers would be created by another runtime than before.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use bindguard_config::{Config, DEFAULT_PATH, SHIPPED};
+
+use super::change::{self, Change};
+
+const COMMENTED: &str = "# path = \"runc\"";
+
+/// The change that gives the node a config, with `runtime` named in it where a door needs that.
+pub fn plan(runtime: Option<&Path>) -> Result<Option<Change>> {
+    let path = Path::new(DEFAULT_PATH);
+    if change::read(path)?.is_some() {
+        if let Some(runtime) = runtime {
+            let config = Config::from_file(path).map_err(|error| anyhow!(error.in_full()))?;
+            ensure!(
+                config.runtime() == runtime,
+                "{DEFAULT_PATH} has to say [runtime] path = \"{}\", because that is what creates containers now: nothing was changed",
+                runtime.display()
+            );
+        }
+        return Ok(None);
+    }
+    let text = match runtime {
+        Some(runtime) => {
+            SHIPPED.replace(COMMENTED, &format!("path = {}", toml::Value::String(runtime.display().to_string())))
+        }
+        None => SHIPPED.to_owned(),
+    };
+    let config = Config::from_toml(&text).context("understand the config that is to be written")?;
+    ensure!(
+        runtime.is_none_or(|runtime| config.runtime() == runtime),
+        "the config has no place for the runtime's path"
+    );
+    Change::of(path, Some(text.into_bytes()), 0o644).map(Some)
+}

@@ -1,0 +1,119 @@
+//! What was done, or would be: for people, and as JSON.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use super::change::Change;
+use super::planned::Planned;
+use super::record::Owner;
+use super::{How, name};
+
+/// What both verbs print.
+#[derive(Debug, Default, Serialize)]
+pub struct Shown {
+    /// Nothing was done.
+    dry_run: bool,
+    files: Vec<ShownFile>,
+    /// What an operator has to know.
+    notes: Vec<String>,
+    /// What has to be run, in their order.
+    commands: Vec<String>,
+    /// Whether they were.
+    restarted: bool,
+    /// Something is left to do: containers still need the programs.
+    #[serde(skip)]
+    unfinished: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct ShownFile {
+    owner: Owner,
+    path: String,
+    what: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diff: Option<String>,
+}
+
+impl Shown {
+    /// Takes over what a plan says beside its changes. Its command counts only when one of them is made.
+    pub fn take(&mut self, planned: &Planned) {
+        self.notes.extend(planned.notes.iter().cloned());
+        if planned.changes.iter().any(|change| !change.is_none()) {
+            self.command(planned.command.as_deref());
+        }
+    }
+
+    /// A command that makes a change count.
+    pub fn command(&mut self, command: Option<&str>) {
+        self.commands
+            .extend(command.filter(|command| !self.commands.iter().any(|old| old == command)).map(str::to_owned));
+    }
+
+    /// A remark.
+    pub fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    /// Something stays to be done later.
+    pub fn unfinished(&mut self, note: String) {
+        self.unfinished = true;
+        self.note(note);
+    }
+
+    /// Prints everything, runs the commands if that was asked for, and says how it ended.
+    pub fn finish(mut self, work: &[(Owner, Change)], how: &How) -> Result<ExitCode> {
+        self.dry_run = how.dry_run;
+        self.files = work.iter().map(|(owner, change)| ShownFile::of(*owner, change)).collect();
+        if how.restart && !how.dry_run {
+            self.commands.iter().try_for_each(|command| run(command))?;
+            self.restarted = !self.commands.is_empty();
+        }
+        let out = if how.json { serde_json::to_string_pretty(&self)? + "\n" } else { self.text() };
+        io::stdout().write_all(out.as_bytes()).context("write what was done")?;
+        let is_left = self.unfinished || how.dry_run && !work.is_empty();
+        Ok(if is_left { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    fn text(&self) -> String {
+        let mut out = String::new();
+        for file in &self.files {
+            let _ = writeln!(out, "{:<8} {}", file.what, file.path);
+            if let Some(diff) = &file.diff {
+                out.push_str(diff);
+            }
+        }
+        for note in &self.notes {
+            let _ = writeln!(out, "{:<8} {note}", "note");
+        }
+        if self.files.is_empty() {
+            let _ = writeln!(out, "{:<8} everything is as it shall be", "nothing");
+        }
+        for command in &self.commands {
+            let _ = writeln!(out, "{:<8} {command}", if self.restarted { "ran" } else { "run" });
+        }
+        if self.dry_run && !self.files.is_empty() {
+            let _ = writeln!(out, "{:<8} this was a dry run", "nothing");
+        }
+        out
+    }
+}
+
+impl ShownFile {
+    fn of(owner: Owner, change: &Change) -> Self {
+        // bindguard's own commented config says nothing new
+        let diff = if owner == Owner::Bindguard { None } else { change.diff() };
+        Self { owner, path: name(&change.path), what: change.word(), diff }
+    }
+}
+
+fn run(line: &str) -> Result<()> {
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap_or_default());
+    let status = command.args(words).status().with_context(|| format!("run {line}"))?;
+    ensure!(status.success(), "{line}: {status}");
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! A runtime in somebody else's TOML file: put in, taken out, and every other byte left alone.
+//!
+//! containerd, CRI-O and Podman each keep their runtimes in a table by name. What differs is where that table is and
+//! where the default's name stands: that is a [`Place`]. Comments, order and odd formatting are the operator's and stay;
+//! a file that the parser cannot give back as it came is not edited at all.
+
+use toml_edit::{DocumentMut, InlineTable, Item, Table, TableLike, Value};
+
+/// Where a program's TOML names its runtimes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    runtimes: Vec<String>,
+    default: Vec<String>,
+}
+
+/// Why a text was not edited.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NotEdited {
+    /// Not TOML.
+    #[error("line {line} is not TOML: {what}")]
+    Foreign {
+        /// Counted from 1.
+        line: usize,
+        /// What the parser has against it.
+        what: String,
+    },
+    /// Something else stands where a table has to be.
+    #[error("{0} is not a table")]
+    Occupied(String),
+    /// Bytes outside of the edit would change.
+    #[error("its line ends or byte order mark would not survive an edit")]
+    Lossy,
+}
+
+impl Place {
+    /// A place by the names of its two keys: the table with the runtimes, and the key that names the default.
+    pub fn new(runtimes: &[&str], default: &[&str]) -> Self {
+        let owned = |path: &[&str]| path.iter().map(|part| (*part).to_owned()).collect();
+        Self { runtimes: owned(runtimes), default: owned(default) }
+    }
+
+    /// The text with the runtime `name` in it, instead of one of that name that may be there.
+    ///
+    /// # Errors
+    /// When the text cannot be edited, or has something else on the way to the runtimes.
+    pub fn with_runtime(&self, text: &str, name: &str, runtime: Item) -> Result<String, NotEdited> {
+        let mut document = parse(text)?;
+        let runtimes = table_at(document.as_item_mut(), &self.runtimes)?;
+        match runtimes {
+            Item::Value(Value::InlineTable(inline)) => {
+                inline.insert(name, runtime.into_value().unwrap_or_else(|_| InlineTable::new().into()));
+            }
+            other => {
+                let indents = Indents::of_tables_in(other);
+                if let Some(table) = other.as_table_like_mut() {
+                    table.insert(name, indents.applied_to(runtime));
+                }
+            }
+        }
+        Ok(document.to_string())
+    }
+
+    /// The text with `name` as the default runtime.
+    ///
+    /// # Errors
+    /// As [`Place::with_runtime`].
+    pub fn with_default(&self, text: &str, name: &str) -> Result<String, NotEdited> {
+        let mut document = parse(text)?;
+        let Some((key, path)) = self.default.split_last() else { return Ok(text.to_owned()) };
+        let item = table_at(document.as_item_mut(), path)?;
+        let indent = Indents::of_keys_in(item);
+        let Some(table) = item.as_table_like_mut() else { return Err(NotEdited::Occupied(path.join("."))) };
+        if let Some(value) = table.get_mut(key).and_then(Item::as_value_mut) {
+            let decor = value.decor().clone();
+            *value = Value::from(name);
+            *value.decor_mut() = decor;
+        } else {
+            table.insert(key, toml_edit::value(name));
+            if let Some(mut key) = table.key_mut(key) {
+                key.leaf_decor_mut().set_prefix(indent);
+            }
+        }
+        Ok(document.to_string())
+    }
+
+    /// The text without the runtime `name`. A default that names it becomes what it is in `original`, or goes.
+    ///
+    /// # Errors
+    /// When one of the texts cannot be edited.
+    pub fn without_runtime(&self, text: &str, name: &str, original: &str) -> Result<String, NotEdited> {
+        let mut document = parse(text)?;
+        if let Some(runtimes) = find_mut(document.as_item_mut(), &self.runtimes).and_then(Item::as_table_like_mut) {
+            runtimes.remove(name);
+        }
+        let names_it = self.default_in(&document) == Some(name);
+        if let (true, Some((key, path))) = (names_it, self.default.split_last()) {
+            if let Some(former) = self.default_in(&parse(original)?) {
+                return self.with_default(&document.to_string(), former);
+            }
+            if let Some(table) = find_mut(document.as_item_mut(), path).and_then(Item::as_table_like_mut) {
+                table.remove(key);
+            }
+        }
+        Ok(document.to_string())
+    }
+
+    fn default_in<'d>(&self, document: &'d DocumentMut) -> Option<&'d str> {
+        self.default.iter().try_fold(document.as_item(), |item, part| item.get(part))?.as_str()
+    }
+}
+
+/// Reads a text as TOML that can be edited.
+///
+/// # Errors
+/// With the line, when it is not TOML; and when it would not come back as it is.
+pub fn parse(text: &str) -> Result<DocumentMut, NotEdited> {
+    let document: DocumentMut = text.parse().map_err(|error: toml_edit::TomlError| NotEdited::Foreign {
+        line: 1 + error.span().map_or(0, |span| text.bytes().take(span.start).filter(|byte| *byte == b'\n').count()),
+        what: error.message().replace('\n', ", "),
+    })?;
+    // a last line gets its end
+    if document.to_string().trim_end_matches('\n') == text.trim_end_matches('\n') {
+        Ok(document)
+    } else {
+        Err(NotEdited::Lossy)
+    }
+}
+
+fn find_mut<'d>(item: &'d mut Item, path: &[String]) -> Option<&'d mut Item> {
+    path.iter().try_fold(item, |item, part| item.get_mut(part))
+}
+
+/// The table at `path`. The ones that are missing on the way are made, and leave no header of their own.
+fn table_at<'d>(mut item: &'d mut Item, path: &[String]) -> Result<&'d mut Item, NotEdited> {
+    for (depth, part) in path.iter().enumerate() {
+        let missing = if item.is_value() { Item::Value(InlineTable::new().into()) } else { Item::Table(implicit()) };
+        let refused = || NotEdited::Occupied(path[..=depth].join("."));
+        item = item.as_table_like_mut().ok_or_else(refused)?.entry(part).or_insert(missing);
+        if !item.is_table_like() {
+            return Err(refused());
+        }
+    }
+    Ok(item)
+}
+
+fn implicit() -> Table {
+    let mut table = Table::new();
+    table.set_implicit(true);
+    table
+}
+
+/// How far the neighbours of a new table are indented: people indent by depth, or not at all.
+#[derive(Debug, Default)]
+struct Indents {
+    header: String,
+    key: String,
+}
+
+impl Indents {
+    fn of_tables_in(item: &Item) -> Self {
+        let tables = item.as_table_like().into_iter().flat_map(TableLike::iter).filter_map(|(_, item)| item.as_table());
+        let with_header = tables.filter(|table| !table.is_implicit() && !table.is_dotted()).last();
+        let Some(neighbour) = with_header else { return Self::default() };
+        let before_header = neighbour.decor().prefix().and_then(|prefix| prefix.as_str()).unwrap_or_default();
+        Self { header: last_line(before_header), key: keys_of(neighbour) }
+    }
+
+    fn of_keys_in(item: &Item) -> String {
+        item.as_table().map(keys_of).unwrap_or_default()
+    }
+
+    fn applied_to(&self, mut item: Item) -> Item {
+        if let Item::Table(table) = &mut item {
+            self.apply(table);
+        }
+        item
+    }
+
+    fn apply(&self, table: &mut Table) {
+        table.decor_mut().set_prefix(format!("\n{}", self.header));
+        for (mut key, item) in table.iter_mut() {
+            match item {
+                Item::Table(inner) => self.apply(inner),
+                _ => key.leaf_decor_mut().set_prefix(self.key.clone()),
+            }
+        }
+    }
+}
+
+fn keys_of(table: &Table) -> String {
+    let first = table.iter().find(|(_, item)| item.is_value()).and_then(|(name, _)| table.key(name));
+    let prefix = first.and_then(|key| key.leaf_decor().prefix()).and_then(|prefix| prefix.as_str());
+    last_line(prefix.unwrap_or_default())
+}
+
+fn last_line(decor: &str) -> String {
+    let line = decor.rsplit('\n').next().unwrap_or_default();
+    if line.chars().all(|c| c == ' ' || c == '\t') { line.to_owned() } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use toml_edit::value;
+
+    use super::*;
+
+    const MINE: &str = "# my node\nversion = 2 # two\n\n[plugins]\n  [plugins.\"cri\".containerd]\n    default = \"runc\"   # the usual\n\n    [plugins.\"cri\".containerd.runtimes.runc]\n      type = \"runc.v2\" # keep\n      [plugins.\"cri\".containerd.runtimes.runc.options]\n        SystemdCgroup = true\n\n  # an end\n  [plugins.\"other\"]\n    x = [ 1,2 ]\n# the last word\n";
+
+    fn place() -> Place {
+        Place::new(&["plugins", "cri", "containerd", "runtimes"], &["plugins", "cri", "containerd", "default"])
+    }
+
+    fn runtime() -> Item {
+        let mut table = Table::new();
+        table["type"] = value("runc.v2");
+        let mut options = Table::new();
+        options["SystemdCgroup"] = value(true);
+        table.insert("options", Item::Table(options));
+        Item::Table(table)
+    }
+
+    #[test]
+    fn a_runtime_stands_behind_its_neighbours_and_is_indented_like_them() {
+        let edited = place().with_runtime(MINE, "guard", runtime()).unwrap();
+        let added = "\n    [plugins.\"cri\".containerd.runtimes.guard]\n      type = \"runc.v2\"\n\n    [plugins.\"cri\".containerd.runtimes.guard.options]\n      SystemdCgroup = true\n";
+        let at = MINE.find("\n  # an end").unwrap();
+        assert_eq!(edited, format!("{}{added}{}", &MINE[..at], &MINE[at..]));
+        assert_eq!(place().with_runtime(&edited, "guard", runtime()).unwrap(), edited, "a second time nothing changes");
+    }
+
+    #[test]
+    fn the_default_keeps_its_comment() {
+        let edited = place().with_default(MINE, "guard").unwrap();
+        assert_eq!(edited, MINE.replace("\"runc\"   # the usual", "\"guard\"   # the usual"));
+        assert_eq!(place().without_runtime(&edited, "guard", MINE).unwrap(), MINE);
+    }
+
+    #[test]
+    fn what_was_put_in_is_taken_out_again() {
+        for text in [
+            MINE,
+            "",
+            "version = 2\n",
+            "plugins = { cri = { containerd = { runtimes = { runc = {} } } } }\n",
+            "plugins.cri.containerd.runtimes.runc.type = \"x\"\n",
+            "[plugins.cri.containerd]\n",
+            "a = 1",
+        ] {
+            let place = place();
+            let edited = place.with_default(&place.with_runtime(text, "guard", runtime()).unwrap(), "guard").unwrap();
+            assert!(
+                find_mut(parse(&edited).unwrap().as_item_mut(), &place.runtimes)
+                    .is_some_and(|table| table.get("guard").is_some()),
+                "{edited}"
+            );
+            let back = place.without_runtime(&edited, "guard", text).unwrap();
+            let (back, before): (toml::Table, toml::Table) =
+                (toml::from_str(&back).unwrap(), toml::from_str(text).unwrap());
+            assert_eq!(without_empty(back), without_empty(before), "{edited}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_such_file_is_told_with_its_line() {
+        let told = |text| place().with_runtime(text, "guard", runtime()).unwrap_err().to_string();
+        assert!(
+            told("a = 1\n{{ template . }}\n").starts_with("line 2 is not TOML"),
+            "{}",
+            told("a = 1\n{{ template . }}\n")
+        );
+        assert_eq!(told("[plugins]\ncri = 7\n"), "plugins.cri is not a table");
+        assert_eq!(told("a = 1\r\nb = 2\r\n"), NotEdited::Lossy.to_string());
+    }
+
+    /// Tables that were made on the way may stay, empty.
+    fn without_empty(table: toml::Table) -> toml::Table {
+        let kept = table.into_iter().map(|(key, value)| match value {
+            toml::Value::Table(inner) => (key, toml::Value::Table(without_empty(inner))),
+            other => (key, other),
+        });
+        kept.filter(|(_, value)| value.as_table().is_none_or(|table| !table.is_empty())).collect()
+    }
+
+    proptest! {
+        /// Any other line of the file is there afterwards, in its order.
+        #[test]
+        fn every_other_line_stays(lines in proptest::collection::vec("[a-z]{1,4}(-[a-z]{1,3})? = [1-9][0-9]{0,2}( # [ -~]{0,12})?|# [ -~]{0,20}|", 0..12)) {
+            let mut seen = std::collections::BTreeSet::new();
+            let fresh = |line: &&String| line.is_empty() || line.starts_with('#') || seen.insert(line.split(' ').next().map(str::to_owned));
+            let text: String = lines.iter().filter(fresh).map(|line| format!("{line}\n")).collect();
+            let edited = place().with_runtime(&text, "guard", runtime()).unwrap();
+            let mut rest = edited.lines();
+            for line in text.lines() {
+                prop_assert!(rest.any(|other| other == line), "{line:?} is gone from {edited}");
+            }
+        }
+    }
+}

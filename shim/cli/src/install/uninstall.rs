@@ -1,0 +1,139 @@
+//! `bindguard uninstall`: every file as it was before the first install.
+//!
+//! A file that nobody touched since gets its bytes back. From one that was edited since, only what bindguard put in is
+//! taken out, and that is said. The programs go last, and only when no container needs them any more.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use nix::sys::signal::{SigSet, Signal};
+
+use super::change::{self, Change};
+use super::programs::{beside_this_one, needed_by};
+use super::record::{Entry, Owner, Record};
+use super::show::Shown;
+use super::{How, containerd, docker, drop_in, name, root};
+
+/// Arguments of `uninstall`.
+#[derive(Debug, Args)]
+pub struct Uninstall {
+    /// The runtimes to take bindguard out of. All, and the programs, when none is named.
+    #[arg(value_enum, value_name = "RUNTIME")]
+    runtimes: Vec<Owner>,
+    /// Wait for SIGTERM or SIGINT first: for a pod whose end takes bindguard off the node.
+    #[arg(long)]
+    on_signal: bool,
+    #[command(flatten)]
+    how: How,
+}
+
+impl Uninstall {
+    /// Runs it.
+    pub fn run(self) -> Result<ExitCode> {
+        if self.on_signal {
+            wait_for_the_end()?;
+        }
+        root::enter(self.how.root.as_deref())?;
+        let _lock = if self.how.dry_run { None } else { Some(root::lock()?) };
+        let mut record = Record::load()?;
+        let mut shown = Shown::default();
+        let is_meant = |entry: &&Entry| self.runtimes.is_empty() || self.runtimes.contains(&entry.owner);
+        let (programs, files): (Vec<_>, Vec<_>) =
+            record.files().iter().filter(is_meant).cloned().partition(|entry| entry.owner == Owner::Bindguard);
+        let mut work = Vec::new();
+        for entry in files.iter().chain(&programs) {
+            let Some(change) = backwards(entry, &mut shown)? else { continue };
+            if !change.is_none() {
+                shown.command(command_of(entry.owner));
+            }
+            if !self.how.dry_run {
+                change.apply()?;
+                record.forget(&entry.path)?;
+            }
+            if !change.is_none() {
+                work.push((entry.owner, change));
+            }
+        }
+        // a package's programs are the package's to remove, and it asks here whether it may
+        for program in if self.runtimes.is_empty() { beside_this_one() } else { Vec::new() } {
+            if let (None, Some(who)) = (record.entry(&program), needed(&program)) {
+                shown.unfinished(format!("{} has to stay: {who} cannot end without it", program.display()));
+            }
+        }
+        shown.finish(&work, &self.how)
+    }
+}
+
+/// What undoes one entry; `None` when it has to wait.
+fn backwards(entry: &Entry, shown: &mut Shown) -> Result<Option<Change>> {
+    let (original, now) = (entry.original()?, change::read(&entry.path)?);
+    let path = name(&entry.path);
+    let after = match &now {
+        None => {
+            shown.note(format!("{path} is gone already"));
+            None
+        }
+        Some(bytes) if entry.is_as_written(bytes) => {
+            if let (Owner::Bindguard, Some(who)) = (entry.owner, needed(&entry.path)) {
+                shown.unfinished(format!("{path} stays: {who} cannot end without it; run this again later"));
+                return Ok(None);
+            }
+            original
+        }
+        Some(_) if now == original => original,
+        Some(bytes) => {
+            let cleaned = cleaned(entry.owner, bytes, original.as_deref())
+                .with_context(|| format!("take bindguard out of {path}"))?;
+            shown.note(match entry.owner {
+                Owner::Bindguard => format!("{path} was changed since the install: it stays"),
+                _ => format!("{path} was changed since the install: only bindguard's own lines are taken out"),
+            });
+            cleaned
+        }
+    };
+    Ok(Some(Change { path: entry.path.clone(), before: now, after, mode: 0o644 }))
+}
+
+/// Who needs a program, in a few words.
+fn needed(program: &Path) -> Option<String> {
+    let by = needed_by(program);
+    let first = by.first()?;
+    Some(if by.len() == 1 { first.clone() } else { format!("{first} and {} more", by.len() - 1) })
+}
+
+/// What is left of a file that somebody edited when bindguard is taken out of it; `None` when that is nothing.
+pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
+    if owner == Owner::Bindguard {
+        return Ok(Some(bytes.to_vec()));
+    }
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("it is not text"));
+    let (now, before) = (text(bytes)?, text(original.unwrap_or_default())?);
+    let places = match owner {
+        Owner::Docker => return Ok(Some(docker::cleaned(&now, &before)?.into_bytes())),
+        Owner::Containerd => containerd::places().to_vec(),
+        Owner::Podman => vec![drop_in::podman_place()],
+        Owner::Crio => vec![drop_in::crio_place()],
+        Owner::Bindguard => Vec::new(),
+    };
+    let out = places.iter().try_fold(now, |text, place| place.without_runtime(&text, "bindguard", &before))?;
+    Ok(Some(out.into_bytes()))
+}
+
+fn command_of(owner: Owner) -> Option<&'static str> {
+    match owner {
+        Owner::Containerd => Some("systemctl restart containerd"),
+        Owner::Docker => Some("systemctl reload docker"),
+        Owner::Crio => Some("systemctl restart crio"),
+        Owner::Podman | Owner::Bindguard => None,
+    }
+}
+
+fn wait_for_the_end() -> Result<()> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGINT);
+    signals.thread_block().context("block the signals to wait for")?;
+    signals.wait().context("wait for a signal").map(drop)
+}
