@@ -2,6 +2,9 @@
 //!
 //! A restored container has no time between its creation and its start: criu makes it running. So `Create` only opens its
 //! streams, answers with pid 0 and keeps what is needed; `Start` lets the runtime restore it.
+//!
+//! A directory for the images may be named in the options. containerd takes it from there and puts it into the request, but
+//! 1.x only where the runtime's name begins with `io.containerd.runc`; under another name it is for us to look.
 
 use std::{
     fs,
@@ -53,7 +56,7 @@ impl Task {
         // A directory that the client names stays for the client to look at.
         let own = options.work_path.is_empty().then(|| self.bundle.work().join("criu-work"));
         let call = CheckpointCall {
-            images: request.path.into(),
+            images: place(options.image_path, request.path).into(),
             work: own.clone().unwrap_or_else(|| options.work_path.into()),
             exit: options.exit,
             open_tcp: options.open_tcp,
@@ -87,7 +90,7 @@ impl Task {
         options: &Options,
     ) -> Result<(), TaskError> {
         let restoration = Restoration {
-            images: request.checkpoint.clone(),
+            images: images_of(request, options).to_owned(),
             parent: request.parent_checkpoint.clone(),
             no_pivot_root: options.no_pivot_root,
             wiring: Wiring::open(self.init.streams(), self.owner, self.author(&self.id)).await?,
@@ -129,6 +132,16 @@ impl Task {
     }
 }
 
+/// What the new container is made from; empty for one that begins anew.
+pub(super) fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
+    if request.checkpoint.is_empty() { &options.criu_image_path } else { &request.checkpoint }
+}
+
+/// Where the images go. What the client names is what it looks into afterwards.
+fn place(named: String, offered: String) -> String {
+    if named.is_empty() { offered } else { named }
+}
+
 fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
     let Some(any) = any.filter(|any| !any.type_url.is_empty()) else { return Ok(CheckpointOptions::default()) };
     let parse = |kind| {
@@ -149,6 +162,18 @@ fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_options_directory_counts_under_a_foreign_name() {
+        assert_eq!(place(String::new(), "/tmp/ctrd-checkpoint1".into()), "/tmp/ctrd-checkpoint1");
+        assert_eq!(place("/images".into(), "/tmp/ctrd-checkpoint1".into()), "/images");
+
+        let named = Options { criu_image_path: "/images".into(), ..Options::default() };
+        let given = CreateTaskRequest { checkpoint: "/given".into(), ..CreateTaskRequest::default() };
+        assert_eq!(images_of(&given, &named), "/given");
+        assert_eq!(images_of(&CreateTaskRequest::default(), &named), "/images");
+        assert_eq!(images_of(&CreateTaskRequest::default(), &Options::default()), "");
+    }
 
     #[test]
     fn options_by_their_type() {

@@ -12,7 +12,7 @@ use std::{
 use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
 use protobuf::MessageField;
 
-use super::{Process, Surroundings, Task, TaskError};
+use super::{Process, Surroundings, Task, TaskError, checkpoint::images_of};
 use crate::{
     bundle::{Bundle, SpecView},
     causes::with_causes,
@@ -61,7 +61,7 @@ impl Task {
         let task = Self::prepare(around, &request, &options, bundle, runtime, &spec);
 
         rootfs::mount(request.rootfs.clone(), task.bundle.rootfs()).await?;
-        let made = match request.checkpoint.is_empty() {
+        let made = match images_of(&request, &options).is_empty() {
             true => task.make_init(&options).await.map(Some),
             false => task.ready_restoration(&request, &options).await.map(|()| None),
         };
