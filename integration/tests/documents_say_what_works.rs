@@ -4,8 +4,11 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
+use bindguard_integration::cri::mount;
 use bindguard_integration::doc_commands::{Rehearsal, documents_with_commands, repository};
-use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind};
+use bindguard_integration::process::Finished;
+use bindguard_integration::{Generation, Node, Setup, VolumeKind};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 /// A document is named, in quotes, by the story that runs it.
 #[test]
@@ -24,32 +27,63 @@ fn every_document_with_commands_is_run() -> Result<()> {
 
 #[test]
 fn readme() {
-    Setup::on(Generation::V1_7).story(|node| rehearse(node, "README.md"));
+    Setup::on(Generation::V1_7).cri().story(|node| rehearse(node, "README.md").map(drop));
 }
 
 #[test]
 fn integration_readme() {
-    Setup::on(Generation::V1_7).story(|node| rehearse(node, "integration/README.md"));
+    Setup::on(Generation::V1_7).cri().story(|node| rehearse(node, "integration/README.md").map(drop));
 }
 
-/// Building, and what builds again when it is run, is rehearsed without being done.
-fn rehearse(node: &Node, document: &str) -> Result<()> {
+#[test]
+fn runbook() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let said = rehearse(node, "docs/runbook.md")?;
+        let says = |words: &str| said.iter().any(|one| one.stdout.contains(words));
+        ensure!(says("would be re-bound") && says("re-bound to the current target"), "nothing was mended: {said:?}");
+        ensure!(said.last().is_some_and(|bundle| bundle.stdout.starts_with("1 looked at")), "no bundle: {said:?}");
+        Ok(())
+    });
+}
+
+/// What is shown there of mounts needs no containers, only a kernel.
+#[test]
+fn mounts() {
+    Setup::on(Generation::V1_7).story(|node| {
+        let said = Rehearsal::on(node).play("docs/mounts.md")?;
+        ensure!(said.iter().any(|one| one.stdout == "one\ntwo\n"), "the bind has not the old file: {said:?}");
+        ensure!(said.iter().any(|one| one.stdout.contains("does not start")), "nothing fails there: {said:?}");
+        Ok(())
+    });
+}
+
+/// A pod default/web whose configMap changed. Building, and what builds again when it is run, is rehearsed without being done.
+fn rehearse(node: &Node, document: &str) -> Result<Vec<Finished>> {
     let pod = node.kubelet().pod("0c1d")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let source = volume.subpath("app", 0, "app.conf");
-    let spec = Bundle::spec(&[Bundle::bind(source.bind()?, "/etc/app.conf")]);
+    let mounts = [mount(source.bind()?, "/etc/app.conf", PropagationPrivate)];
+    let spec = Bundle::spec(&[Bundle::bind(source.target(), "/etc/app.conf")]);
     let bundle = Bundle::create(node, "shown", spec.to_string().as_bytes())?;
-    node.ctr().container("app").mount(Bind::new(source.target(), "/etc/app.conf")).start()?.success()?;
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod("bindguard", "web", pod.uid())?;
+    cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
     volume.update(&[("app.conf", "two")])?;
-    Rehearsal::on(node)
-        .folder(&repository())
+    let here = if document.starts_with("docs/") { node.disk().to_path_buf() } else { repository() };
+    let played = Rehearsal::on(node)
+        .folder(&here)
         .instead_of("make ", "make --dry-run ")
         .instead_of("cargo ", ": cargo ")
         .instead_of("sh integration/", "sh -n integration/")
         .instead_of("install ", ": install ")
-        .with("UID", pod.uid())
+        .looks_at_all_processes("bindguard doctor")
+        .looks_at_all_processes("bindguard holders")
+        .with("/var/lib/kubelet", &node.kubelet().root().display().to_string())
         .with("BUNDLE", &bundle.path().display().to_string())
-        .play(document)?;
-    node.ctr().remove("app")?;
-    pod.delete()
+        .with("MOUNT_POINT", &source.target().display().to_string())
+        .play(document);
+    let said = played.with_context(|| format!("play {document}"))?;
+    cri.remove_pod(&sandbox)?;
+    pod.delete()?;
+    Ok(said)
 }

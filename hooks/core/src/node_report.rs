@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::judge::StaleCause;
 use crate::kubelet::{VolumeSubpath, pod_uid_of};
 use crate::mount_table::{MountEntry, MountTable};
 use crate::pods::{PodContainer, PodName, Pods};
@@ -120,6 +121,7 @@ fn next(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
     match (bind.verdict, &bind.outcome) {
         (_, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached)) => None,
         ("stale", Some(Outcome::WouldBe { .. })) => Some(format!("bindguard repair {path}")),
+        ("stale", _) if is_stand_in(bind) => deletion(pod?),
         ("stale", _) if bind.kind == "subpath" => Some(format!("bindguard repair --unmount {path}")),
         ("unmounted" | "dead" | "orphaned", _) => {
             let pod = pod?;
@@ -127,4 +129,13 @@ fn next(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// What lies underneath is a directory, too: nobody can bind a file there any more.
+fn is_stand_in(bind: &BindReport) -> bool {
+    bind.reason.as_ref().is_some_and(|reason| reason.starts_with(&StaleCause::Placeholder.to_string()))
+}
+
+fn deletion(pod: &PodName) -> Option<String> {
+    Some(format!("kubectl -n {} delete pod {}", pod.namespace.as_ref()?, pod.name.as_ref()?))
 }
