@@ -28,8 +28,8 @@ pub enum Attempt {
     Again,
 }
 
-/// What came of an admission.
-#[derive(Debug)]
+/// What came of an admission. By default nothing.
+#[derive(Debug, Default)]
 pub struct Admission {
     /// What was found and done.
     pub report: Report,

@@ -9,6 +9,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nix::libc;
 use nix::sys::wait::waitpid;
@@ -42,7 +43,8 @@ impl Apart {
                     let mut pipe = only(write);
                     // Nobody is left to tell of an error: a pipe that closes early says it.
                     let _ = pipe.write_all(&std::process::id().to_ne_bytes());
-                    work(&mut pipe);
+                    // A panic must not unwind from here: the caller would go on twice.
+                    let _ = catch_unwind(AssertUnwindSafe(|| work(&mut pipe)));
                 }
                 // SAFETY: ends the process without running what its copy of this one has registered.
                 unsafe { libc::_exit(0) }

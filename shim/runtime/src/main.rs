@@ -12,6 +12,7 @@ mod verify;
 
 use std::env;
 use std::ffi::OsString;
+use std::panic::catch_unwind;
 use std::process::ExitCode;
 
 use argv::Invocation;
@@ -35,7 +36,12 @@ fn main() -> ExitCode {
     if let Some(problem) = &loaded.problem {
         remarks.problem(&format!("the defaults are in force: {}", problem.in_full()));
     }
-    let admission = admit_and_tell(&invocation, &loaded.config, handover.attempt(), &remarks);
+    let admission = catch_unwind(|| admit_and_tell(&invocation, &loaded.config, handover.attempt(), &remarks))
+        .unwrap_or_else(|_| {
+            // The panic's own words are on stderr.
+            remarks.problem("the guard panicked; the container is created as it is");
+            Admission::default()
+        });
     if let Some(reason) = &admission.refusal {
         remarks.fatal(&format!("refused: {reason}"));
         handover.refuse(reason);
