@@ -2,6 +2,7 @@
 #
 #   make demo     the faults and the mending, before your eyes, on a private containerd
 #   make test     everything that is checked, set-up included; what CI runs
+#   make fuzz     hostile input for what reads mount tables, specs, paths and configs: ten minutes, or SECONDS= each
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines
 #   make bench    the shim beside containerd's own; an admission among 100 to 30,000 mounts
 #
@@ -22,7 +23,7 @@ export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)/debug
 export BINDGUARD_MATRIX := $(MATRIX)
 
-.PHONY: all build demo test lint setup matrix faults kernels bench clean
+.PHONY: all build demo test fuzz lint setup matrix faults kernels bench clean
 
 all: build
 
@@ -47,12 +48,20 @@ demo: build matrix
 
 ## formatting and lints, where the toolchain has the components
 lint: setup
-	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
+	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check && cargo fmt --manifest-path hooks/fuzz/Cargo.toml --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
 	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --locked --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
 
 ## --no-fail-fast: one broken story does not hide the others
 test: lint build matrix faults
 	cargo test --locked --workspace --no-fail-fast
+	sh hooks/fuzz/run.sh 10
+
+# five targets
+SECONDS ?= 120
+
+## findings lie in target/fuzz/findings
+fuzz: setup
+	sh hooks/fuzz/run.sh $(SECONDS)
 
 ## the tests of bindguard-sys and bindguard-guard on other kernels, and stories on a node with cgroup v2 alone
 kernels: build matrix
