@@ -15,6 +15,8 @@ mkfs.ext4 e2fsprogs a kubelet with a filesystem of its own
 bindfs bindfs a FUSE daemon that dies
 modprobe kmod the loop module
 cc gcc,libc6-dev the crates that link
+c++ g++ libFuzzer
+strace strace the syscalls of the guard fail one after the other
 flock util-linux one fetch at a time'
 
 for more in "$@"; do wanted="$wanted

@@ -1,5 +1,6 @@
 //! A bundle and a runtime for stories about bindguard-runtime alone: what does the runtime behind it get to see?
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -51,8 +52,16 @@ impl Bundle {
 
     /// `bindguard-runtime create` of this bundle, with the recorder behind it.
     pub fn admit(&self, node: &Node) -> Result<Command> {
-        let mut command = node.command(node.programs().join(GUARD))?;
+        self.admit_under(node, &[])
+    }
+
+    /// The same, with another program's command line before it.
+    pub fn admit_under(&self, node: &Node, before: &[&str]) -> Result<Command> {
+        let guard = node.programs().join(GUARD);
+        let words: Vec<&OsStr> = before.iter().map(OsStr::new).chain([guard.as_os_str()]).collect();
+        let mut command = node.command(words[0])?;
         command
+            .args(&words[1..])
             .arg("--log")
             .arg(self.log_file())
             .args(["--log-format", "json", "create", "--bundle"])
@@ -80,6 +89,11 @@ impl Bundle {
     /// What the guard wrote to the runtime's `--log`.
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(self.log_file()).context("read the runtime's log")
+    }
+
+    /// Forgets what was written to the log.
+    pub fn clear_log(&self) -> Result<()> {
+        fs::write(self.log_file(), "").context("empty the runtime's log")
     }
 
     fn log_file(&self) -> PathBuf {

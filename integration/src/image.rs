@@ -123,7 +123,8 @@ fn header(kind: EntryType, size: u64, mode: u32) -> Header {
     header
 }
 
-fn busybox() -> Result<PathBuf> {
+/// The machine's static busybox.
+pub fn busybox() -> Result<PathBuf> {
     let places = ["/bin/busybox", "/usr/bin/busybox"].map(PathBuf::from);
     places
         .into_iter()

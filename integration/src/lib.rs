@@ -32,6 +32,7 @@ pub mod privilege;
 pub mod process;
 pub mod programs;
 pub mod scenes;
+pub mod stale;
 
 pub use ctr::{Bind, Ctr, Runtime};
 pub use kubelet::{Kubelet, KubeletRoot, Pod, Volume, VolumeKind};

@@ -1,0 +1,144 @@
+//! A bundle whose subpath goes stale again and again, for stories in which the guard meets something bad each time: what
+//! it had done by then, and whether the next create puts everything right.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::bundle::Bundle;
+use crate::kubelet::{Pod, Subpath, Volume, VolumeKind};
+use crate::mounts;
+use crate::node::Node;
+use crate::process::run;
+use crate::scenes::only_a_current_mount;
+
+/// All that may lie in the bundle after a create: the spec, and what the recording runtime writes.
+const IN_THE_BUNDLE: [&str; 6] = ["config.json", "log.json", "recorder", "rootfs", "seen.args", "seen.json"];
+
+/// A pod whose configMap is bound by a bundle, next to the host's `/` (which needs an edit of the spec) and a folder of
+/// the host (which has to be asked whether it is alive).
+#[derive(Debug)]
+pub struct StaleBundle<'n> {
+    node: &'n Node,
+    pod: Pod,
+    volume: Volume,
+    subpath: Subpath,
+    bundle: Bundle,
+    spec: Vec<u8>,
+    updates: u32,
+}
+
+impl<'n> StaleBundle<'n> {
+    /// Lays it out.
+    pub fn lay_out(node: &'n Node, name: &str) -> Result<Self> {
+        let pod = node.kubelet().pod(name)?;
+        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("count", "0")])?;
+        let subpath = volume.subpath("app", 0, "count");
+        let binds = [(subpath.bind()?, "/etc/count"), (Path::new("/"), "/host"), (Path::new("/usr"), "/mnt")];
+        let spec = Bundle::spec(&binds.map(|(source, at)| Bundle::bind(source, at))).to_string().into_bytes();
+        let bundle = Bundle::create(node, name, &spec)?;
+        Ok(Self { node, pod, volume, subpath, bundle, spec, updates: 0 })
+    }
+
+    /// The bundle.
+    pub fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
+    /// The subpath that goes stale.
+    pub fn subpath(&self) -> &Subpath {
+        &self.subpath
+    }
+
+    /// The guard of this bundle, with what is to be put before its command line.
+    pub fn guard(&self, before: &[&str]) -> Result<Command> {
+        self.bundle.admit_under(self.node, before)
+    }
+
+    /// The places at which a guard with fault points can meet one.
+    pub fn fault_points(&self) -> Result<Vec<String>> {
+        let mut guard = self.guard(&[])?;
+        guard.env("BINDGUARD_FAULT", "list");
+        Ok(run(guard)?.success()?.lines().map(str::to_owned).collect())
+    }
+
+    /// The spec as it was, and a mount that is stale.
+    pub fn begin_anew(&mut self) -> Result<()> {
+        self.write_spec()?;
+        self.bundle.clear_log()?;
+        self.update()
+    }
+
+    fn write_spec(&self) -> Result<()> {
+        fs::write(self.bundle.path().join("config.json"), &self.spec).context("write the spec anew")
+    }
+
+    /// The configMap changes.
+    pub fn update(&mut self) -> Result<()> {
+        self.updates += 1;
+        match self.volume.update(&[("count", &self.updates.to_string())]) {
+            // the new payload is in place; the old one's file is a mount point as long as a swap is half done
+            Err(error) if is_busy(&error) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// The path shows what it showed, or what is current, whatever a guard met; at most a swap is half done.
+    pub fn shows_no_file_underneath(&self) -> Result<()> {
+        let mounts = self.subpath.mounts()?;
+        let deleted = mounts.iter().filter(|mount| mount.is_deleted()).count();
+        ensure!((1..=2).contains(&mounts.len()) && mounts.len() - deleted <= 1, "mounts at the path: {mounts:?}");
+        let content = fs::read_to_string(self.subpath.target()).context("read the subpath")?;
+        ensure!(!content.is_empty(), "the path shows the empty file underneath: {mounts:?}");
+        Ok(())
+    }
+
+    /// A create that nothing bad happens to: it ends with one current mount, an edited spec, and nothing left over.
+    pub fn next_create(&self) -> Result<()> {
+        let before = self.mounts_elsewhere()?;
+        self.write_spec()?;
+        run(self.guard(&[])?)?.success()?;
+        only_a_current_mount(&self.subpath)?;
+        let content = fs::read_to_string(self.subpath.target()).context("read the subpath")?;
+        ensure!(content == self.updates.to_string(), "it shows {content:?} after update {}", self.updates);
+        let seen = String::from_utf8(self.bundle.seen()?)?;
+        ensure!(seen.contains("rslave"), "the runtime saw a spec without the edit: {seen}");
+        ensure!(self.volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
+        ensure!(self.mounts_elsewhere()? == before, "mounts elsewhere have changed");
+        let names = names_in(self.bundle.path())?;
+        ensure!(names.iter().all(|name| IN_THE_BUNDLE.contains(&name.as_str())), "left in the bundle: {names:?}");
+        journal_is_whole()
+    }
+
+    /// The kubelet removes the pod, for which it needs exactly one mount on each subpath.
+    pub fn delete(self) -> Result<()> {
+        self.pod.delete()
+    }
+
+    fn mounts_elsewhere(&self) -> Result<usize> {
+        Ok(mounts::table()?.iter().filter(|mount| mount.target != self.subpath.target()).count())
+    }
+}
+
+fn names_in(folder: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// Whatever happened to a guard, no line of the journal is cut off.
+fn journal_is_whole() -> Result<()> {
+    let journal = fs::read_to_string("/run/bindguard/journal.jsonl").context("read the journal")?;
+    for line in journal.lines() {
+        serde_json::from_str::<serde_json::Value>(line).with_context(|| format!("understand the line {line:?}"))?;
+    }
+    ensure!(journal.ends_with('\n'), "the last line is cut off");
+    Ok(())
+}
+
+fn is_busy(error: &anyhow::Error) -> bool {
+    let cause = error.root_cause().downcast_ref::<std::io::Error>();
+    cause.is_some_and(|cause| cause.kind() == ErrorKind::ResourceBusy)
+}

@@ -1,0 +1,123 @@
+//! A kernel that never lets the guard make one of its syscalls: too old, out of memory or descriptors, or under a filter
+//! (LSM, seccomp) that does not know the call. For each call and each answer the runtime is reached all the same, nothing
+//! panics, nobody sees the file underneath, and the next create puts right what is left.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::image::busybox;
+use bindguard_integration::process::{Finished, run};
+use bindguard_integration::programs::GUARD;
+use bindguard_integration::stale::StaleBundle;
+use bindguard_integration::{Generation, Node, Setup, privilege};
+use nix::libc;
+
+/// Linux 6.8's, on every architecture; the C library does not name it yet.
+const SYS_STATMOUNT: libc::c_long = 457;
+
+/// The calls that reading, judging, mending and writing are made of. Not poll(2): Rust's start-up calls it once and aborts
+/// when it says what no kernel says.
+const CALLS: [(&str, libc::c_long); 36] = [
+    ("openat", libc::SYS_openat),
+    ("open", libc::SYS_open),
+    ("openat2", libc::SYS_openat2),
+    ("statx", libc::SYS_statx),
+    ("newfstatat", libc::SYS_newfstatat),
+    ("fstat", libc::SYS_fstat),
+    ("statmount", SYS_STATMOUNT),
+    ("open_tree", libc::SYS_open_tree),
+    ("move_mount", libc::SYS_move_mount),
+    ("mount", libc::SYS_mount),
+    ("umount2", libc::SYS_umount2),
+    ("flock", libc::SYS_flock),
+    ("readlink", libc::SYS_readlink),
+    ("readlinkat", libc::SYS_readlinkat),
+    ("read", libc::SYS_read),
+    ("write", libc::SYS_write),
+    ("rename", libc::SYS_rename),
+    ("fchmod", libc::SYS_fchmod),
+    ("mkdir", libc::SYS_mkdir),
+    ("unlink", libc::SYS_unlink),
+    ("unlinkat", libc::SYS_unlinkat),
+    ("getdents64", libc::SYS_getdents64),
+    ("fcntl", libc::SYS_fcntl),
+    ("unshare", libc::SYS_unshare),
+    ("clone", libc::SYS_clone),
+    ("clone3", libc::SYS_clone3),
+    ("wait4", libc::SYS_wait4),
+    ("pipe2", libc::SYS_pipe2),
+    ("ppoll", libc::SYS_ppoll),
+    ("close_range", libc::SYS_close_range),
+    ("pidfd_open", libc::SYS_pidfd_open),
+    ("pidfd_send_signal", libc::SYS_pidfd_send_signal),
+    ("kill", libc::SYS_kill),
+    ("clock_nanosleep", libc::SYS_clock_nanosleep),
+    ("getrandom", libc::SYS_getrandom),
+    ("sched_getaffinity", libc::SYS_sched_getaffinity),
+];
+
+const ERRORS: [(&str, i32); 5] = [
+    ("EBUSY", libc::EBUSY),
+    ("ENOMEM", libc::ENOMEM),
+    ("EPERM", libc::EPERM),
+    ("EMFILE", libc::EMFILE),
+    ("ENOSYS", libc::ENOSYS),
+];
+
+/// What a swap on a kernel before 6.5 does otherwise than one on a newer kernel.
+const OF_TUCK: [&str; 10] =
+    ["open", "statx", "statmount", "open_tree", "move_mount", "mount", "umount2", "unshare", "clone", "clone3"];
+
+#[test]
+fn mounting_beneath() {
+    Setup::on(Generation::V2_1).story(|node| tell(node, "", |_| true));
+}
+
+#[test]
+fn tucked_by_propagation() {
+    Setup::on(Generation::V2_1).story(|node| tell(node, "no-beneath,", |name| OF_TUCK.contains(&name)));
+}
+
+fn tell(node: &Node, more: &str, is_denied: impl Fn(&str) -> bool) -> Result<()> {
+    let guard = node.programs().join(GUARD);
+    if needs_a_loader(&fs::read(&guard).with_context(|| format!("read {}", guard.display()))?) {
+        privilege::skipped("the guard is not static: its loader would meet the denial first");
+        return Ok(());
+    }
+    let runtime = node.disk().join("true");
+    std::os::unix::fs::symlink(busybox()?, &runtime).context("link a runtime that does nothing")?;
+    denials_bite(node)?;
+    let mut stale = StaleBundle::lay_out(node, "denied")?;
+    for (name, call) in CALLS.into_iter().filter(|(name, _)| is_denied(name)) {
+        for (error, number) in ERRORS {
+            stale.begin_anew()?;
+            let rules = format!("{more}{call}={number}");
+            let mut guard = stale.guard(&[env!("CARGO_BIN_EXE_denied"), &rules])?;
+            guard.env("BINDGUARD_RUNTIME", &runtime);
+            let ended = run(guard)?;
+            went_on(&stale, &ended).with_context(|| format!("{name} says {error}"))?;
+            stale.next_create().with_context(|| format!("after {name} said {error}"))?;
+        }
+    }
+    stale.delete()
+}
+
+fn went_on(stale: &StaleBundle<'_>, ended: &Finished) -> Result<()> {
+    ensure!(!ended.stderr.contains("panicked"), "it panicked: {ended:?}");
+    ensure!(ended.status.signal().is_none() && ended.status.success(), "the runtime was not reached: {ended:?}");
+    stale.shows_no_file_underneath()
+}
+
+fn denials_bite(node: &Node) -> Result<()> {
+    let mut cat = node.command(env!("CARGO_BIN_EXE_denied"))?;
+    cat.arg(format!("{}={}", libc::SYS_openat, libc::EBUSY)).arg(busybox()?).args(["cat", "/proc/version"]);
+    let words = run(cat)?.failure()?;
+    ensure!(words.contains("busy"), "opening was not denied: {words}");
+    Ok(())
+}
+
+/// The program names an interpreter, as ld.so(8) is called there.
+fn needs_a_loader(program: &[u8]) -> bool {
+    program[..program.len().min(4096)].windows(10).any(|window| window == b"/ld-linux-" || window == b"/ld-linux.")
+}
