@@ -66,20 +66,27 @@ fn look_and_tell(
         }
     }
     subpaths.retain(wanted);
-    report.tell(&judged(subpaths), outcome);
+    report.tell(&judged(&subpaths), outcome);
     report.took(start.elapsed());
     report
 }
 
-fn judged(subpaths: Vec<VolumeSubpath>) -> Vec<Finding> {
+/// How many are held at a time, by two descriptors each: a shell's limit is 1024, and a node may have thousands.
+pub(crate) const AT_A_TIME: usize = 100;
+
+fn judged(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
+    subpaths.chunks(AT_A_TIME).flat_map(judged_at_once).collect()
+}
+
+fn judged_at_once(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
     let held: Vec<_> = subpaths.iter().map(HeldSubpath::hold).collect();
     let evidence = observe_all(&held, &Mounts::default());
-    let judged = subpaths.into_iter().zip(evidence).map(|(subpath, evidence)| Finding {
+    let judged = subpaths.iter().zip(evidence).map(|(subpath, evidence)| Finding {
         bind: None,
         source: subpath.path(),
         destination: None,
-        verdict: judge_subpath(&subpath, &evidence),
-        kind: SourceKind::Subpath(subpath),
+        verdict: judge_subpath(subpath, &evidence),
+        kind: SourceKind::Subpath(subpath.clone()),
     });
     judged.collect()
 }

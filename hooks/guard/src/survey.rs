@@ -16,7 +16,7 @@ use bindguard_sys::{Mounts, read_mount_table};
 
 use crate::ask::ask_patiently;
 use crate::causes::in_full;
-use crate::node::{detach_node, diagnose_subpaths, repair_node};
+use crate::node::{AT_A_TIME, detach_node, diagnose_subpaths, repair_node};
 
 /// What to do about the stale subpaths of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,12 +79,13 @@ fn diagnose_volumes(policy: &Policy, wanted: impl Fn(&Path) -> bool) -> Report {
         }
     }
     volumes.retain(|volume| wanted(volume.mount_point()));
-    report.tell(&judged(volumes), |_| None);
+    let judged: Vec<Finding> = volumes.chunks(AT_A_TIME).flat_map(judged).collect();
+    report.tell(&judged, |_| None);
     report
 }
 
-fn judged(volumes: Vec<MountedVolume>) -> Vec<Finding> {
-    let held: Vec<_> = volumes.into_iter().map(|volume| (HeldVolume::hold(&volume), volume)).collect();
+fn judged(volumes: &[MountedVolume]) -> Vec<Finding> {
+    let held: Vec<_> = volumes.iter().map(|volume| (HeldVolume::hold(volume), volume)).collect();
     let mounts = Mounts::default();
     let on_servers: Vec<PathBuf> = held
         .iter()
@@ -99,7 +100,7 @@ fn judged(volumes: Vec<MountedVolume>) -> Vec<Finding> {
             bind: None,
             source: volume.mount_point().to_owned(),
             destination: None,
-            kind: SourceKind::MountedVolume(volume.clone()),
+            kind: SourceKind::MountedVolume((*volume).clone()),
             verdict: dead.unwrap_or_else(|| judge_volume(volume, &held.observe(&mounts))),
         }
     });

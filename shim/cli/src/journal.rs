@@ -166,6 +166,9 @@ fn headline(admission: &Value) -> String {
     let container = admission["container"]["name"].as_str().map(|name| format!(" {name}")).unwrap_or_default();
     let pod = pod_of(admission).for_people().map(|pod| format!(" {pod}")).unwrap_or_default();
     let id: String = admission["id"].as_str().unwrap_or("?").chars().take(12).collect();
+    if admission.get("pid").is_some() {
+        return format!("{time}{pod}{container} ({id}, after its create)");
+    }
     let again = match admission["attempt"].as_u64() {
         None | Some(0) => String::new(),
         Some(attempt) => format!(", create {}", attempt + 1),

@@ -19,11 +19,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load};
+use bindguard_sys::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
+
+/// What every verb ends with.
+const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.";
 
 /// Checks bind sources against the kernel's mount table.
 #[derive(Debug, Parser)]
-#[command(name = "bindguard", version, about, arg_required_else_help = true)]
+#[command(name = "bindguard", version, about, arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Arguments {
     /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
     #[arg(long, global = true, value_name = "FILE")]
@@ -62,9 +66,17 @@ enum Verb {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(arguments) {
-        Ok(code) => code,
+        Ok(code) => {
+            if code == ExitCode::from(show::COULD_NOT_TELL) && !is_root() {
+                eprintln!("bindguard: not everything could be looked at: run it as root");
+            }
+            code
+        }
         Err(error) => {
-            eprintln!("bindguard: {error:#}");
+            let line = format!("{error:#}");
+            // EPERM and EACCES, by number: their words are the locale's.
+            let may_not = !is_root() && ["(os error 1)", "(os error 13)"].iter().any(|number| line.contains(number));
+            eprintln!("bindguard: {line}{}", if may_not { ": run it as root" } else { "" });
             ExitCode::from(show::COULD_NOT_TELL)
         }
     }

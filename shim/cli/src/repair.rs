@@ -58,7 +58,7 @@ impl Repair {
             report.looked_at > 0 || self.all || !report.problems.is_empty(),
             "nothing to mend: this node has none of the volume-subpaths that were asked for; see `bindguard diagnose --all`"
         );
-        self.print(&report)?;
+        self.print(&report.clone().without_what_is_well())?;
         self.refused(&report)?;
         Ok(show::node_exit_code(&report))
     }

@@ -12,6 +12,11 @@ use std::path::Path;
 
 use bindguard_core::evidence::Observed;
 
+/// Whether the reader may look at everything.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// The text of a small file of the kernel's, such as a sysctl.
 pub fn setting(path: &Path) -> Observed<String> {
     match fs::read_to_string(path) {

@@ -1,0 +1,140 @@
+//! Nodes on which looking is not easy: a file server that does not answer, more subpaths than a shell may open files, a user
+//! who may not look. And the terminal that all of it is read on.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::privilege;
+use bindguard_integration::process::{Finished, run, run_on_a_terminal};
+use bindguard_integration::{Generation, Node, Pod, Setup, VolumeKind};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use serde_json::Value;
+
+#[test]
+fn says_what_it_can() {
+    Setup::on(Generation::V1_7).story(|node| {
+        servers_that_do_not_answer(node)?;
+        more_subpaths_than_descriptors(node)?;
+        on_a_terminal(node)?;
+        without_permission(node)
+    });
+}
+
+/// One CSI volume's daemon is dead, another's never answers, and neither keeps the rest from being judged.
+fn servers_that_do_not_answer(node: &Node) -> Result<()> {
+    if !Path::new("/dev/fuse").exists() {
+        privilege::skipped("no /dev/fuse here");
+        return Ok(());
+    }
+    let pod = node.kubelet().pod("uid-csi")?;
+    let mut volumes = [Fuse::mounted(&pod, "a-silent")?, Fuse::mounted(&pod, "b-dead")?];
+    volumes[1].daemon = None;
+    fs::create_dir_all(csi(&pod, "c-unmounted"))?;
+    let told = node.bindguard(["diagnose", "--pod", "uid-csi", "--json"])?;
+    let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
+    let of = |index: usize| {
+        let bind = &report["binds"][index];
+        (bind["verdict"].as_str().unwrap_or_default(), bind["reason"].as_str().unwrap_or_default())
+    };
+    ensure!(told.code() == 1, "{told:?}");
+    ensure!(of(0) == ("dead", "it did not answer within 700 ms"), "{report}");
+    ensure!(of(1).0 == "dead" && of(1).1.starts_with("it answers: "), "{report}");
+    ensure!(of(2).0 == "unmounted", "{report}");
+
+    let path = volumes[0].path.display().to_string();
+    let held = node.bindguard(["holders", &path])?;
+    ensure!(held.stdout.contains(&format!("mounted    {path} (fuse")), "{held:?}");
+    ensure!(node.bindguard(["doctor"])?.stdout.contains("bad        subpaths: "));
+    drop(volumes);
+    pod.delete()
+}
+
+fn more_subpaths_than_descriptors(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("uid-many")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    for index in 0..150 {
+        volume.subpath("app", index, "app.conf").bind()?;
+    }
+    let mut few = node.command("sh")?;
+    few.args(["-ec", "ulimit -n 256; exec bindguard diagnose --pod uid-many"]);
+    let told = run(few)?;
+    ensure!(told.code() == 0 && told.stdout == "150 looked at, 0 with findings\n", "{told:?}");
+    pod.delete()
+}
+
+fn on_a_terminal(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("uid-seen")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    volume.subpath("app", 0, "app.conf").bind()?;
+    volume.update(&[("app.conf", "two")])?;
+    let on_terminal = |words: &[&str]| -> Result<Finished> {
+        let mut command = node.command("env")?;
+        command.args(["-u", "NO_COLOR", "TERM=xterm"]).args(words);
+        command.arg(node.programs().join("bindguard")).arg("diagnose");
+        run_on_a_terminal(&command)
+    };
+    let is_coloured = |told: &Finished| told.stdout.contains("\u{1b}[");
+    let coloured = on_terminal(&[&environment(node)])?;
+    ensure!(is_coloured(&coloured) && coloured.stdout.contains("stale"), "{coloured:?}");
+    let plain = on_terminal(&[&environment(node), "NO_COLOR=1"])?;
+    ensure!(!is_coloured(&plain) && plain.stdout.contains("stale"), "{plain:?}");
+    let piped = node.bindguard(["diagnose"])?;
+    ensure!(!is_coloured(&piped) && piped.stdout.contains("run: bindguard repair /"), "{piped:?}");
+    pod.delete()
+}
+
+/// script(1) hands on the environment of the test, not of the command.
+fn environment(node: &Node) -> String {
+    format!("BINDGUARD_CONFIG={}", node.disk().join("bindguard.toml").display())
+}
+
+fn without_permission(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("uid-closed")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let source = subpath.bind()?.display().to_string();
+    volume.update(&[("app.conf", "two")])?;
+    let before = subpath.mounts()?;
+    // The real kubelet's folder is 0750.
+    fs::set_permissions(node.kubelet().root().join("pods"), Permissions::from_mode(0o750))?;
+    for words in [&["diagnose"][..], &["repair", "--all"], &["repair", &source], &["doctor"], &["holders", "/"]] {
+        let mut nobody = node.command("setpriv")?;
+        nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bindguard"]).args(words);
+        let told = run(nobody)?;
+        let one_line = told.stderr.lines().filter(|line| line.contains("run it as root")).count() == 1;
+        ensure!((told.code() == 2 || words == ["doctor"]) && one_line, "{words:?}: {told:?}");
+    }
+    ensure!(subpath.mounts()? == before, "somebody without permission changed the mounts");
+    pod.delete()
+}
+
+fn csi(pod: &Pod, name: &str) -> PathBuf {
+    pod.path().join("volumes/kubernetes.io~csi").join(name).join("mount")
+}
+
+/// A CSI volume on a FUSE mount whose daemon is this test, which answers nothing: fuse(4).
+struct Fuse {
+    path: PathBuf,
+    daemon: Option<File>,
+}
+
+impl Fuse {
+    fn mounted(pod: &Pod, name: &str) -> Result<Self> {
+        let path = csi(pod, name);
+        fs::create_dir_all(&path)?;
+        let daemon = OpenOptions::new().read(true).write(true).open("/dev/fuse").context("open /dev/fuse")?;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", daemon.as_raw_fd());
+        mount(Some("csi"), &path, Some("fuse"), MsFlags::empty(), Some(options.as_str())).context("mount a FUSE")?;
+        Ok(Self { path, daemon: Some(daemon) })
+    }
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        self.daemon = None;
+        let _ = umount2(&self.path, MntFlags::MNT_DETACH);
+    }
+}
