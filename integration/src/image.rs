@@ -17,8 +17,8 @@ pub const BUSYBOX: &str = "bindguard.test/busybox:1";
 /// The sandbox image of pods.
 pub const PAUSE: &str = "bindguard.test/pause:1";
 
-const APPLETS: [&str; 24] = [
-    "sh", "cat", "df", "echo", "env", "false", "grep", "head", "id", "kill", "ls", "mkdir", "mount", "ps", "rm",
+const APPLETS: [&str; 25] = [
+    "sh", "cat", "df", "echo", "env", "false", "grep", "head", "id", "kill", "ls", "dd", "mkdir", "mount", "ps", "rm",
     "sleep", "stat", "stty", "tail", "test", "touch", "true", "tty", "wc",
 ];
 const FOLDERS: [&str; 9] = ["bin", "dev", "etc", "mnt", "proc", "run", "sys", "tmp", "var"];
@@ -44,6 +44,12 @@ pub fn write(archive: &Path) -> Result<()> {
         append(&mut tar, &format!("blobs/sha256/{}", blob.hash), &blob.bytes, 0o644)?;
     }
     tar.into_inner().and_then(|mut file| file.flush()).with_context(|| format!("write {}", archive.display()))
+}
+
+/// Lays the image's files out in a folder.
+pub fn lay_out(folder: &Path) -> Result<()> {
+    let archive = layer(&busybox()?)?;
+    tar::Archive::new(archive.as_slice()).unpack(folder).with_context(|| format!("fill {}", folder.display()))
 }
 
 struct Blob {

@@ -1,6 +1,8 @@
 //! What containers leave on a node when something goes wrong: nothing, says every story that counts it.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,29 +12,37 @@ use crate::mounts;
 use crate::node::Node;
 
 /// A shim ends a moment after its last container, and containerd answers its client before that.
-const SETTLING: Duration = Duration::from_secs(10);
+const SETTLING: Duration = Duration::from_secs(15);
 
-/// The number of things on a node that come and go with containers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The things on a node that come and go with containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftovers {
     mounts: usize,
-    sockets: usize,
-    runc: usize,
-    bundles: usize,
     shims: usize,
+    /// Of the node and of its containers; clients are gone when this is counted.
+    processes: usize,
+    zombies: usize,
+    cgroups: BTreeSet<PathBuf>,
+    /// State of runc, and bundles.
+    folders: BTreeSet<PathBuf>,
+    /// Sockets, fifos and files below `/run`, which is the node's own.
+    files: BTreeSet<PathBuf>,
 }
 
 impl Leftovers {
     /// What is there now.
     pub fn of(node: &Node) -> Result<Self> {
-        let entries = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count);
         let name = node.name();
+        let processes = node.all_processes();
+        let of_containerd = |folder: &str| entries(Path::new(&format!("/run/containerd/{folder}/{name}")));
         Ok(Self {
             mounts: mounts::table()?.len(),
-            sockets: entries("/run/containerd/s"),
-            runc: entries(&format!("/run/containerd/runc/{name}")),
-            bundles: entries(&format!("/run/containerd/io.containerd.runtime.v2.task/{name}")),
             shims: node.shims()?.len(),
+            zombies: zombies_of(&processes),
+            processes: processes.len(),
+            cgroups: cgroups_of(name),
+            folders: of_containerd("runc").into_iter().chain(of_containerd("io.containerd.runtime.v2.task")).collect(),
+            files: files_below(Path::new("/run")),
         })
     }
 
@@ -41,11 +51,76 @@ impl Leftovers {
         let deadline = Instant::now() + SETTLING;
         loop {
             let now = Self::of(node)?;
-            if now == *self {
+            if now.is_within(self) {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "something is left\nbefore: {self:?}\nafter: {now:?}");
+            ensure!(
+                Instant::now() < deadline,
+                "something is left:{}\nprocesses: {:?}",
+                now.beyond(self),
+                node.processes()?
+            );
             thread::sleep(Duration::from_millis(20));
         }
     }
+
+    fn numbers(&self) -> [(&'static str, usize); 4] {
+        [("mounts", self.mounts), ("shims", self.shims), ("processes", self.processes), ("zombies", self.zombies)]
+    }
+
+    fn is_within(&self, before: &Self) -> bool {
+        // a shim or a mount less is as wrong as one more
+        self.numbers() == before.numbers()
+            && self.cgroups.is_subset(&before.cgroups)
+            && self.folders.is_subset(&before.folders)
+            && self.files.is_subset(&before.files)
+    }
+
+    fn beyond(&self, before: &Self) -> String {
+        let numbers = self.numbers().into_iter().zip(before.numbers()).filter(|(now, then)| now != then);
+        let numbers = numbers.map(|((what, now), (_, then))| format!("\n{what}: {then} before, {now} now"));
+        let pairs = [(&self.cgroups, &before.cgroups), (&self.folders, &before.folders), (&self.files, &before.files)];
+        let paths = pairs.into_iter().flat_map(|(now, then)| now.difference(then));
+        numbers.chain(paths.map(|path| format!("\n{}", path.display()))).collect()
+    }
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).map_or_else(|_| Vec::new(), |entries| entries.flatten().map(|entry| entry.path()).collect())
+}
+
+/// The cgroups of single containers, in every hierarchy. What a pod's cgroup is for, its kubelet knows.
+fn cgroups_of(name: &str) -> BTreeSet<PathBuf> {
+    let hierarchies = entries(Path::new("/sys/fs/cgroup")).into_iter().chain([PathBuf::from("/sys/fs/cgroup")]);
+    let below = hierarchies.flat_map(|hierarchy| entries(&hierarchy.join(name)));
+    below.filter(|path| path.is_dir() && !path.ends_with("node") && !path.ends_with("pods")).collect()
+}
+
+fn files_below(folder: &Path) -> BTreeSet<PathBuf> {
+    let mut files = BTreeSet::new();
+    for path in entries(folder) {
+        let is_folder = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+        // the journal and the logs of pods stay, and containerd's own sockets are made anew when it is started again
+        let stays = ["/run/bindguard", "/run/pods"].iter().any(|folder| path == Path::new(folder));
+        let is_containerds = path.parent() == Some(Path::new("/run/containerd")) && !is_folder;
+        match () {
+            () if stays || is_containerds => {}
+            () if is_folder => files.extend(files_below(&path)),
+            () => drop(files.insert(path)),
+        }
+    }
+    files
+}
+
+fn zombies_of(processes: &[u32]) -> usize {
+    let numbers = entries(Path::new("/proc")).into_iter().filter_map(|path| path.file_name()?.to_str()?.parse().ok());
+    numbers.filter(|pid| dead_childs_parent(*pid).is_some_and(|parent| processes.contains(&parent))).count()
+}
+
+/// The parent of a zombie; see proc_pid_stat(5).
+fn dead_childs_parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    (fields.next()? == "Z").then_some(())?;
+    fields.next()?.parse().ok()
 }

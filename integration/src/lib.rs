@@ -20,7 +20,8 @@ pub mod ctr;
 pub mod demo;
 pub mod doc_commands;
 pub mod events;
-pub mod gate;
+pub mod footprint;
+
 pub mod image;
 pub mod kubelet;
 pub mod leftovers;
@@ -31,7 +32,9 @@ pub mod polling;
 pub mod privilege;
 pub mod process;
 pub mod programs;
+pub mod runtime;
 pub mod scenes;
+pub mod shim;
 pub mod stale;
 
 pub use ctr::{Bind, Ctr, Runtime};

@@ -58,14 +58,19 @@ pub fn run(command: Command) -> Result<Finished> {
 }
 
 /// Runs `command` with `input` on stdin, and kills it when it is not done within `limit`.
-pub fn run_with_input(mut command: Command, input: &str, limit: Duration) -> Result<Finished> {
+pub fn run_with_input(command: Command, input: &str, limit: Duration) -> Result<Finished> {
+    run_with_bytes(command, input.as_bytes(), limit)
+}
+
+/// The same with an input that is no text.
+pub fn run_with_bytes(mut command: Command, input: &[u8], limit: Duration) -> Result<Finished> {
     let line = display(&command);
     let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("start {line}"))?;
     if let Some(mut stdin) = child.stdin.take() {
         // a program that ends without reading its input is not at fault
-        let _ = stdin.write_all(input.as_bytes());
+        let _ = stdin.write_all(input);
     }
     let pid = Pid::from_raw(child.id().try_into().context("pid of a child")?);
     let (sender, receiver) = mpsc::channel();

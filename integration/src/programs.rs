@@ -119,18 +119,19 @@ pub fn binaries_under_test() -> Result<PathBuf> {
     }
 }
 
-/// A bindguard-runtime that was built with the feature `fault-points`, which gives a story places to kill it at: from
-/// `$BINDGUARD_FAULTS_DIR`, else the one under test itself, if it has them.
-pub fn guard_with_fault_points() -> Option<PathBuf> {
+/// The folder of a guard and a shim that were built with the feature `fault-points`, which gives a story places to break
+/// them at: `$BINDGUARD_FAULTS_DIR`, else that of the programs under test, if they have them.
+pub fn folder_with_fault_points() -> Option<PathBuf> {
     let apart = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
-    let folders = apart.into_iter().chain(binaries_under_test().ok());
-    folders.map(|folder| folder.join(GUARD)).find(|guard| has_fault_points(guard))
+    let has_them = |folder: &PathBuf| {
+        contains(&folder.join(GUARD), b"BINDGUARD_FAULT") && contains(&folder.join(SHIM), b"breaks-in-")
+    };
+    apart.into_iter().chain(binaries_under_test().ok()).find(has_them)
 }
 
-/// The variable's name is compiled in with the fault points, and with nothing else.
-fn has_fault_points(guard: &Path) -> bool {
-    let name = b"BINDGUARD_FAULT";
-    fs::read(guard).is_ok_and(|program| program.windows(name.len()).any(|window| window == name))
+/// Looks for a word that is compiled in with the fault points, and with nothing else.
+fn contains(program: &Path, word: &[u8]) -> bool {
+    fs::read(program).is_ok_and(|bytes| bytes.windows(word.len()).any(|window| window == word))
 }
 
 fn has_shim(folder: &Path) -> bool {

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::footprint::Footprint;
 use bindguard_integration::{Generation, Node, Setup};
 
 const WARM_UP: usize = 50;
@@ -23,9 +24,7 @@ fn tell(node: &Node) -> Result<()> {
     execs(node, EXECS)?;
     let after = Footprint::of(shim)?;
     eprintln!("before: {before:?}, after: {after:?}");
-    ensure!(after.fds <= before.fds && after.threads <= before.threads, "{before:?}, then {after:?}");
-    ensure!(after.children == before.children, "{before:?}, then {after:?}");
-    ensure!(after.private_kib * 10 <= before.private_kib * 11, "{before:?}, then {after:?}");
+    after.has_not_grown_since(&before)?;
     let bundle = format!("/run/containerd/io.containerd.runtime.v2.task/{}/busy", node.name());
     let files: Vec<_> = fs::read_dir(&bundle)?.flatten().map(|entry| entry.file_name()).collect();
     ensure!(!files.iter().any(|name| name.to_string_lossy().contains("exec")), "left in the bundle: {files:?}");
@@ -46,25 +45,4 @@ fn execs(node: &Node, count: usize) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[derive(Debug)]
-struct Footprint {
-    fds: usize,
-    threads: usize,
-    children: usize,
-    private_kib: u64,
-}
-
-impl Footprint {
-    fn of(pid: u32) -> Result<Self> {
-        let entries = |name: &str| -> Result<usize> { Ok(fs::read_dir(format!("/proc/{pid}/{name}"))?.count()) };
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-        let private =
-            rollup.lines().find_map(|line| line.strip_prefix("Private_Dirty:")).context("find Private_Dirty")?;
-        let private_kib = private.trim().trim_end_matches(" kB").parse().context("understand Private_Dirty")?;
-        let children = children.split_whitespace().count();
-        Ok(Self { fds: entries("fd")?, threads: entries("task")?, children, private_kib })
-    }
 }

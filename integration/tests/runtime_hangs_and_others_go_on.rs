@@ -6,14 +6,14 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::gate::Gate;
 use bindguard_integration::process::run;
+use bindguard_integration::runtime::Gate;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
 const GROUP: &str = "io.containerd.runc.v2.group";
 
 fn story(generation: Generation) {
-    Setup::on(generation).gated().story(tell);
+    Setup::on(generation).obedient_runtime().story(tell);
 }
 
 on_every_generation!(story);
@@ -25,7 +25,7 @@ fn tell(node: &Node) -> Result<()> {
     gate.close()?;
     let mut hanging: Command = in_pod("hanging").command(&["--detach", "--null-io"]);
     let mut hanging = hanging.stdin(Stdio::null()).spawn().context("run the container that hangs")?;
-    gate.wait_for_create()?;
+    gate.wait_for_call()?;
     ensure!(node.shims()?.len() == 1, "not one shim for the pod");
 
     let begin = Instant::now();

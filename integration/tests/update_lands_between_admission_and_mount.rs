@@ -5,13 +5,13 @@
 use std::thread;
 
 use anyhow::{Result, anyhow, ensure};
-use bindguard_integration::gate::Gate;
 use bindguard_integration::process::Finished;
+use bindguard_integration::runtime::Gate;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
 
 fn story(generation: Generation) {
-    Setup::on(generation).gated().story(|node| {
+    Setup::on(generation).obedient_runtime().story(|node| {
         let words = create_with_an_update_in_between(node, Runtime::Stock)?.failure()?;
         ensure!(words.contains("no such file or directory"), "another error than the race's: {words}");
         node.ctr().forget("racer")?;
@@ -37,7 +37,7 @@ fn create_with_an_update_in_between(node: &Node, runtime: Runtime) -> Result<Fin
     gate.close()?;
     let created = thread::scope(|scope| {
         let create = scope.spawn(|| container.start());
-        let update = gate.wait_for_create().and_then(|()| volume.update(&[("app.conf", "two")]));
+        let update = gate.wait_for_call().and_then(|()| volume.update(&[("app.conf", "two")]));
         gate.open()?;
         let created = create.join().map_err(|_| anyhow!("the creating thread panicked"))?;
         update.and(created)

@@ -3,14 +3,13 @@
 //! The shims take turns, and each round another one begins, so that a drift of the machine hits both alike.
 
 mod account;
-mod footprint;
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
 use self::account::CpuAccount;
-use self::footprint::Footprint;
+use crate::footprint::Footprint;
 use crate::{Generation, Node, Runtime, Setup, privilege};
 
 const ROUNDS: usize = 25;

@@ -139,6 +139,12 @@ impl Node {
         Ok(pids.lines().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok()).collect())
     }
 
+    /// The pids of everything that runs on the node, containers included.
+    pub fn all_processes(&self) -> Vec<u32> {
+        let tree = tracking_hierarchy().map(|hierarchy| hierarchy.join(&self.name));
+        tree.map_or_else(Vec::new, |tree| pids_below(&tree))
+    }
+
     /// The pids of the shims that serve right now, stock ones and those under test.
     pub fn shims(&self) -> Result<Vec<u32>> {
         let members = self.own_group()?.join("cgroup.procs");
@@ -181,4 +187,13 @@ impl Drop for Node {
             self.print_post_mortem();
         }
     }
+}
+
+/// A cgroup that goes away meanwhile has no processes.
+fn pids_below(cgroup: &Path) -> Vec<u32> {
+    let members = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    let mut pids: Vec<u32> = members.lines().filter_map(|pid| pid.parse().ok()).collect();
+    let children = fs::read_dir(cgroup).into_iter().flatten().flatten().map(|entry| entry.path());
+    pids.extend(children.filter(|path| path.is_dir()).flat_map(|path| pids_below(&path)));
+    pids
 }

@@ -12,12 +12,12 @@ use super::Node;
 use super::containerd::Configuration;
 use super::keeper::{Keeper, KeeperHandle};
 use super::namespace::{HostRoot, Namespace};
-use crate::gate::Gate;
 use crate::image;
 use crate::kubelet::{Kubelet, KubeletRoot};
 use crate::mount_calls::own_copy;
 use crate::privilege;
-use crate::programs::{CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, guard_with_fault_points};
+use crate::programs::{CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, folder_with_fault_points};
+use crate::runtime::ObedientRuntime;
 
 /// Where a containerd that is told nothing else looks.
 const CONFIG: &str = "/etc/containerd/config.toml";
@@ -34,7 +34,7 @@ pub struct Setup {
     host_root: HostRoot,
     kubelet_root: KubeletRoot,
     cri: bool,
-    gated: bool,
+    obedient: bool,
     under_test: bool,
     bare: bool,
     fault_points: bool,
@@ -51,7 +51,7 @@ impl Setup {
             host_root: HostRoot::default(),
             kubelet_root: KubeletRoot::default(),
             cri: false,
-            gated: false,
+            obedient: false,
             under_test: true,
             bare: false,
             fault_points: false,
@@ -80,9 +80,9 @@ impl Setup {
         Self { cri: true, ..self }
     }
 
-    /// With a runtime whose `create` can be held back, see [`Gate`].
-    pub fn gated(self) -> Self {
-        Self { gated: true, ..self }
+    /// With a runtime that does what the story wants at a verb, see [`ObedientRuntime`] and [`Gate`](crate::runtime::Gate).
+    pub fn obedient_runtime(self) -> Self {
+        Self { obedient: true, ..self }
     }
 
     /// Without the binaries under test: for stories about the stock shim.
@@ -97,7 +97,7 @@ impl Setup {
         Self { bare: true, ..self }
     }
 
-    /// With a guard that was built with fault points.
+    /// With a guard and a shim that were built with fault points.
     pub fn fault_points(self) -> Self {
         Self { fault_points: true, ..self }
     }
@@ -183,8 +183,9 @@ impl Setup {
 
     /// What the story needs and this machine or these binaries have not.
     fn missing(&self) -> Option<String> {
-        let has_what_it_asks = !self.fault_points || guard_with_fault_points().is_some();
-        let without_fault_points = || (!has_what_it_asks).then(|| format!("no {GUARD} with the feature fault-points"));
+        let has_what_it_asks = !self.fault_points || folder_with_fault_points().is_some();
+        let without = || format!("no {GUARD} and {SHIM} with the feature fault-points");
+        let without_fault_points = || (!has_what_it_asks).then(without);
         privilege::missing().or_else(|| self.kubelet_root.unavailable()).or_else(without_fault_points)
     }
 
@@ -211,8 +212,8 @@ impl Setup {
         if self.bare {
             links.push((matrix.program(self.generation, "containerd"), "containerd"));
         }
-        if self.gated {
-            Gate::of(folder).install(&oci)?;
+        if self.obedient {
+            ObedientRuntime::of(folder).install(&oci)?;
         } else {
             links.push((oci, "runc"));
         }
@@ -221,12 +222,13 @@ impl Setup {
 
     fn lay_out_programs_under_test(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        let faulty = folder_with_fault_points().filter(|_| self.fault_points);
         let built = binaries_under_test()?;
+        let broken = faulty.as_ref().unwrap_or(&built);
         // not a link: the shim looks for the guard beside its own executable
-        let shim = built.join(SHIM);
+        let shim = broken.join(SHIM);
         fs::copy(&shim, folder.join(SHIM)).with_context(|| format!("copy {}", shim.display()))?;
-        let guard = guard_with_fault_points().filter(|_| self.fault_points).unwrap_or_else(|| built.join(GUARD));
-        [(guard, GUARD), (built.join(CLI), CLI)]
+        [(broken.join(GUARD), GUARD), (built.join(CLI), CLI)]
             .into_iter()
             .try_for_each(|(program, name)| link(&program, &folder.join(name)))
     }

@@ -1,0 +1,60 @@
+//! What one shim holds of a machine: memory that goes away with it, threads, descriptors, children. proc_pid_smaps(5),
+//! proc_pid_status(5).
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+
+/// Of one process, at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Pages of its own, written or not, in KiB.
+    pub private_kib: u64,
+    /// Pages that it has written, in KiB.
+    pub private_dirty_kib: u64,
+    /// Threads.
+    pub threads: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Children, zombies included.
+    pub children: u64,
+}
+
+impl Footprint {
+    /// Of a process.
+    pub fn of(pid: u32) -> Result<Self> {
+        let rollup = format!("/proc/{pid}/smaps_rollup");
+        let private_dirty_kib = field(&rollup, "Private_Dirty:")?;
+        let descriptors = format!("/proc/{pid}/fd");
+        let descriptors = fs::read_dir(&descriptors).with_context(|| format!("read {descriptors}"))?.count();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).context("read its children")?;
+        Ok(Self {
+            private_kib: field(&rollup, "Private_Clean:")? + private_dirty_kib,
+            private_dirty_kib,
+            threads: field(&format!("/proc/{pid}/status"), "Threads:")?,
+            descriptors: descriptors as u64,
+            children: children.split_whitespace().count() as u64,
+        })
+    }
+
+    /// Of the parent of `pid`: a container's init is its shim's child.
+    pub fn of_parent(pid: u32) -> Result<Self> {
+        let parent = field(&format!("/proc/{pid}/status"), "PPid:")?;
+        Self::of(u32::try_from(parent).context("understand the parent's pid")?)
+    }
+
+    /// Checks that nothing has grown since `before`; memory may by a tenth, as pages are not given back one by one.
+    pub fn has_not_grown_since(&self, before: &Self) -> Result<()> {
+        let counted = |of: &Self| [of.threads, of.descriptors, of.children];
+        let grown = counted(self).into_iter().zip(counted(before)).any(|(now, then)| now > then);
+        ensure!(!grown, "{before:?}, then {self:?}");
+        ensure!(self.private_dirty_kib * 10 <= before.private_dirty_kib * 11, "{before:?}, then {self:?}");
+        Ok(())
+    }
+}
+
+fn field(file: &str, name: &str) -> Result<u64> {
+    let text = fs::read_to_string(file).with_context(|| format!("read {file}"))?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
+    value.with_context(|| format!("find {name} in {file}"))
+}

@@ -1,0 +1,77 @@
+//! The shim's own socket: what neither `ctr` nor the CRI can ask for, a story asks itself.
+//!
+//! ```text
+//!   Bundle ──Shim::start──► containerd-shim-bindguard-v2 ◄── Client (ttrpc)     the story in containerd's place
+//!   containerd's bundle ──Shim::of──────────┘                                   the story beside containerd
+//! ```
+//! Events go to the node's containerd in both cases. A client has one thread's event loop that runs only while it asks, so
+//! that no thread of it outlives the node; its connection ends when it is dropped.
+
+mod bundle;
+mod client;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use containerd_shim_protos::shim::oci::Options;
+use protobuf::Message;
+use protobuf::well_known_types::any::Any;
+
+pub use self::bundle::{Bundle, spec};
+pub use self::client::{Client, code};
+
+use crate::node::{Node, SOCKET};
+use crate::process::{LIMIT, run_with_bytes};
+use crate::programs::SHIM;
+
+/// A shim that serves.
+#[derive(Clone, Debug)]
+pub struct Shim {
+    socket: PathBuf,
+}
+
+impl Shim {
+    /// The one that serves this bundle, as its `address` file says.
+    pub fn of(bundle: &Path) -> Result<Self> {
+        let file = bundle.join("address");
+        let address = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        Self::at(&address)
+    }
+
+    /// The one that serves a container which the node's containerd started.
+    pub fn of_container(node: &Node, id: &str) -> Result<Self> {
+        Self::of(&Path::new("/run/containerd/io.containerd.runtime.v2.task").join(node.name()).join(id))
+    }
+
+    /// Runs `start` for a bundle, as containerd does.
+    pub fn start(node: &Node, bundle: &Bundle, options: &Options) -> Result<Self> {
+        let any = options_any(options)?.write_to_bytes().context("encode the options")?;
+        let mut start = node.command(node.programs().join(SHIM))?;
+        start.args(["-namespace", node.name(), "-address", SOCKET, "-publish-binary", "none"]);
+        start.args(["-id", bundle.id(), "start"]).current_dir(bundle.path());
+        Self::at(&run_with_bytes(start, &any, LIMIT)?.success()?)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A connection.
+    pub fn connect(&self) -> Result<Client> {
+        Client::connect(&self.socket)
+    }
+
+    fn at(address: &str) -> Result<Self> {
+        let path = address.trim().strip_prefix("unix://");
+        ensure!(path.is_some(), "{address:?} is no address of a shim");
+        Ok(Self { socket: path.unwrap_or_default().into() })
+    }
+}
+
+/// As containerd sends them.
+pub fn options_any(options: &Options) -> Result<Any> {
+    let value = options.write_to_bytes().context("encode the options")?;
+    Ok(Any { type_url: "containerd.runc.v1.Options".to_owned(), value, ..Default::default() })
+}
