@@ -8,7 +8,6 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
-    time::Duration,
 };
 
 use rustix::io::Errno;
@@ -17,7 +16,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::progress::{Mover, Progress, progress};
+use super::progress::{Mover, Patience, Progress, Rest, progress};
 
 /// As much as one step moves; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
@@ -50,11 +49,15 @@ impl Copy {
         self.task.abort();
     }
 
-    /// Waits for the end of the stream; stops it when nothing moved for `idle`.
-    pub(crate) async fn finish_or_stall(&self, idle: Duration) {
-        if !self.progress.ends_without_stalling(idle).await {
-            tracing::warn!("gave up a stream that nobody reads, or that a process left behind holds open");
-            self.stop();
+    /// Waits for the end of the stream, and stops it when nothing moves; one that is slow but alive goes on alone.
+    pub(super) async fn finish_or_stall(&self, patience: Patience) {
+        match self.progress.rest(patience).await {
+            Rest::Passed => {}
+            Rest::Moving => tracing::warn!("a slow reader still takes the output of a process that is being deleted"),
+            Rest::Stalled => {
+                tracing::warn!("gave up a stream that nobody reads, or that a process left behind holds open");
+                self.stop();
+            }
         }
     }
 }
@@ -69,11 +72,13 @@ async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, mover: &Mover) -> i
             Ok(Err(error)) => return Err(error),
             Err(_would_block) => continue,
         };
+        mover.holds(true);
         while !rest.is_empty() {
             let written = to.async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?)).await?;
             mover.moved(written);
             rest.drain(..written);
         }
+        mover.holds(false);
     }
 }
 
@@ -112,6 +117,8 @@ fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<Step> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
@@ -146,7 +153,7 @@ mod tests {
             got.extend_from_slice(&buffer[..read]);
         }
         assert!(got == sent);
-        copy.finish_or_stall(Duration::from_secs(5)).await;
+        copy.finish_or_stall(Patience { silent: Duration::from_secs(5), whole: Duration::from_secs(5) }).await;
     }
 
     #[tokio::test]
@@ -156,6 +163,7 @@ mod tests {
         while rustix::io::write(feed.get_ref(), &[1; 4096]).is_ok() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        tokio::time::timeout(Duration::from_secs(5), copy.finish_or_stall(Duration::from_millis(50))).await.unwrap();
+        let patience = Patience { silent: Duration::from_millis(50), whole: Duration::from_millis(100) };
+        tokio::time::timeout(Duration::from_secs(5), copy.finish_or_stall(patience)).await.unwrap();
     }
 }

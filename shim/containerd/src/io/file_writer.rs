@@ -9,10 +9,9 @@ use std::{
     io::{self, Read, Write},
     os::fd::OwnedFd,
     thread,
-    time::Duration,
 };
 
-use super::progress::{Mover, Progress, progress};
+use super::progress::{Mover, Patience, Progress, Rest, progress};
 
 /// What a pipe holds.
 const STEP: usize = 64 * 1024;
@@ -34,10 +33,10 @@ impl FileWriter {
         Ok(Self { progress })
     }
 
-    /// Waits until all is in the file; gives up when nothing moves for `idle`.
-    pub(super) async fn finish_or_stall(&self, idle: Duration) {
-        if !self.progress.ends_without_stalling(idle).await {
-            tracing::warn!("a process left behind still holds a log file's pipe open");
+    /// Waits until all is in the file; gives up when nothing moves.
+    pub(super) async fn finish_or_stall(&self, patience: Patience) {
+        if self.progress.rest(patience).await != Rest::Passed {
+            tracing::warn!("a process left behind still holds a log file's pipe open, or its disk hangs");
         }
     }
 }
@@ -53,7 +52,10 @@ fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return tracing::warn!(%error, "cannot read a container's output any more"),
         };
-        match file.write_all(&buffer[..read]) {
+        mover.holds(true);
+        let written = file.write_all(&buffer[..read]);
+        mover.holds(false);
+        match written {
             Ok(()) => losing = false,
             Err(_) if losing => {}
             Err(error) => {
@@ -67,6 +69,8 @@ fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test]
@@ -77,7 +81,7 @@ mod tests {
         let mut write = File::from(OwnedFd::from(write));
         write.write_all(&[7; 200_000]).unwrap();
         drop(write);
-        writer.finish_or_stall(Duration::from_secs(5)).await;
+        writer.finish_or_stall(Patience { silent: Duration::from_secs(5), whole: Duration::from_secs(5) }).await;
         assert_eq!(std::fs::read(file.path()).unwrap(), [7; 200_000]);
     }
 }

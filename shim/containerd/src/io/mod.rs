@@ -37,15 +37,14 @@ pub(crate) use error::IoError;
 use file_writer::FileWriter;
 pub(crate) use logger::Author;
 use logger::Logger;
+use progress::Patience;
 pub(crate) use wiring::Wiring;
 
 /// A pty's master, shared by both directions.
 pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;
 
-/// After so long without a byte moved, the rest of a dead process's output is given up, as Go's shim does.
-const IDLE_LIMIT: Duration = Duration::from_secs(2);
-/// Not even a reader that is slow but alive may hold a delete longer than this; its copy then goes on alone.
-const DRAIN_LIMIT: Duration = Duration::from_secs(8);
+/// The rest of a dead process's output: Go's shim waits ten seconds in either case.
+const PATIENCE: Patience = Patience { silent: Duration::from_secs(2), whole: Duration::from_secs(10) };
 
 /// Where containerd wants a process's streams, as it says in `Create` and `Exec`: paths or URIs. Empty means nowhere.
 #[derive(Debug, Clone, Default)]
@@ -70,7 +69,7 @@ enum Sink {
 impl Sink {
     async fn finish(&self) {
         match self {
-            Self::File(writer) => writer.finish_or_stall(IDLE_LIMIT).await,
+            Self::File(writer) => writer.finish_or_stall(PATIENCE).await,
             Self::Logger(logger) => logger.finish().await,
         }
     }
@@ -104,13 +103,10 @@ impl Attached {
     pub(crate) async fn drained(&self) {
         let [first, second] = [self.outputs.first(), self.outputs.get(1)].map(|output| async move {
             if let Some(output) = output {
-                output.finish_or_stall(IDLE_LIMIT).await;
+                output.finish_or_stall(PATIENCE).await;
             }
         });
-        let both = async { tokio::join!(first, second) };
-        if tokio::time::timeout(DRAIN_LIMIT, both).await.is_err() {
-            tracing::warn!("a slow reader still takes the output of a process that is being deleted");
-        }
+        tokio::join!(first, second);
         for sink in &self.sinks {
             sink.finish().await;
         }
