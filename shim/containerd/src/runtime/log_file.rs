@@ -14,10 +14,14 @@ use serde::Deserialize;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
+/// Where the log goes when the bundle takes no file.
+const NOWHERE: &str = "/dev/null";
+
 /// The log file of one call; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     path: PathBuf,
+    is_ours: bool,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
@@ -28,10 +32,18 @@ struct Line {
 }
 
 impl LogFile {
-    /// A name in the bundle that no other call has; the runtime makes the file.
+    /// A file in the bundle that no other call has. Where none can be made (the disk is full, or read-only) the runtime is
+    /// called without: it ends at once if it cannot open its log, and a container must still be killed and deleted.
     pub(crate) fn in_bundle(bundle: &Path, verb: &str) -> Self {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        Self { path: bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id())) }
+        let path = bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id()));
+        match fs::write(&path, "") {
+            Ok(()) => Self { path, is_ours: true },
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "the runtime is called without a log");
+                Self { path: NOWHERE.into(), is_ours: false }
+            }
+        }
     }
 
     /// For `--log`.
@@ -57,7 +69,9 @@ impl LogFile {
 
 impl Drop for LogFile {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if self.is_ours {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -98,6 +112,7 @@ mod tests {
         let log = LogFile::in_bundle(dir.path(), "create");
         assert_ne!(log.path(), LogFile::in_bundle(dir.path(), "create").path());
         assert_eq!(log.read(), None);
+        assert_eq!(LogFile::in_bundle(&dir.path().join("missing"), "create").path(), Path::new(NOWHERE));
         fs::write(log.path(), "{\"level\":\"error\",\"msg\":\"x\"}").unwrap();
         assert_eq!(log.read().as_deref(), Some("x"));
         let path = log.path().to_owned();
