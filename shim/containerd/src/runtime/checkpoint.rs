@@ -13,6 +13,8 @@ use crate::io::Wiring;
 pub(crate) struct CheckpointCall {
     /// Where the images go.
     pub(crate) images: PathBuf,
+    /// The images these build upon; empty where they stand alone.
+    pub(crate) parent: String,
     /// Where criu works and logs.
     pub(crate) work: PathBuf,
     /// Whether the container ends with it.
@@ -47,6 +49,9 @@ impl CheckpointCall {
     fn args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = vec!["--image-path".into(), self.images.clone().into()];
         args.extend(["--work-path".into(), self.work.clone().into()]);
+        if !self.parent.is_empty() {
+            args.extend(["--parent-path".into(), self.parent.clone().into()]);
+        }
         let flags = [
             (self.open_tcp, "--tcp-established"),
             (self.external_unix_sockets, "--ext-unix-sk"),
@@ -94,6 +99,7 @@ mod tests {
         let call = CheckpointCall { images: "/i".into(), work: "/w".into(), ..CheckpointCall::default() };
         assert_eq!(call.args(), ["--image-path", "/i", "--work-path", "/w", "--leave-running"]);
         let all = CheckpointCall {
+            parent: "../before".into(),
             exit: true,
             open_tcp: true,
             external_unix_sockets: true,
@@ -102,7 +108,16 @@ mod tests {
             empty_namespaces: vec!["network".into()],
             ..call
         };
-        let flags = ["--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks", "--empty-ns", "network"];
+        let flags = [
+            "--parent-path",
+            "../before",
+            "--tcp-established",
+            "--ext-unix-sk",
+            "--shell-job",
+            "--file-locks",
+            "--empty-ns",
+            "network",
+        ];
         assert_eq!(all.args()[4..], flags);
     }
 }

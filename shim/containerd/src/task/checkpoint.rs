@@ -16,7 +16,7 @@ use containerd_shim_protos::{
     api::{CheckpointTaskRequest, CreateTaskRequest},
     shim::oci::CheckpointOptions,
 };
-use protobuf::{Message, well_known_types::any::Any};
+use protobuf::{Message, UnknownValueRef, well_known_types::any::Any};
 
 use super::{Task, TaskError};
 use crate::{
@@ -51,12 +51,14 @@ impl Task {
     /// Writes the container into a directory, by way of criu.
     pub(crate) async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
         let options = decode(request.options.as_ref())?;
+        let parent = parent_path(&options);
         let _turn = self.turn.lock().await;
         self.init.state().admits_checkpoint()?;
         // A directory that the client names stays for the client to look at.
         let own = options.work_path.is_empty().then(|| self.bundle.work().join("criu-work"));
         let call = CheckpointCall {
             images: place(options.image_path, request.path).into(),
+            parent,
             work: own.clone().unwrap_or_else(|| options.work_path.into()),
             exit: options.exit,
             open_tcp: options.open_tcp,
@@ -142,6 +144,15 @@ fn place(named: String, offered: String) -> String {
     if named.is_empty() { offered } else { named }
 }
 
+/// The message's field 10, for which the protos crate has no name yet.
+fn parent_path(options: &CheckpointOptions) -> String {
+    const PARENT_PATH: u32 = 10;
+    match options.special_fields.unknown_fields().get(PARENT_PATH) {
+        Some(UnknownValueRef::LengthDelimited(path)) => String::from_utf8_lossy(path).into_owned(),
+        _ => String::new(),
+    }
+}
+
 fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
     let Some(any) = any.filter(|any| !any.type_url.is_empty()) else { return Ok(CheckpointOptions::default()) };
     let parse = |kind| {
@@ -186,6 +197,9 @@ mod tests {
         let bytes = b"\x08\x01\x42\x01e\x4a\x01n";
         let options = decode(Some(&any(OPTIONS_TYPE, bytes))).unwrap();
         assert_eq!((options.exit, options.image_path.as_str(), options.work_path.as_str()), (true, "e", "n"));
+        assert_eq!(parent_path(&options), "");
+        let with_parent = decode(Some(&any(OPTIONS_TYPE, b"\x08\x01\x52\x03../"))).unwrap();
+        assert_eq!(parent_path(&with_parent), "../");
         let first = decode(Some(&any(FIRST_OPTIONS_TYPE, bytes))).unwrap();
         assert_eq!((first.exit, first.work_path.as_str(), first.image_path.as_str()), (true, "e", "n"));
         assert_eq!(decode(None).unwrap(), CheckpointOptions::default());
