@@ -35,9 +35,11 @@ fn kill_exec(process: &Process, signal: u32) -> Result<(), TaskError> {
     let Some(watched) = process.watched() else {
         return match process.state() {
             state @ ProcessState::Created => Err(super::IllegalMove { verb: "kill", state }.into()),
-            ProcessState::Running | ProcessState::Paused | ProcessState::Stopped | ProcessState::Deleted => {
-                Err(finished(process))
-            }
+            ProcessState::Running
+            | ProcessState::Pausing
+            | ProcessState::Paused
+            | ProcessState::Stopped
+            | ProcessState::Deleted => Err(finished(process)),
         };
     };
     let number = i32::try_from(signal).map_err(|_| TaskError::Invalid(format!("signal {signal}")))?;

@@ -84,8 +84,12 @@ impl Task {
     /// Freezes the container.
     pub(crate) async fn pause(&self) -> Result<(), TaskError> {
         let _turn = self.turn.lock().await;
-        self.init.state().paused()?;
-        self.runtime.pause(&self.id).await.map_err(TaskError::runtime("pause"))?;
+        self.init.advance(ProcessState::pausing)?;
+        if let Err(error) = self.runtime.pause(&self.id).await {
+            // One that has ended meanwhile is not resumed.
+            let _ = self.init.advance(ProcessState::resumed);
+            return Err(TaskError::runtime("pause")(error));
+        }
         self.init.advance(ProcessState::paused)?;
         let paused = proto::TaskPaused { container_id: self.id.clone(), ..Default::default() };
         self.around.events.send(&Event::Paused(paused));

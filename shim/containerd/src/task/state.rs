@@ -1,9 +1,10 @@
 //! The life of a process under the shim, as a pure state machine.
 //!
 //! ```text
-//!  Created ──started──► Running ◄──resumed── Paused
-//!     │                   │  └────paused──────►│
-//!     └──────exited───────┴───────exited───────┘──► Stopped ──deleted──► Deleted
+//!  Created ──started──► Running ──pausing──► Pausing ──paused──► Paused
+//!     │                   │ ▲                  │ │                │ │
+//!     │                   │ └─────resumed──────┘─┼────────────────┘ │
+//!     └──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
 //! ```
 //! One enum, one method per event, one error for a move that is not there. It asks nothing of the kernel and sends
 //! nothing: who calls it has just seen the event happen.
@@ -17,6 +18,8 @@ pub(crate) enum ProcessState {
     Created,
     /// Runs.
     Running,
+    /// The runtime freezes it; an init only.
+    Pausing,
     /// Frozen; an init only.
     Paused,
     /// Has exited, its status is kept.
@@ -40,22 +43,30 @@ impl ProcessState {
     pub(crate) fn started(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Created => Ok(Self::Running),
-            Self::Running | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("start"),
+            Self::Running | Self::Pausing | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("start"),
+        }
+    }
+
+    /// The container is about to be frozen.
+    pub(crate) fn pausing(self) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Running => Ok(Self::Pausing),
+            Self::Created | Self::Pausing | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("pause"),
         }
     }
 
     /// The container was frozen.
     pub(crate) fn paused(self) -> Result<Self, IllegalMove> {
         match self {
-            Self::Running => Ok(Self::Paused),
-            Self::Created | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("pause"),
+            Self::Pausing => Ok(Self::Paused),
+            Self::Created | Self::Running | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("pause"),
         }
     }
 
-    /// The container was thawed.
+    /// The container was thawed, or could not be frozen.
     pub(crate) fn resumed(self) -> Result<Self, IllegalMove> {
         match self {
-            Self::Paused => Ok(Self::Running),
+            Self::Pausing | Self::Paused => Ok(Self::Running),
             Self::Created | Self::Running | Self::Stopped | Self::Deleted => self.refuse("resume"),
         }
     }
@@ -63,7 +74,7 @@ impl ProcessState {
     /// The process ended. The kernel does this in any state in which there is a process.
     pub(crate) fn exited(self) -> Result<Self, IllegalMove> {
         match self {
-            Self::Created | Self::Running | Self::Paused => Ok(Self::Stopped),
+            Self::Created | Self::Running | Self::Pausing | Self::Paused => Ok(Self::Stopped),
             Self::Stopped | Self::Deleted => self.refuse("exit"),
         }
     }
@@ -73,20 +84,20 @@ impl ProcessState {
     pub(crate) fn deleted(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Created | Self::Stopped => Ok(Self::Deleted),
-            Self::Running | Self::Paused | Self::Deleted => self.refuse("delete"),
+            Self::Running | Self::Pausing | Self::Paused | Self::Deleted => self.refuse("delete"),
         }
     }
 
     /// Is there a process behind it that can be signalled or entered?
     pub(crate) fn is_alive(self) -> bool {
-        matches!(self, Self::Created | Self::Running | Self::Paused)
+        matches!(self, Self::Created | Self::Running | Self::Pausing | Self::Paused)
     }
 
     /// May processes be added to a container whose init stands here?
     pub(crate) fn admits_exec(self) -> Result<(), IllegalMove> {
         match self {
             Self::Created | Self::Running => Ok(()),
-            Self::Paused | Self::Stopped | Self::Deleted => self.refuse("exec in"),
+            Self::Pausing | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("exec in"),
         }
     }
 
@@ -94,14 +105,14 @@ impl ProcessState {
     pub(crate) fn admits_checkpoint(self) -> Result<(), IllegalMove> {
         match self {
             Self::Running | Self::Paused => Ok(()),
-            Self::Created | Self::Stopped | Self::Deleted => self.refuse("checkpoint"),
+            Self::Created | Self::Pausing | Self::Stopped | Self::Deleted => self.refuse("checkpoint"),
         }
     }
 
     /// As seen from outside: what runs in a container that is frozen is frozen with it.
     pub(crate) fn within(self, init: Self) -> Self {
         match (self, init) {
-            (Self::Running, Self::Paused) => Self::Paused,
+            (Self::Running, Self::Pausing | Self::Paused) => init,
             (own, _) => own,
         }
     }
@@ -111,6 +122,7 @@ impl ProcessState {
         match self {
             Self::Created => Status::CREATED,
             Self::Running => Status::RUNNING,
+            Self::Pausing => Status::PAUSING,
             Self::Paused => Status::PAUSED,
             Self::Stopped | Self::Deleted => Status::STOPPED,
         }
@@ -126,6 +138,7 @@ impl std::fmt::Display for ProcessState {
         f.write_str(match self {
             Self::Created => "created",
             Self::Running => "running",
+            Self::Pausing => "pausing",
             Self::Paused => "paused",
             Self::Stopped => "stopped",
             Self::Deleted => "deleted",
@@ -140,8 +153,9 @@ mod tests {
     use super::*;
 
     type Event = fn(ProcessState) -> Result<ProcessState, IllegalMove>;
-    const EVENTS: [Event; 5] = [
+    const EVENTS: [Event; 6] = [
         ProcessState::started,
+        ProcessState::pausing,
         ProcessState::paused,
         ProcessState::resumed,
         ProcessState::exited,
@@ -151,7 +165,7 @@ mod tests {
     #[test]
     fn a_common_life() {
         let state = ProcessState::Created.started().unwrap();
-        let state = state.paused().unwrap().resumed().unwrap();
+        let state = state.pausing().unwrap().paused().unwrap().resumed().unwrap();
         assert_eq!(state.exited().unwrap().deleted(), Ok(ProcessState::Deleted));
     }
 
@@ -190,7 +204,7 @@ mod tests {
         /// A process that is alive can always exit, one that is not never.
         #[test]
         fn the_kernel_may_end_what_lives(event in 0..EVENTS.len()) {
-            for state in [ProcessState::Created, ProcessState::Running, ProcessState::Paused, ProcessState::Stopped, ProcessState::Deleted] {
+            for state in [ProcessState::Created, ProcessState::Running, ProcessState::Pausing, ProcessState::Paused, ProcessState::Stopped, ProcessState::Deleted] {
                 prop_assert_eq!(state.exited().is_ok(), state.is_alive());
                 if let Ok(next) = EVENTS[event](state) { prop_assert_ne!(next, state); }
             }
