@@ -11,6 +11,8 @@ protoc protobuf-compiler the CRI client is generated when it is built
 unshare util-linux namespaces
 losetup mount loop devices
 mount mount loop mounts
+mount.fuse3 fuse3 root filesystems that a program serves
+bindfs bindfs such a program
 mkfs.ext4 e2fsprogs a kubelet with a filesystem of its own
 bindfs bindfs a FUSE daemon that dies
 modprobe kmod the loop module

@@ -142,11 +142,40 @@ fn ioctl(device: &File, request: libc::Ioctl, argument: usize) -> io::Result<i32
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{self, OpenOptions},
+        io::Write,
+    };
+
     use super::*;
 
     #[test]
     fn the_structs_have_the_kernels_sizes() {
         assert_eq!(size_of::<LoopInfo>(), 232);
         assert_eq!(size_of::<LoopConfig>(), 304);
+    }
+
+    /// What kernels before 5.8 need; the others have these calls still.
+    #[test]
+    fn attached_by_the_older_calls() {
+        let open = |path: &str| OpenOptions::new().read(true).write(true).open(path);
+        let Ok(control) = open("/dev/loop-control") else {
+            let _ = writeln!(io::stderr(), "SKIPPED attached_by_the_older_calls: no loop devices");
+            return;
+        };
+        let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        // somebody else may be faster with a free device
+        let attached = (0..100).find_map(|_| {
+            let number = free_loop_device(&control).ok()?;
+            let device = open(&format!("/dev/loop{number}")).ok()?;
+            let flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
+            attach_in_steps(&device, image.as_file().as_raw_fd(), flags).ok().map(|()| (number, device))
+        });
+        let (number, _device) = attached.unwrap();
+        let of_device = |name: &str| fs::read_to_string(format!("/sys/block/loop{number}/{name}")).unwrap();
+        assert_eq!(of_device("size").trim(), "2048");
+        assert_eq!(of_device("loop/autoclear").trim(), "1");
+        assert_eq!(of_device("loop/dio").trim(), "1");
     }
 }

@@ -125,25 +125,43 @@ fn an_overlay_with_other_ids() {
 
 #[test]
 fn a_file_by_way_of_a_loop_device() {
-    in_namespace(|dir| {
-        let (image, rootfs) = (dir.join("image"), dir.join("rootfs"));
-        fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
-        let made = Command::new("/sbin/mkfs.ext4").args(["-q", "-F"]).arg(&image).status();
-        if !made.is_ok_and(|status| status.success()) || fs::metadata("/dev/loop-control").is_err() {
-            return skipped("no mkfs.ext4, or no loop devices");
-        }
-        mount_all(&[mount("ext4", &image, "", "loop,ro")], &rootfs).unwrap();
-        assert!(fs::metadata(rootfs.join("lost+found")).unwrap().is_dir());
-        let devices = || attached_to(&image);
-        assert_eq!(devices(), 1);
-        unmount_all(&rootfs).unwrap();
-        // The device lets go when the last user has gone, which may be a moment later.
-        let gone = (0..100).any(|_| {
-            thread::sleep(std::time::Duration::from_millis(10));
-            devices() == 0
-        });
-        assert!(gone, "the loop device stays");
+    in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,ro"));
+}
+
+/// On a filesystem without direct I/O the kernel attaches the file all the same, and goes through the page cache.
+#[test]
+fn a_file_by_way_of_a_loop_device_past_the_page_cache() {
+    in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,direct-io,ro"));
+}
+
+fn by_way_of_a_loop_device(dir: &Path, options: &str) {
+    let (image, rootfs) = (dir.join("image"), dir.join("rootfs"));
+    fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    let made = Command::new("/sbin/mkfs.ext4").args(["-q", "-F"]).arg(&image).status();
+    if !made.is_ok_and(|status| status.success()) || fs::metadata("/dev/loop-control").is_err() {
+        return skipped("no mkfs.ext4, or no loop devices");
+    }
+    mount_all(&[mount("ext4", &image, "", options)], &rootfs).unwrap();
+    assert!(fs::metadata(rootfs.join("lost+found")).unwrap().is_dir());
+    let devices = || attached_to(&image);
+    assert_eq!(devices(), 1);
+    assert_eq!(uses_direct_io(&image), options.contains("direct-io"), "{options}");
+    unmount_all(&rootfs).unwrap();
+    // The device lets go when the last user has gone, which may be a moment later.
+    let gone = (0..100).any(|_| {
+        thread::sleep(std::time::Duration::from_millis(10));
+        devices() == 0
     });
+    assert!(gone, "the loop device stays");
+}
+
+fn uses_direct_io(file: &Path) -> bool {
+    let devices = fs::read_dir("/sys/block").unwrap().flatten().map(|device| device.path().join("loop"));
+    let of_file = |device: &PathBuf| {
+        fs::read_to_string(device.join("backing_file")).is_ok_and(|name| name.trim() == file.display().to_string())
+    };
+    let flag = devices.filter(of_file).find_map(|device| fs::read_to_string(device.join("dio")).ok());
+    flag.unwrap().trim() == "1"
 }
 
 fn attached_to(file: &Path) -> usize {

@@ -1,8 +1,10 @@
 //! The container's root filesystem: what the snapshotter asks to be mounted, on `rootfs` in the bundle.
 //!
-//! Usually one overlay, sometimes id-mapped; a devmapper or erofs snapshotter has block devices or images. All of it is mounted on a thread of its own, and a failure takes what was mounted down again. No
-//! mount table is read here, neither to mount nor to unmount: with ten thousand mounts on a node that is what costs.
+//! Usually one overlay, sometimes id-mapped; a devmapper or erofs snapshotter has block devices or images, a lazy-pulling one
+//! a FUSE filesystem. All of it is mounted on a thread of its own, and a failure takes what was mounted down again. No mount
+//! table is read here, neither to mount nor to unmount: with ten thousand mounts on a node that is what costs.
 
+mod fuse;
 mod id_map;
 #[cfg(test)]
 mod live;
@@ -27,6 +29,7 @@ use nix::{
 };
 
 use crate::aside::aside;
+use fuse::Fuse;
 use id_map::IdMap;
 use loop_device::LoopDevice;
 use mount_options::MountOptions;
@@ -127,8 +130,6 @@ fn make_directory(path: &Path) -> Result<(), RootfsError> {
 }
 
 fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
-    let options = MountOptions::parse(&mount.options)
-        .map_err(|option| RootfsError::Option { option, source_path: mount.source.clone() })?;
     let failed = |step| {
         move |source: io::Error| RootfsError::Mount {
             step,
@@ -139,6 +140,11 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
         }
     };
     let target = place::beneath(rootfs, &mount.target).map_err(failed("find the place of"))?;
+    if let Some(fuse) = Fuse::of_type(&mount.type_) {
+        return fuse.mount(mount, &target).map_err(failed("mount"));
+    }
+    let options = MountOptions::parse(&mount.options)
+        .map_err(|option| RootfsError::Option { option, source_path: mount.source.clone() })?;
     let id_map = options.id_map.as_ref().map(|(users, groups)| IdMap::new(users, groups));
     let id_map = id_map.transpose().map_err(failed("map the ids of"))?;
 

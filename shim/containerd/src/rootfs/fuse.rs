@@ -1,0 +1,65 @@
+//! Filesystems that a program serves: `fuse.NAME` and `fuse3.NAME`, by way of mount.fuse(8).
+//!
+//! The helper starts the program NAME, which goes into the background when it has mounted, and stays there until it is
+//! unmounted. What it prints goes to a memory file: a pipe would stay open as long as the filesystem is mounted.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use containerd_shim_protos::types::mount::Mount;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// So much of what it said is kept for the error.
+const LONGEST_WORDS: u64 = 2048;
+
+/// A mount of that kind.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fuse<'a> {
+    helper: &'static str,
+    program: &'a str,
+}
+
+impl<'a> Fuse<'a> {
+    /// Tells whether this type of filesystem is one.
+    pub(super) fn of_type(kind: &'a str) -> Option<Self> {
+        let helpers = [("fuse.", "mount.fuse"), ("fuse3.", "mount.fuse3")];
+        helpers.into_iter().find_map(|(prefix, helper)| Some(Self { helper, program: kind.strip_prefix(prefix)? }))
+    }
+
+    /// `mount.fuse3 SOURCE TARGET -o OPTION... -t PROGRAM`; the options are the helper's to sort.
+    pub(super) fn mount(&self, mount: &Mount, target: &Path) -> io::Result<()> {
+        let mut said = File::from(memfd_create("mount-helper-output", MemfdFlags::CLOEXEC)?);
+        let mut command = Command::new(self.helper);
+        command.arg(&mount.source).arg(target).args(mount.options.iter().flat_map(|option| ["-o", option]));
+        command.args(["-t", self.program]).current_dir("/").stdin(Stdio::null());
+        command.stdout(said.try_clone()?).stderr(said.try_clone()?);
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.helper));
+        let status = command.status().map_err(named)?;
+        if status.success() {
+            return Ok(());
+        }
+        let mut words = Vec::new();
+        said.rewind()?;
+        said.take(LONGEST_WORDS).read_to_end(&mut words)?;
+        let words = String::from_utf8_lossy(&words).trim().replace('\n', "; ");
+        Err(io::Error::other(format!("{} {}: {status}: {words}", self.helper, self.program)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_type_names_helper_and_program() {
+        assert_eq!(Fuse::of_type("fuse3.bindfs"), Some(Fuse { helper: "mount.fuse3", program: "bindfs" }));
+        assert_eq!(Fuse::of_type("fuse.sshfs"), Some(Fuse { helper: "mount.fuse", program: "sshfs" }));
+        for other in ["fuse", "fuseblk", "overlay"] {
+            assert_eq!(Fuse::of_type(other), None);
+        }
+    }
+}
