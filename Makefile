@@ -4,6 +4,7 @@
 #   make test     everything that is checked, set-up included; what CI runs
 #   make fuzz     hostile input for what reads mount tables, specs, paths and configs: ten minutes, or SECONDS= each
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines
+#   make soak     a thousand containers, and what the shim holds afterwards
 #   make bench    the shim beside containerd's own; an admission among 100 to 30,000 mounts
 #
 # On a fresh Debian 12 with a Rust toolchain, as root, both install what is missing.
@@ -23,7 +24,7 @@ export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)/debug
 export BINDGUARD_MATRIX := $(MATRIX)
 
-.PHONY: all build demo test fuzz lint setup matrix faults kernels bench clean
+.PHONY: all build demo test fuzz lint setup matrix faults soak kernels bench clean
 
 all: build
 
@@ -39,9 +40,10 @@ setup:
 matrix: setup
 	sh integration/matrix/fetch.sh $(MATRIX)
 
-## the guard with places at which a test can kill it; never installed
+## guard and shim with places at which a test can break them; never installed
 faults: setup
-	cargo build --locked -p bindguard-runtime --features fault-points --target-dir $(FAULTS)
+	cargo build --locked -p bindguard-runtime -p containerd-shim-bindguard-v2 --target-dir $(FAULTS) \
+	  --features bindguard-runtime/fault-points,containerd-shim-bindguard-v2/fault-points
 
 demo: build matrix
 	cargo run --quiet --locked -p bindguard-integration --bin demo
@@ -62,6 +64,10 @@ SECONDS ?= 120
 ## findings lie in target/fuzz/findings
 fuzz: setup
 	sh hooks/fuzz/run.sh $(SECONDS)
+
+## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way
+soak: build matrix
+	cargo test --locked -p bindguard-integration --test soak -- --ignored --nocapture
 
 ## the tests of bindguard-sys and bindguard-guard on other kernels, and stories on a node with cgroup v2 alone
 kernels: build matrix

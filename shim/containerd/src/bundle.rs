@@ -82,6 +82,11 @@ impl SpecView {
         matches!(parts[..], [slice, _, name] if !name.is_empty() && (slice.is_empty() || slice.ends_with(".slice")))
     }
 
+    /// Where the runtime is to make the container's cgroup; empty where the spec does not say.
+    pub(crate) fn cgroups_path(&self) -> &str {
+        &self.linux.cgroups_path
+    }
+
     /// Will the kernel end the container's other processes together with its init? Only an init that is
     /// number 1 of a pid namespace of its own takes them along.
     pub(crate) fn has_own_pid_namespace(&self) -> bool {

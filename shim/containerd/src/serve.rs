@@ -1,7 +1,8 @@
 //! The server: from an inherited socket to its end.
 //!
-//! One thread, one event loop. It ends when containerd asks for it (`Shutdown`) and no containers are left; a SIGTERM counts
-//! as that wish, too, but never ends a shim whose containers run: containerd would take that for a crash and kill them.
+//! One thread, one event loop. It ends when containerd asks for it (`Shutdown`) and no containers are left, or when nobody has
+//! asked it anything for long; a SIGTERM counts as that wish, too, but never ends a shim whose containers run: containerd would
+//! take that for a crash and kill them.
 
 use std::{io, os::unix::net::UnixListener, path::Path, sync::Arc, time::Duration};
 
@@ -75,15 +76,10 @@ fn take_over_socket() -> io::Result<UnixListener> {
 async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     let exits = Arc::new(Exits::default());
     tokio::spawn(reap_on_sigchld(Arc::clone(&exits)));
-    let loaded = bindguard_config::load();
-    if let Some(problem) = &loaded.problem {
-        tracing::warn!("the config is not in force, defaults are: {}", crate::causes::with_causes(problem));
-    }
     let around = Surroundings {
         namespace: args.namespace.clone(),
         events: Events::publish_to(address::of_events(&args.address), args.namespace.clone()),
         exits,
-        deadline: loaded.config.deadline(),
     };
     let containers = Arc::new(Containers::new(around.clone()));
 
@@ -95,6 +91,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     tokio::select! {
         () = containers.shutdown_requested() => {}
         () = terminated(&containers) => {}
+        () = containers.deserted() => tracing::info!("nobody asks for this shim any more, and it has no container"),
     }
     // Known from the socket itself: the bundle we were started in may be gone long since.
     if let Some(path) = socket {

@@ -6,7 +6,7 @@ use std::{
     io,
     os::unix::{
         fs::{DirBuilderExt, PermissionsExt},
-        net::UnixListener,
+        net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
 };
@@ -27,8 +27,8 @@ const ADDRESS_FILE: &str = "address";
 pub(super) enum Claim {
     /// Bound now.
     Bound(UnixListener),
-    /// A server answers there.
-    Serving,
+    /// A server answers there; None where its queue is so full that it did not even accept.
+    Serving(Option<UnixStream>),
 }
 
 /// The socket of a group: a hash, since paths of sockets are short. Another containerd, or another namespace, has another.
@@ -55,21 +55,28 @@ pub(super) fn claim(path: &Path) -> io::Result<Claim> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
         bound => return bound.map(Claim::Bound),
     }
-    if is_served(path)? {
-        return Ok(Claim::Serving);
+    if let Served::By(server) = connect_to(path)? {
+        return Ok(Claim::Serving(server));
     }
     tracing::debug!(path = %path.display(), "removing a stale socket");
-    fs::remove_file(path)?;
+    // A server that ends removes its own, and may do so right now.
+    let _ = fs::remove_file(path);
     bind(path).map(Claim::Bound)
 }
 
+enum Served {
+    By(Option<UnixStream>),
+    ByNobody,
+}
+
 /// Never waits: a server that does not even accept, and has its queue full, is there nevertheless.
-fn is_served(path: &Path) -> io::Result<bool> {
+fn connect_to(path: &Path) -> io::Result<Served> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match connect(&socket, &SocketAddrUnix::new(path)?) {
-        Ok(()) | Err(Errno::AGAIN) => Ok(true),
-        Err(Errno::CONNREFUSED) => Ok(false),
+        Ok(()) => Ok(Served::By(Some(socket.into()))),
+        Err(Errno::AGAIN) => Ok(Served::By(None)),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(Served::ByNobody),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -89,7 +96,7 @@ pub(super) fn write(address: &str) -> io::Result<()> {
 pub(super) fn remove_stale_socket_of_bundle(bundle: &Path) {
     let Ok(address) = fs::read_to_string(bundle.join(ADDRESS_FILE)) else { return };
     let path = address.trim().strip_prefix("unix://").unwrap_or(&address);
-    if is_served(Path::new(path)).is_ok_and(|served| !served) {
+    if matches!(connect_to(Path::new(path)), Ok(Served::ByNobody)) {
         let _ = fs::remove_file(path);
     }
 }
@@ -124,7 +131,7 @@ mod tests {
         let Claim::Bound(server) = claim(&path).unwrap() else { panic!("somebody serves") };
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(dir.path().join("s")).unwrap().permissions().mode() & 0o777, 0o700);
-        assert!(matches!(claim(&path).unwrap(), Claim::Serving));
+        assert!(matches!(claim(&path).unwrap(), Claim::Serving(Some(_))));
         drop(server);
         assert!(matches!(claim(&path).unwrap(), Claim::Bound(_)));
     }

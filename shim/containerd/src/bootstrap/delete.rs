@@ -19,6 +19,7 @@ use super::address;
 use crate::{
     args::Args,
     bundle::{Bundle, SpecView},
+    causes::with_causes,
     events::timestamp,
     exits::Exits,
     logging,
@@ -69,9 +70,14 @@ async fn clean_up(args: &Args, bundle: &Bundle) {
         tracing::warn!(%error, "the usual runtime is asked to delete the container");
         Options::default()
     });
-    let systemd = bundle.spec().as_ref().is_ok_and(SpecView::asks_for_systemd);
+    let spec = bundle.spec().unwrap_or_else(|error| {
+        tracing::warn!(error = with_causes(&error), "what the spec says is not known");
+        SpecView::default()
+    });
+    let systemd = spec.asks_for_systemd();
     let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), systemd, Arc::new(Exits::default()));
-    Rollback { runtime: &runtime, id: &args.id, rootfs: bundle.rootfs() }.run().await;
+    let (rootfs, cgroups_path) = (bundle.rootfs(), spec.cgroups_path());
+    Rollback { runtime: &runtime, id: &args.id, rootfs, cgroups_path }.run().await;
 }
 
 /// `-bundle` where it is given. Older containerds start us in the bundle; its last part is the id in any case.

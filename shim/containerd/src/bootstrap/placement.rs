@@ -9,6 +9,8 @@ use rustix::{
     thread::{CoreSchedulingScope, create_core_scheduling_cookie},
 };
 
+use crate::cgroup::hierarchies;
+
 /// The kernel's last word before it kills nothing.
 const HIGHEST_OOM_SCORE: i32 = 1000;
 
@@ -45,39 +47,31 @@ pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     if cgroup.is_empty() {
         return;
     }
-    for hierarchy in hierarchies(Path::new("/sys/fs/cgroup")) {
+    for hierarchy in hierarchies() {
         let directory = hierarchy.join(cgroup.trim_start_matches('/'));
-        let joined =
-            fs::create_dir_all(&directory).and_then(|()| fs::write(directory.join("cgroup.procs"), server.to_string()));
+        let joined = make_cgroup(&hierarchy, cgroup)
+            .and_then(|()| fs::write(directory.join("cgroup.procs"), server.to_string()));
         if let Err(error) = joined {
             tracing::warn!(%error, cgroup = %directory.display(), "the shim stays out of a cgroup");
         }
     }
 }
 
-fn hierarchies(root: &Path) -> Vec<std::path::PathBuf> {
-    if fs::metadata(root.join("cgroup.controllers")).is_ok() {
-        return vec![root.to_owned()];
-    }
-    let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
-    // Links such as `cpu` name the same hierarchy as `cpu,cpuacct`.
-    let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    directories.map(|entry| entry.path()).filter(|path| fs::metadata(path.join("cgroup.procs")).is_ok()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn version_two_has_one_hierarchy_and_version_one_many() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in ["cpu", "memory"] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-            fs::write(dir.path().join(name).join("cgroup.procs"), "").unwrap();
+/// A cpuset of v1 begins without a CPU and takes nobody in until it has some: it gets its parent's.
+fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
+    let mut directory = hierarchy.to_owned();
+    for name in Path::new(cgroup.trim_start_matches('/')).components() {
+        let parent = directory.clone();
+        directory.push(name);
+        match fs::create_dir(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
         }
-        assert_eq!(hierarchies(dir.path()).len(), 2);
-        fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
-        assert_eq!(hierarchies(dir.path()), [dir.path()]);
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if fs::read_to_string(directory.join(file)).is_ok_and(|own| own.trim().is_empty()) {
+                fs::write(directory.join(file), fs::read_to_string(parent.join(file))?)?;
+            }
+        }
     }
+    Ok(())
 }

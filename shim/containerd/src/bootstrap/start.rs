@@ -2,9 +2,17 @@
 
 use std::{
     io::{self, Write},
-    os::{fd::OwnedFd, unix::net::UnixListener, unix::process::CommandExt},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            net::{UnixListener, UnixStream},
+            process::CommandExt,
+        },
+    },
     path::Path,
     process::{Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use super::{
@@ -13,7 +21,16 @@ use super::{
     placement,
     stdin::Sent,
 };
-use crate::{args::Args, bundle::Bundle, logging};
+use crate::{
+    args::Args,
+    bundle::Bundle,
+    logging,
+    service::{Expectation, expect},
+};
+
+/// A server that ends closes its socket within moments.
+const ENDING_TRIES: u32 = 500;
+const ENDING_PAUSE: Duration = Duration::from_millis(10);
 
 /// A server that could not be found or started.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +60,7 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     let spec = Bundle::at(".").spec()?;
     let socket = address::socket_of_group(&args.address, &args.namespace, &group_of(&spec, &args.id));
     let address = format!("unix://{}", socket.display());
-    let claim = address::claim(&socket).map_err(failed("bind the shim's socket"))?;
-    if let Claim::Bound(listener) = claim
+    if let Some(listener) = claim(&socket, &args.id)?
         && let Err(error) = start_server(args, &sent, listener)
     {
         let _ = std::fs::remove_file(&socket);
@@ -53,6 +69,28 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     // Into every bundle, also of a container that joins a server: containerd 1.x reads it when it restarts.
     address::write(&address).map_err(failed("write the address into the bundle"))?;
     answer(&address).map_err(failed("answer with the address"))
+}
+
+/// The socket, to be served; None where the group has a server, which waits for this container from now on.
+fn claim(socket: &Path, id: &str) -> Result<Option<UnixListener>, StartError> {
+    for _ in 0..ENDING_TRIES {
+        match address::claim(socket).map_err(failed("bind the shim's socket"))? {
+            Claim::Bound(listener) => return Ok(Some(listener)),
+            Claim::Serving(None) => return Ok(None),
+            Claim::Serving(Some(server)) => match ask(server, id)? {
+                Expectation::Waits => return Ok(None),
+                // It takes its socket away at once.
+                Expectation::Ends => thread::sleep(ENDING_PAUSE),
+            },
+        }
+    }
+    let source = io::Error::new(io::ErrorKind::TimedOut, "the group's server is about to end, and does not");
+    Err(StartError::Step { step: "find a server of the group", source })
+}
+
+fn ask(server: UnixStream, id: &str) -> Result<Expectation, StartError> {
+    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    Ok(event_loop.map_err(failed("start an event loop"))?.block_on(expect(server, id)))
 }
 
 fn start_server(args: &Args, sent: &Sent, listener: UnixListener) -> Result<(), StartError> {

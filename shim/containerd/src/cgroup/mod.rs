@@ -12,12 +12,14 @@
 //! controller, does not tell is left out of the message; it is never an error of the whole.
 
 mod directory;
+mod hierarchies;
 mod hugepages;
 #[cfg(test)]
 mod live;
 mod mounts;
 mod oom;
 mod place;
+mod remains;
 mod text;
 mod v1;
 mod v2;
@@ -27,7 +29,9 @@ use std::{io, path::PathBuf};
 use containerd_shim_protos::{cgroups::metrics::Metrics as MetricsV1, cgroups_v2::metrics::Metrics as MetricsV2};
 use protobuf::{Message, well_known_types::any::Any};
 
+pub(crate) use hierarchies::hierarchies;
 pub(crate) use oom::{OomError, OomWatch};
+pub(crate) use remains::remove_remains;
 
 /// A container's cgroup, by the directories it has in the hierarchies.
 #[derive(Debug, Clone)]

@@ -2,10 +2,15 @@
 //!
 //! The map is locked for a look-up and never while a runtime runs, so no container waits for another. A name is taken from
 //! the beginning of its `create`: a second create is refused, and the shim does not shut down under the first.
+//!
+//! A shim ends when it has no container and containerd has no more use for it. Two things keep that honest. A container whose
+//! `start` was answered with this shim is *expected*: its pod's last container may go in the moment before it comes. And a shim
+//! that is *deserted* ends by itself: a containerd that was killed in the middle of a call may never ask it to.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use containerd_shim_protos::api::{CreateTaskRequest, DeleteResponse};
@@ -17,17 +22,30 @@ use crate::{
     task::{Surroundings, Task, TaskError},
 };
 
+/// How long a container is waited for whose `start` was answered; containerd creates it some milliseconds later.
+const EXPECTED_LIMIT: Duration = Duration::from_secs(10);
+/// How long a shim without containers waits for containerd's `Shutdown`, which follows the last delete at once.
+const DESERTED_LIMIT: Duration = Duration::from_secs(10);
+/// The same for one that never had a container: containerd may have a lot to do before its first `Create`.
+const UNUSED_LIMIT: Duration = Duration::from_secs(60);
+
 /// The containers, and what they share.
 #[derive(Debug)]
 pub(crate) struct Containers {
     around: Surroundings,
     register: Mutex<Register>,
     over: Notify,
+    /// There may be nobody left.
+    emptied: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Register {
     by_id: HashMap<String, Slot>,
+    /// Until when they may come.
+    expected: HashMap<String, Instant>,
+    /// When the shim is deserted, if nobody comes.
+    deserted_at: Instant,
     /// The shim is about to end: a container that came now would have nobody.
     closed: bool,
 }
@@ -42,7 +60,9 @@ enum Slot {
 impl Containers {
     /// None yet.
     pub(crate) fn new(around: Surroundings) -> Self {
-        Self { around, register: Mutex::default(), over: Notify::new() }
+        let (by_id, expected) = (HashMap::new(), HashMap::new());
+        let register = Register { by_id, expected, deserted_at: Instant::now() + UNUSED_LIMIT, closed: false };
+        Self { around, register: Mutex::new(register), over: Notify::new(), emptied: Notify::new() }
     }
 
     /// The container of that name.
@@ -66,7 +86,7 @@ impl Containers {
     pub(super) async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Refusal> {
         let (process, exit) = self.find(id)?.delete(exec_id).await?;
         if exec_id.is_empty() {
-            self.register().by_id.remove(id);
+            self.forget(id);
         }
         Ok(DeleteResponse {
             pid: process.pid(),
@@ -76,10 +96,22 @@ impl Containers {
         })
     }
 
-    /// Ends the shim when it has no containers left, or `now`.
+    /// A container will come: `start` is about to answer with this shim. Refused when the shim is about to end.
+    pub(super) fn expect(&self, id: &str) -> Result<(), Refusal> {
+        let mut register = self.register();
+        if register.closed {
+            return Err(Refusal::shutting_down());
+        }
+        let until = Instant::now() + EXPECTED_LIMIT;
+        register.expected.insert(id.to_owned(), until);
+        register.deserted_at = register.deserted_at.max(until);
+        Ok(())
+    }
+
+    /// Ends the shim when it has no containers left and expects none, or `now`.
     pub(super) fn shut_down(&self, now: bool) {
         let mut register = self.register();
-        if now || register.by_id.is_empty() {
+        if now || register.is_empty() {
             register.closed = true;
             self.over.notify_one();
         }
@@ -88,10 +120,11 @@ impl Containers {
     /// Takes no more containers, if none is alive; answers whether that is so.
     pub(crate) fn close_if_idle(&self) -> bool {
         let mut register = self.register();
-        let busy = register.by_id.values().any(|slot| match slot {
+        let is_alive = |slot: &Slot| match slot {
             Slot::BeingCreated => true,
             Slot::Ready(task) => task.is_alive(),
-        });
+        };
+        let busy = register.expects_somebody() || register.by_id.values().any(is_alive);
         register.closed |= !busy;
         !busy
     }
@@ -101,11 +134,45 @@ impl Containers {
         self.over.notified().await;
     }
 
+    /// Resolves when there has been no container for some time, and nobody asked the shim to end.
+    pub(crate) async fn deserted(&self) {
+        while !self.close_if_deserted() {
+            let moment = self.may_be_deserted();
+            tokio::select! {
+                () = self.emptied.notified() => {}
+                () = tokio::time::sleep_until(moment.unwrap_or_else(Instant::now).into()), if moment.is_some() => {}
+            }
+        }
+    }
+
+    fn may_be_deserted(&self) -> Option<Instant> {
+        let register = self.register();
+        register.by_id.is_empty().then_some(register.deserted_at)
+    }
+
+    fn close_if_deserted(&self) -> bool {
+        let mut register = self.register();
+        let deserted = register.by_id.is_empty() && register.deserted_at <= Instant::now();
+        register.closed |= deserted;
+        deserted
+    }
+
+    /// Takes a name out; what the shim waits for then is the wish to end.
+    fn forget(&self, id: &str) {
+        let mut register = self.register();
+        register.by_id.remove(id);
+        if register.by_id.is_empty() {
+            register.deserted_at = Instant::now() + DESERTED_LIMIT;
+            self.emptied.notify_one();
+        }
+    }
+
     fn reserve(&self, id: &str) -> Result<Place<'_>, Refusal> {
         let mut register = self.register();
         if register.closed {
             return Err(Refusal::shutting_down());
         }
+        register.expected.remove(id);
         match register.by_id.entry(id.to_owned()) {
             Entry::Occupied(_) => Err(TaskError::AlreadyExists(id.to_owned()).into()),
             Entry::Vacant(free) => {
@@ -117,6 +184,18 @@ impl Containers {
 
     fn register(&self) -> MutexGuard<'_, Register> {
         self.register.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Register {
+    fn is_empty(&mut self) -> bool {
+        self.by_id.is_empty() && !self.expects_somebody()
+    }
+
+    fn expects_somebody(&mut self) -> bool {
+        let now = Instant::now();
+        self.expected.retain(|_, until| *until > now);
+        !self.expected.is_empty()
     }
 }
 
@@ -134,16 +213,15 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut register = self.containers.register();
-        if matches!(register.by_id.get(&self.id), Some(Slot::BeingCreated)) {
-            register.by_id.remove(&self.id);
+        let is_free_again = matches!(self.containers.register().by_id.get(&self.id), Some(Slot::BeingCreated));
+        if is_free_again {
+            self.containers.forget(&self.id);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use super::*;
     use crate::{events::Events, exits::Exits};
@@ -151,7 +229,7 @@ mod tests {
     fn containers() -> Containers {
         let events = Events::publish_to("/nonexistent".into(), "n".into());
         let exits = Arc::new(Exits::default());
-        Containers::new(Surroundings { namespace: "n".into(), events, exits, deadline: Duration::from_secs(1) })
+        Containers::new(Surroundings { namespace: "n".into(), events, exits })
     }
 
     #[tokio::test]
@@ -172,5 +250,29 @@ mod tests {
         containers.shut_down(false);
         containers.shutdown_requested().await;
         assert!(containers.reserve("a").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_container_that_was_promised_this_shim_finds_it() {
+        let containers = containers();
+        containers.expect("b").unwrap();
+        containers.shut_down(false);
+        let place = containers.reserve("b").unwrap();
+        drop(place);
+        containers.shut_down(false);
+        assert!(containers.expect("c").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_shim_without_containers_ends_by_itself() {
+        let containers = containers();
+        containers.register().deserted_at = Instant::now();
+        let place = containers.reserve("a").unwrap();
+        assert!(!containers.close_if_deserted());
+        drop(place);
+        assert!(!containers.close_if_deserted(), "containerd may still ask it to");
+        containers.register().deserted_at = Instant::now();
+        containers.deserted().await;
+        assert!(containers.reserve("b").is_err());
     }
 }

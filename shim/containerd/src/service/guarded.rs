@@ -9,6 +9,16 @@ use std::{future::Future, panic::AssertUnwindSafe, pin::pin, task::Poll};
 
 use super::refusal::Refusal;
 
+/// Breaks a method on the container that is named for it, in the build that has fault points.
+#[cfg(feature = "fault-points")]
+pub(super) fn break_on(method: &str, id: &str) {
+    assert!(id.strip_prefix("breaks-in-") != Some(method), "a fault point");
+}
+
+/// This build has no fault points.
+#[cfg(not(feature = "fault-points"))]
+pub(super) fn break_on(_: &str, _: &str) {}
+
 /// Runs a method that changes something, to its end, whoever still listens.
 pub(super) async fn detached<T: Send + 'static>(
     method: &'static str,

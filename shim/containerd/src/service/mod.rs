@@ -5,6 +5,7 @@
 //! NOT_FOUND, which containerd takes for a container that is gone.
 
 mod containers;
+mod expectation;
 mod guarded;
 mod refusal;
 
@@ -24,20 +25,22 @@ use protobuf::{MessageField, well_known_types::empty::Empty};
 use ttrpc::asynchronous::{Service, TtrpcContext};
 
 pub(crate) use containers::Containers;
-use guarded::{answered, detached};
+pub(crate) use expectation::{Expectation, expect};
+use guarded::{answered, break_on, detached};
 
 use crate::events::timestamp;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
 
-/// Both names of the service, over the same containers.
+/// Both names of the service, over the same containers, and the one that our own `start` asks.
 pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
     let service = || Arc::new(TaskService { containers: Arc::clone(containers) });
     let mut both = create_task(service());
     if let Some(twin) = create_task(service()).remove(V3) {
         both.insert(V2.to_owned(), twin);
     }
+    both.insert(expectation::SERVICE.to_owned(), expectation::service(containers));
     both
 }
 
@@ -52,6 +55,7 @@ impl TaskMethods for TaskService {
     async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> Answer<CreateTaskResponse> {
         let containers = Arc::clone(&self.containers);
         detached("create", async move {
+            break_on("create", &request.id);
             let pid = containers.create(request).await?;
             Ok(CreateTaskResponse { pid, ..Default::default() })
         })
@@ -61,6 +65,7 @@ impl TaskMethods for TaskService {
     async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Answer<StartResponse> {
         let containers = Arc::clone(&self.containers);
         detached("start", async move {
+            break_on("start", &request.id);
             let pid = containers.find(&request.id)?.start(&request.exec_id).await?;
             Ok(StartResponse { pid, ..Default::default() })
         })
@@ -118,7 +123,11 @@ impl TaskMethods for TaskService {
     }
 
     async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Answer<StateResponse> {
-        answered("state", async { Ok(self.containers.find(&request.id)?.state(&request.exec_id)?) }).await
+        answered("state", async {
+            break_on("state", &request.id);
+            Ok(self.containers.find(&request.id)?.state(&request.exec_id)?)
+        })
+        .await
     }
 
     async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Answer<PidsResponse> {
@@ -203,10 +212,9 @@ mod tests {
             namespace: "n".into(),
             events: Events::publish_to("/nonexistent".into(), "n".into()),
             exits: Arc::new(Exits::default()),
-            deadline: std::time::Duration::from_secs(1),
         };
         let services = services(&Arc::new(Containers::new(around)));
-        assert_eq!(services.len(), 2);
+        assert_eq!(services.len(), 3);
         for name in [V2, V3] {
             assert_eq!(services[name].methods.len(), 17, "{name}");
         }

@@ -7,6 +7,7 @@ use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, Mutex, OnceLock},
+    time::Duration,
 };
 
 use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
@@ -16,7 +17,7 @@ use super::{Process, Surroundings, Task, TaskError, checkpoint::images_of};
 use crate::{
     bundle::{Bundle, SpecView},
     causes::with_causes,
-    cgroup::Cgroup,
+    cgroup::{Cgroup, remove_remains},
     events::Event,
     exits::Watched,
     io::{Owner, Streams, Wiring},
@@ -33,16 +34,29 @@ pub(crate) struct Rollback<'a> {
     pub(crate) id: &'a str,
     /// Where its root filesystem is, or may be, mounted.
     pub(crate) rootfs: PathBuf,
+    /// What the spec says of its cgroup.
+    pub(crate) cgroups_path: &'a str,
 }
 
 impl Rollback<'_> {
-    /// Removes the container from the runtime, whatever its state, and unmounts its root filesystem.
+    /// Removes the container from the runtime, whatever its state, and what the runtime does not know of any more: its
+    /// cgroup, its root filesystem.
     pub(crate) async fn run(self) {
         self.runtime.clear_away(self.id).await;
+        remove_remains(self.cgroups_path).await;
         if let Err(error) = rootfs::unmount(self.rootfs).await {
             tracing::warn!(id = self.id, error = with_causes(&error), "the root filesystem stays mounted");
         }
     }
+}
+
+/// How long the guard may take: asked for each create, so that a pod that runs for months sees a change of the config.
+fn guard_deadline() -> Duration {
+    let loaded = bindguard_config::load();
+    if let Some(problem) = &loaded.problem {
+        tracing::warn!("the config is not in force, defaults are: {}", with_causes(problem));
+    }
+    loaded.config.deadline()
 }
 
 impl Task {
@@ -60,7 +74,7 @@ impl Task {
         }
         let task = Self::prepare(around, &request, &options, bundle, runtime, &spec);
 
-        rootfs::mount(request.rootfs.clone(), task.bundle.rootfs()).await?;
+        task.mount_rootfs(&request).await?;
         let made = match images_of(&request, &options).is_empty() {
             true => task.make_init(&options).await.map(Some),
             false => task.ready_restoration(&request, &options).await.map(|()| None),
@@ -75,7 +89,8 @@ impl Task {
                 Ok(task)
             }
             Err(error) => {
-                Rollback { runtime: &task.runtime, id: &task.id, rootfs: task.bundle.rootfs() }.run().await;
+                let (rootfs, cgroups_path) = (task.bundle.rootfs(), spec.cgroups_path());
+                Rollback { runtime: &task.runtime, id: &task.id, rootfs, cgroups_path }.run().await;
                 Err(error)
             }
         }
@@ -111,6 +126,12 @@ impl Task {
         }
     }
 
+    async fn mount_rootfs(&self, request: &CreateTaskRequest) -> Result<(), TaskError> {
+        // A FUSE filesystem has a helper, whose status must not be taken by the orphans' reaper.
+        let _hold = self.around.exits.hold();
+        Ok(rootfs::mount(request.rootfs.clone(), self.bundle.rootfs()).await?)
+    }
+
     async fn make_init(&self, options: &Options) -> Result<Arc<Watched>, TaskError> {
         let wiring = Wiring::open(self.init.streams(), self.owner, self.author(&self.id)).await?;
         // Until the pid is known, an init that is dead already must not be taken for an orphan.
@@ -120,12 +141,12 @@ impl Task {
             wiring: &wiring,
             no_pivot_root: options.no_pivot_root,
             no_new_keyring: options.no_new_keyring,
-            deadline: self.around.deadline,
+            deadline: guard_deadline(),
         };
         let created = self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         if created.is_worth_verifying {
-            self.runtime.verify_apart(&self.id, pid, self.around.deadline);
+            self.runtime.verify_apart(&self.id, pid, call.deadline);
         }
         let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
         self.find_cgroup(pid);

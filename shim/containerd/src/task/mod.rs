@@ -20,7 +20,6 @@ use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    time::Duration,
 };
 
 pub(crate) use create::Rollback;
@@ -49,8 +48,6 @@ pub(crate) struct Surroundings {
     pub(crate) events: Events,
     /// Who waits for whom.
     pub(crate) exits: Arc<Exits>,
-    /// How long the guard may take.
-    pub(crate) deadline: Duration,
 }
 
 /// A container.

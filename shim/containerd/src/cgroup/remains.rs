@@ -1,0 +1,57 @@
+//! The cgroup of a container that was never finished.
+//!
+//! A runtime makes the cgroup before it writes its state down: one that is killed in between has forgotten the container, and
+//! no `delete` of it finds the cgroup again. The spec still names it. rmdir(2) takes an empty cgroup only, so one in which
+//! something lives, or that holds other cgroups, is never touched.
+
+use std::{
+    fs, io,
+    path::{Component, Path},
+    time::Duration,
+};
+
+use super::hierarchies::hierarchies;
+
+/// What the dead runtime forked sees the end of its pipe, and ends.
+const TRIES: u32 = 25;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Removes the empty cgroup that a spec names by `cgroupsPath`, in every hierarchy. Paths that systemd is to make sense of
+/// are systemd's to clean.
+pub(crate) async fn remove_remains(cgroups_path: &str) {
+    let Some(path) = below_the_root(cgroups_path) else { return };
+    for hierarchy in hierarchies() {
+        let directory = hierarchy.join(path);
+        for _ in 0..TRIES {
+            match fs::remove_dir(&directory) {
+                Ok(()) => tracing::debug!(cgroup = %directory.display(), "removed what a killed runtime left"),
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+                Err(_) => {}
+            }
+            break;
+        }
+    }
+}
+
+/// Only what is named from the top, and leads nowhere else, is the same folder for the runtime and for us.
+fn below_the_root(cgroups_path: &str) -> Option<&Path> {
+    let path = Path::new(cgroups_path).strip_prefix("/").ok()?;
+    let is_plain = path.components().all(|part| matches!(part, Component::Normal(_)));
+    (is_plain && path.components().next().is_some()).then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_paths_from_the_top() {
+        assert_eq!(below_the_root("/kubepods/burstable/web"), Some(Path::new("kubepods/burstable/web")));
+        for other in ["", "/", "web", "system.slice:cri:web", "/kubepods/../web"] {
+            assert_eq!(below_the_root(other), None, "{other}");
+        }
+    }
+}

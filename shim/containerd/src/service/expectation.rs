@@ -1,0 +1,80 @@
+//! What `start` says to a server that it finds: this container will come.
+//!
+//! A pod's last container may be deleted, and its shim told to end, between the answer of another container's `start` and its
+//! `Create`: that create would find nobody. So `start` asks first. A server that ends already says so, and `start` makes a new
+//! one; one that does not know the question, of Go's shim or an older version of ours, is taken as it is.
+
+use std::{collections::HashMap, os::unix::net::UnixStream, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use containerd_shim_protos::api::ConnectRequest;
+use protobuf::Message;
+use ttrpc::{
+    Code, Request, Response,
+    asynchronous::{Client, MethodHandler, Service, TtrpcContext, transport::Socket},
+    get_status,
+};
+
+use super::Containers;
+
+pub(super) const SERVICE: &str = "bindguard.shim.v1.Group";
+const METHOD: &str = "Expect";
+/// A server that hangs is no reason for `start` to hang, too.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// What the server says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expectation {
+    /// It waits for the container, or is one that cannot be asked.
+    Waits,
+    /// It is about to end.
+    Ends,
+}
+
+/// Asks the server behind this connection.
+pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
+    match ask(server, id).await {
+        Ok(_) => Expectation::Waits,
+        Err(ttrpc::Error::RpcStatus(status)) if status.code() != Code::UNAVAILABLE => Expectation::Waits,
+        Err(ttrpc::Error::RpcStatus(_) | ttrpc::Error::RemoteClosed | ttrpc::Error::Socket(_)) => Expectation::Ends,
+        Err(error) => {
+            tracing::warn!(%error, "cannot ask the shim of the group to wait");
+            Expectation::Waits
+        }
+    }
+}
+
+async fn ask(server: UnixStream, id: &str) -> ttrpc::Result<Response> {
+    let other = |error: &dyn std::error::Error| ttrpc::Error::Others(error.to_string());
+    server.set_nonblocking(true).map_err(|error| other(&error))?;
+    let server = tokio::net::UnixStream::from_std(server).map_err(|error| other(&error))?;
+    let message = ConnectRequest { id: id.to_owned(), ..Default::default() };
+    let request = Request {
+        service: SERVICE.to_owned(),
+        method: METHOD.to_owned(),
+        timeout_nano: i64::try_from(LIMIT.as_nanos()).unwrap_or(i64::MAX),
+        payload: message.write_to_bytes().map_err(|error| other(&error))?,
+        ..Default::default()
+    };
+    Client::new(Socket::from(server)).request(request).await
+}
+
+/// The server's side.
+pub(super) fn service(containers: &Arc<Containers>) -> Service {
+    let method: Box<dyn MethodHandler + Send + Sync> = Box::new(Expect { containers: Arc::clone(containers) });
+    Service { methods: HashMap::from([(METHOD.to_owned(), method)]), streams: HashMap::new() }
+}
+
+struct Expect {
+    containers: Arc<Containers>,
+}
+
+#[async_trait]
+impl MethodHandler for Expect {
+    async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
+        let message = ConnectRequest::parse_from_bytes(&request.payload)
+            .map_err(|error| ttrpc::Error::RpcStatus(get_status(Code::INVALID_ARGUMENT, error.to_string())))?;
+        self.containers.expect(&message.id)?;
+        Ok(Response::new())
+    }
+}
