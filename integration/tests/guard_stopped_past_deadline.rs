@@ -13,6 +13,22 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
+/// A shim reads the config for each create: a pod that runs for months sees a change.
+#[test]
+fn deadline_changes_under_a_running_pod() {
+    Setup::on(Generation::V2_1).fault("stop:start").story(|node| {
+        let ctr = node.ctr();
+        for (id, deadline) in [("first", "150"), ("second", "75")] {
+            let config = node.disk().join("bindguard.toml");
+            std::fs::write(config, format!("[guard]\ndeadline-ms = {deadline}\n"))?;
+            ctr.container(id).annotation("io.containerd.runc.v2.group", "pod").start()?.success()?;
+            ensure!(node.log()?.contains(&format!("no answer within {deadline}ms")), "{id}: another deadline");
+        }
+        ensure!(node.shims()?.len() == 1, "not one shim for the pod");
+        ["second", "first"].into_iter().try_for_each(|id| ctr.remove(id))
+    });
+}
+
 fn tell(node: &Node) -> Result<()> {
     let begin = Instant::now();
     node.ctr().container("patient").start()?.success()?;

@@ -45,6 +45,18 @@ fn deaf_program_is_asked_to_end() {
     });
 }
 
+#[test]
+fn program_that_hears_nothing_is_killed() {
+    Setup::on(Generation::V2_1).story(|node| {
+        let text = "#!/bin/sh\ntrap '' TERM\nexec 5>&-\nexec sleep 1000000\n";
+        let logger = program(node.disk(), "stubborn", text)?;
+        logs(node, Runtime::Bindguard, "stubborn", &format!("binary://{}", logger.display()), "exit 0")?;
+        node.ctr().remove("stubborn")?;
+        ensure!(!node.processes()?.iter().any(|name| name.starts_with("sleep")), "the program still runs");
+        Ok(())
+    });
+}
+
 fn every_line(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
     let logger = program(folder, "logger", LOGGER)?;
     let uri = format!("binary://{}?tag=a%20b", logger.display());

@@ -1,0 +1,51 @@
+//! A method of the shim breaks for one container: that call answers INTERNAL, the container can be removed, and the others of
+//! the same shim live on and are served.
+
+use anyhow::{Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::shim::{Bundle, Shim, code};
+use bindguard_integration::{Generation, Node, Setup};
+use containerd_shim_protos::api::ExecProcessRequest;
+use containerd_shim_protos::shim::oci::Options;
+use ttrpc::Code;
+
+#[test]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).fault_points().story(|node| {
+        let before = Leftovers::of(node)?;
+        tell(node)?;
+        before.are_all(node)
+    });
+}
+
+fn tell(node: &Node) -> Result<()> {
+    let words = ["sleep", "1000000"];
+    let lasting = Bundle::create(node, "lasting", &words)?;
+    let client = Shim::start(node, &lasting, &Options::default())?.connect()?;
+    client.create(&lasting.request())?;
+    client.start("lasting", "")?;
+
+    let broken = Bundle::create(node, "breaks-in-create", &words)?;
+    ensure!(code(client.create(&broken.request()))? == Code::INTERNAL);
+    // the name is free again, and breaks again
+    ensure!(code(client.create(&broken.request()))? == Code::INTERNAL);
+
+    let broken = Bundle::create(node, "breaks-in-start", &words)?;
+    client.create(&broken.request())?;
+    ensure!(code(client.start(broken.id(), ""))? == Code::INTERNAL);
+    client.delete(broken.id(), "")?;
+
+    let broken = Bundle::create(node, "breaks-in-state", &words)?;
+    client.create(&broken.request())?;
+    ensure!(code(client.state(broken.id(), ""))? == Code::INTERNAL);
+    client.start(broken.id(), "")?;
+    client.end(broken.id())?;
+
+    let (id, exec_id) = ("lasting".to_owned(), "e".to_owned());
+    client.exec(ExecProcessRequest { id, exec_id, ..Default::default() }, &["sh", "-c", "exit 4"])?;
+    client.start("lasting", "e")?;
+    ensure!(client.wait("lasting", "e")? == 4, "the other container is harmed");
+    client.delete("lasting", "e")?;
+    ensure!(client.end("lasting")?.exit_status == 137);
+    Ok(client.shut_down("lasting")?)
+}

@@ -1,0 +1,84 @@
+//! A spec that is no JSON, a runtime that is missing or that leaves half a line in its log: one clear error, nothing is left,
+//! and the name can be used again.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::runtime::{Fault, ObedientRuntime};
+use bindguard_integration::shim::{Bundle, Shim, code, options_any};
+use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use containerd_shim_protos::shim::oci::Options;
+use ttrpc::Code;
+
+fn story(generation: Generation) {
+    Setup::on(generation).obedient_runtime().story(|node| {
+        let before = Leftovers::of(node)?;
+        spec_is_cut(node)?;
+        no_runtime(node)?;
+        garbled_log(node)?;
+        before.are_all(node)?;
+        ensure!(node.ctr().container("web").runs(&["sh", "-c", "exit 3"]).run()?.code() == 3);
+        before.are_all(node)
+    });
+}
+
+on_every_generation!(story);
+
+/// The spec breaks between `start` and `create`, and before a `delete` of a container that runs.
+fn spec_is_cut(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "cut", &["sleep", "1000000"])?;
+    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    let spec = fs::read(bundle.path().join("config.json"))?;
+    let broken = |bytes: &[u8]| fs::write(bundle.path().join("config.json"), bytes).context("write the spec");
+    for bytes in [&spec[..spec.len() / 2], b"", b"[]"] {
+        broken(bytes)?;
+        let error = client.create(&bundle.request()).err().context("it was created")?.to_string();
+        // an empty list is JSON, and a runtime's to refuse
+        let words = if bytes == b"[]" { "cannot unmarshal array" } else { "parse /run/bundles/cut/config.json" };
+        ensure!(error.contains(words), "{error}");
+    }
+    broken(&spec)?;
+    client.create(&bundle.request())?;
+    client.start("cut", "")?;
+    broken(b"{")?;
+    ensure!(client.end("cut")?.exit_status == 137);
+    Ok(client.shut_down("cut")?)
+}
+
+fn no_runtime(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "none", &["true"])?;
+    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    for name in ["no-such-runtime", "/no/such/runtime"] {
+        let mut request = bundle.request();
+        request.options = Some(options_any(&Options { binary_name: name.to_owned(), ..Default::default() })?).into();
+        let error = client.create(&request).err().context("it was created")?.to_string();
+        ensure!(error.contains("executable file not found") && error.contains(name), "{error}");
+    }
+    // a file, and not one that can be run
+    let file = node.disk().join("no-program");
+    fs::write(&file, "")?;
+    let mut request = bundle.request();
+    let binary_name = file.display().to_string();
+    request.options = Some(options_any(&Options { binary_name, ..Default::default() })?).into();
+    ensure!(client.create(&request).is_err());
+    Ok(client.shut_down("none")?)
+}
+
+fn garbled_log(node: &Node) -> Result<()> {
+    let runtime = ObedientRuntime::of(&node.programs());
+    let bundle = Bundle::create(node, "garbled", &["true"])?;
+    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    runtime.next("create", Fault::GarbledLog)?;
+    let refused = client.create(&bundle.request());
+    ensure!(code(refused)? == Code::UNKNOWN);
+    client.create(&bundle.request())?;
+    runtime.next("start", Fault::GarbledLog)?;
+    let error = client.start("garbled", "").err().context("it was started")?.to_string();
+    // no line of the log is whole: its stderr is what is left
+    ensure!(error.contains("OCI runtime start failed: what it says itself"), "{error}");
+    client.start("garbled", "")?;
+    ensure!(client.wait("garbled", "")? == 0);
+    client.delete("garbled", "")?;
+    Ok(client.shut_down("garbled")?)
+}

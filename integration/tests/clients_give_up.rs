@@ -1,0 +1,100 @@
+//! A client that goes away in the middle of a call, and one whose deadline passes: the call is done all the same, the next
+//! client finds what it left, and nothing is lost.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::runtime::Gate;
+use bindguard_integration::shim::{Bundle, Client, Shim, code};
+use bindguard_integration::{Generation, Node, Setup};
+use containerd_shim_protos::api::{DeleteRequest, ExecProcessRequest, StartRequest, Status};
+use containerd_shim_protos::shim::oci::Options;
+use containerd_shim_protos::shim_async::TaskClient;
+use ttrpc::Code;
+use ttrpc::context::Context;
+
+#[derive(Clone, Copy, PartialEq)]
+enum GivesUp {
+    ByGoing,
+    ByItsDeadline,
+}
+
+#[test]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
+        let before = Leftovers::of(node)?;
+        a_life(node, GivesUp::ByGoing)?;
+        a_life(node, GivesUp::ByItsDeadline)?;
+        before.are_all(node)
+    });
+}
+
+/// Every step is asked for by a client that gives up, and seen through by another.
+fn a_life(node: &Node, how: GivesUp) -> Result<()> {
+    let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+    let shim = Shim::start(node, &bundle, &Options::default())?;
+    let other = shim.connect()?;
+    let request = bundle.request();
+    give_up(node, &shim, how, "create", async |task, context| task.create(context, &request).await.map(drop))?;
+    until(&other, "", Status::CREATED)?;
+
+    let (id, exec_id) = ("web".to_owned(), "e".to_owned());
+    let start = StartRequest { id: id.clone(), ..Default::default() };
+    give_up(node, &shim, how, "start", async |task, context| task.start(context, &start).await.map(drop))?;
+    until(&other, "", Status::RUNNING)?;
+
+    other.exec(ExecProcessRequest { id: id.clone(), exec_id: exec_id.clone(), ..Default::default() }, &["true"])?;
+    let start = StartRequest { id: id.clone(), exec_id, ..Default::default() };
+    give_up(node, &shim, how, "exec", async |task, context| task.start(context, &start).await.map(drop))?;
+    ensure!(other.wait("web", "e")? == 0);
+    other.delete("web", "e")?;
+
+    other.kill("web", "", 9)?;
+    ensure!(other.wait("web", "")? == 137);
+    let delete = DeleteRequest { id, ..Default::default() };
+    give_up(node, &shim, how, "delete", async |task, context| task.delete(context, &delete).await.map(drop))?;
+    for _ in 0..500 {
+        if other.state("web", "").is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    ensure!(code(other.state("web", ""))? == Code::NOT_FOUND);
+    Ok(other.shut_down("web")?)
+}
+
+/// Holds the runtime back in the middle of the call; meanwhile the shim answers others.
+fn give_up(
+    node: &Node,
+    shim: &Shim,
+    how: GivesUp,
+    verb: &str,
+    call: impl AsyncFnOnce(&TaskClient, Context) -> ttrpc::Result<()>,
+) -> Result<()> {
+    let gate = Gate::of(&node.programs());
+    gate.close_before(verb)?;
+    let impatient = shim.connect()?;
+    match how {
+        GivesUp::ByGoing => ensure!(impatient.ask_and_go(call, || gate.has_call()), "{verb} was not held back"),
+        GivesUp::ByItsDeadline => {
+            let answer = impatient.ask_within(Duration::from_millis(400), call);
+            // the client's own word, or the server's, whichever is first
+            ensure!(answer.is_err_and(|error| error.to_string().contains("eadline")), "{verb} has another end");
+        }
+    }
+    gate.wait_for_call()?;
+    let state = shim.connect()?.state("nobody", "");
+    ensure!(code(state)? == Code::NOT_FOUND, "the shim does not answer others");
+    gate.open()
+}
+
+fn until(client: &Client, exec_id: &str, status: Status) -> Result<()> {
+    for _ in 0..500 {
+        if client.state("web", exec_id).is_ok_and(|state| state.status.enum_value() == Ok(status)) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    anyhow::bail!("it does not become {status:?}: {:?}", client.state("web", exec_id))
+}

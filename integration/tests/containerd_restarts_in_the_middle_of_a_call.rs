@@ -1,0 +1,95 @@
+//! containerd is SIGKILLed while the shim creates, starts, executes, pauses or deletes for it, and comes back: what the call
+//! made is there for the next client, or is gone without a trace.
+
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::process::run;
+use bindguard_integration::runtime::Gate;
+use bindguard_integration::{Generation, Node, Setup};
+use nix::sys::signal::Signal;
+
+/// A call's verb at the runtime, and the client's words; none are those that create a container.
+type Call = (&'static str, &'static [&'static str]);
+
+const CREATE: Call = ("create", &[]);
+const START: Call = ("start", &[]);
+const EXEC: Call = ("exec", &["task", "exec", "--exec-id", "e", "web", "true"]);
+const PAUSE: Call = ("pause", &["task", "pause", "web"]);
+const DELETE: Call = ("delete", &["task", "rm", "--force", "web"]);
+
+#[test]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
+        [CREATE, START, EXEC, PAUSE, DELETE].into_iter().try_for_each(|call| {
+            in_the_middle(node, call, When::Before)?;
+            in_the_middle(node, call, When::After)
+        })
+    });
+}
+
+#[test]
+fn containerd_1_7() {
+    older(Generation::V1_7);
+}
+
+#[test]
+fn containerd_1_6() {
+    older(Generation::V1_6);
+}
+
+fn older(generation: Generation) {
+    Setup::on(generation).obedient_runtime().story(|node| {
+        in_the_middle(node, CREATE, When::Before)?;
+        in_the_middle(node, EXEC, When::After)?;
+        in_the_middle(node, DELETE, When::Before)
+    });
+}
+
+/// Where in the call containerd is killed: the runtime has not begun, or has done its work and the shim has not heard of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Before,
+    After,
+}
+
+fn in_the_middle(node: &Node, call: Call, when: When) -> Result<()> {
+    let said = || format!("{when:?} the runtime's {}", call.0);
+    let before = Leftovers::of(node)?;
+    restart(node, call, when).with_context(said)?;
+    before.are_all(node).with_context(said)
+}
+
+fn restart(node: &Node, (verb, words): Call, when: When) -> Result<()> {
+    let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
+    if !words.is_empty() {
+        ctr.container("web").start()?.success()?;
+    }
+    match when {
+        When::Before => gate.close_before(verb)?,
+        When::After => gate.close_after(verb)?,
+    }
+    let mut client =
+        if words.is_empty() { ctr.container("web").command(&["--detach", "--null-io"]) } else { ctr.command(words) };
+    let mut client: Child = client.stdin(Stdio::null()).stderr(Stdio::null()).spawn().context("start the client")?;
+    gate.wait_for_call()?;
+    node.restart_containerd(Signal::SIGKILL)?;
+    client.wait().context("wait for the client")?;
+    gate.open()?;
+    // the name is free in the end, whoever has to be asked to let go of it
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let _ = run(ctr.command(&["task", "resume", "web"]))?;
+        let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
+        let _ = run(ctr.command(&["container", "rm", "web"]))?;
+        let again = ctr.container("web").runs(&["sh", "-c", "exit 7"]).run()?;
+        if again.code() == 7 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "it cannot be started again: {}{}", again.stderr, ctr.tasks()?);
+        thread::sleep(Duration::from_millis(200));
+    }
+}

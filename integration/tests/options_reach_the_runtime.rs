@@ -1,0 +1,85 @@
+//! The options of `containerd.runc.v1.Options` that `ctr` cannot set, or whose effect a container does not see: what the
+//! runtime is called with, and where the shim itself is.
+//!
+//! systemd as cgroup manager cannot be had here: that runc is told of it is all that is shown.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::runtime::{Fault, ObedientRuntime};
+use bindguard_integration::shim::{Bundle, Shim, options_any, spec};
+use bindguard_integration::{Generation, Node, Setup};
+use containerd_shim_protos::shim::oci::Options;
+use serde_json::json;
+
+#[test]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
+        let before = Leftovers::of(node)?;
+        roots_and_flags(node)?;
+        shim_cgroup(node)?;
+        systemd(node)?;
+        before.are_all(node)
+    });
+}
+
+fn roots_and_flags(node: &Node) -> Result<()> {
+    let root = node.disk().join("runc-root");
+    let bundle = Bundle::create(node, "flags", &["sleep", "1000000"])?;
+    let options =
+        Options { root: root.display().to_string(), no_pivot_root: true, no_new_keyring: true, ..Default::default() };
+    let client = Shim::start(node, &bundle, &options)?.connect()?;
+    let mut request = bundle.request();
+    request.options = Some(options_any(&options)?).into();
+    client.create(&request)?;
+    let create = ObedientRuntime::of(&node.programs()).last_call("create")?;
+    let of_namespace = root.join(node.name());
+    ensure!(create.contains(&format!("--root {} ", of_namespace.display())), "{create}");
+    ensure!(create.contains(" --no-pivot ") && create.contains(" --no-new-keyring "), "{create}");
+    ensure!(of_namespace.join("flags/state.json").is_file(), "no state of runc in {}", of_namespace.display());
+    client.start("flags", "")?;
+    ensure!(client.end("flags")?.exit_status == 137);
+    ensure!(fs::read_dir(&of_namespace)?.count() == 0, "state of runc is left in {}", of_namespace.display());
+    Ok(client.shut_down("flags")?)
+}
+
+fn shim_cgroup(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "grouped", &["sleep", "1000000"])?;
+    let options = Options { shim_cgroup: format!("/{}/of-the-shim", node.name()), ..Default::default() };
+    let shim = Shim::start(node, &bundle, &options)?;
+    let client = shim.connect()?;
+    let pid: u32 = fs::read_to_string(bundle.path().join("shim.pid"))?.trim().parse()?;
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let outside: Vec<&str> = groups.lines().filter(|line| !line.ends_with(&options.shim_cgroup)).collect();
+    // a named hierarchy without controllers may be mounted elsewhere, or not at all
+    ensure!(outside.iter().all(|line| line.contains("name=") || line.starts_with("0::")), "outside: {outside:?}");
+    ensure!(outside.len() < groups.lines().count(), "it is in none: {groups}");
+    client.shut_down("grouped")?;
+    // a cgroup that the options name is its owner's to remove
+    for hierarchy in fs::read_dir("/sys/fs/cgroup")?.flatten() {
+        let group = hierarchy.path().join(node.name()).join("of-the-shim");
+        while group.is_dir() && fs::remove_dir(&group).is_err() {}
+    }
+    Ok(())
+}
+
+fn systemd(node: &Node) -> Result<()> {
+    let runtime = ObedientRuntime::of(&node.programs());
+    let mut by_its_path = spec(node, "by-path", &["true"]);
+    by_its_path["linux"]["cgroupsPath"] = json!("system.slice:test:by-path");
+    let asked = Options { systemd_cgroup: true, ..Default::default() };
+    let by_option = spec(node, "by-option", &["true"]);
+    for (id, spec, options) in [("by-path", by_its_path, Options::default()), ("by-option", by_option, asked)] {
+        let bundle = Bundle::create_with(node, id, &spec)?;
+        let client = Shim::start(node, &bundle, &options)?.connect()?;
+        runtime.next("create", Fault::OnlyRecord)?;
+        let mut request = bundle.request();
+        request.options = Some(options_any(&options)?).into();
+        ensure!(client.create(&request).is_err(), "a runtime that failed has created {id}");
+        let create = runtime.last_call("create")?;
+        ensure!(create.contains(" --systemd-cgroup create "), "{id}: {create}");
+        client.shut_down(id)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! The runtime is SIGKILLed at each step of create, start, exec and delete, early, late, and when it has done its work and
+//! cannot say so any more: the call fails or succeeds, the container can always be removed, and nothing is left.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::process::run;
+use bindguard_integration::runtime::{Fault, ObedientRuntime};
+use bindguard_integration::{Ctr, Generation, Node, Setup, on_every_generation};
+
+/// The runtime takes some 30 ms for each of these verbs on an idle machine.
+const DELAYS_MS: [u64; 6] = [1, 6, 12, 18, 26, 36];
+
+fn story(generation: Generation) {
+    Setup::on(generation).obedient_runtime().story(tell);
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node) -> Result<()> {
+    let before = Leftovers::of(node)?;
+    for fault in faults() {
+        for verb in ["create", "start", "delete"] {
+            a_life(node, verb, fault).with_context(|| format!("{verb}: {fault:?}"))?;
+            before.are_all(node).with_context(|| format!("{verb}: {fault:?}"))?;
+        }
+    }
+    execs(node)?;
+    before.are_all(node).context("execs")
+}
+
+fn faults() -> Vec<Fault> {
+    let early_and_late = DELAYS_MS.into_iter().map(|delay| Fault::Killed(Duration::from_millis(delay)));
+    early_and_late.chain([Fault::KilledAfterwards]).collect()
+}
+
+fn a_life(node: &Node, verb: &str, fault: Fault) -> Result<()> {
+    let (ctr, runtime) = (node.ctr(), ObedientRuntime::of(&node.programs()));
+    runtime.next(verb, fault)?;
+    let started = ctr.container("web").start()?;
+    if verb != "delete" {
+        ensure!(!runtime.take_back(verb), "the runtime was not called");
+    }
+    if started.code() == 0 {
+        ensure!(ctr.exec("web", &["true"])?.code() == 0, "it was started and does not run");
+    }
+    remove(&ctr, "web")
+}
+
+/// A delete may fail for the fault, and then works when it is asked for again.
+fn remove(ctr: &Ctr, id: &str) -> Result<()> {
+    // there is no task where the create has failed
+    for _ in 0..2 {
+        let removed = run(ctr.command(&["task", "rm", "--force", id]))?;
+        if removed.code() == 0 || removed.stderr.contains("not found") {
+            break;
+        }
+    }
+    let tasks = ctr.tasks()?;
+    ensure!(!tasks.contains(id), "it cannot be removed: {tasks}");
+    ctr.forget(id)
+}
+
+fn execs(node: &Node) -> Result<()> {
+    let (ctr, runtime) = (node.ctr(), ObedientRuntime::of(&node.programs()));
+    ctr.container("web").start()?.success()?;
+    let before = Leftovers::of(node)?;
+    for fault in faults() {
+        runtime.next("exec", fault)?;
+        // whatever comes of it: a process that was made all the same must not be left
+        let _ = ctr.exec("web", &["true"])?;
+        ensure!(!runtime.take_back("exec"), "the runtime was not called");
+        ensure!(ctr.exec("web", &["sh", "-c", "exit 3"])?.code() == 3, "{fault:?}: the next exec");
+        before.are_all(node).with_context(|| format!("exec: {fault:?}"))?;
+    }
+    remove(&ctr, "web")
+}

@@ -1,0 +1,50 @@
+//! The shim is SIGKILLed while the runtime works for it, early, late, and when the runtime has done its work: containerd sees
+//! the end of its connection, and nothing is left, so that the name can be used again.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::process::run;
+use bindguard_integration::runtime::{Fault, ObedientRuntime};
+use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+
+const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
+
+fn story(generation: Generation) {
+    Setup::on(generation).obedient_runtime().story(tell);
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node) -> Result<()> {
+    let before = Leftovers::of(node)?;
+    let early_and_late = DELAYS_MS.into_iter().map(|delay| Fault::ShimKilled(Duration::from_millis(delay)));
+    for fault in early_and_late.chain([Fault::ShimKilledAfterwards]) {
+        for verb in ["create", "start", "exec", "delete"] {
+            a_life(node, verb, fault).with_context(|| format!("{verb}: {fault:?}"))?;
+            before.are_all(node).with_context(|| format!("{verb}: {fault:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn a_life(node: &Node, verb: &str, fault: Fault) -> Result<()> {
+    let (ctr, runtime) = (node.ctr(), ObedientRuntime::of(&node.programs()));
+    runtime.next(verb, fault)?;
+    let started = ctr.container("web").start()?;
+    if started.code() == 0 {
+        let _ = ctr.exec("web", &["true"])?;
+        let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
+    }
+    ensure!(!runtime.take_back(verb), "the runtime was not called");
+    // containerd learns of the shim's end by itself, and cleans up
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while ctr.tasks()?.contains("web") {
+        let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
+        ensure!(Instant::now() < deadline, "the task stays: {}", ctr.tasks()?);
+        thread::sleep(Duration::from_millis(50));
+    }
+    ctr.forget("web")
+}

@@ -1,0 +1,125 @@
+//! What `ctr` cannot ask for of a process's streams: the size of a terminal, a terminal into a logging program or a file, and
+//! that a process has no descriptor beyond its three.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::shim::{Bundle, Client, Shim, spec};
+use bindguard_integration::{Generation, Node, Setup};
+use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest};
+use containerd_shim_protos::shim::oci::Options;
+
+/// Waits for its size to be told, so that there is no race with whoever tells it.
+const SIZE: &str = "until stty size 2>/dev/null | grep -q '33 121'; do sleep 0.02; done; stty size";
+const LOGGER: &str = "#!/bin/sh\necho ready >&5; exec 5>&-\ncat <&3 > $0.out\ncat <&4 > $0.err\n";
+
+#[test]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).story(|node| {
+        let before = Leftovers::of(node)?;
+        resize(node)?;
+        terminal_into_a_program(node)?;
+        terminal_into_a_file(node)?;
+        no_other_descriptors(node)?;
+        before.are_all(node)
+    });
+}
+
+fn with_a_terminal(node: &Node, id: &str, script: &str) -> Result<Bundle> {
+    let mut spec = spec(node, id, &["sh", "-c", script]);
+    spec["process"]["terminal"] = true.into();
+    Bundle::create_with(node, id, &spec)
+}
+
+/// Creates and starts the bundle's container.
+fn begin(node: &Node, bundle: &Bundle, change: impl FnOnce(&mut CreateTaskRequest)) -> Result<Client> {
+    let client = Shim::start(node, bundle, &Options::default())?.connect()?;
+    let mut request = bundle.request();
+    change(&mut request);
+    client.create(&request)?;
+    client.start(bundle.id(), "")?;
+    Ok(client)
+}
+
+fn end(client: &Client, id: &str) -> Result<u32> {
+    let status = client.wait(id, "")?;
+    client.delete(id, "")?;
+    client.shut_down(id)?;
+    Ok(status)
+}
+
+fn resize(node: &Node) -> Result<()> {
+    let bundle = with_a_terminal(node, "sized", SIZE)?;
+    let out = node.disk().join("sized.log");
+    let log = format!("file://{}", out.display());
+    let client = begin(node, &bundle, |request| {
+        request.terminal = true;
+        request.stdout.clone_from(&log);
+    })?;
+    let exec_out = node.disk().join("sized-exec.log");
+    let (id, exec_id, stdout) = ("sized".to_owned(), "e".to_owned(), format!("file://{}", exec_out.display()));
+    let exec = ExecProcessRequest { id, exec_id, stdout, terminal: true, ..Default::default() };
+    client.exec(exec, &["sh", "-c", SIZE])?;
+    client.start("sized", "e")?;
+    client.resize("sized", "e", 121, 33)?;
+    ensure!(client.wait("sized", "e")? == 0);
+    client.delete("sized", "e")?;
+    ensure!(fs::read_to_string(&exec_out)?.trim() == "33 121", "the exec's: {:?}", fs::read_to_string(&exec_out)?);
+    client.resize("sized", "", 121, 33)?;
+    ensure!(end(&client, "sized")? == 0);
+    ensure!(fs::read_to_string(&out)?.trim() == "33 121", "the init's: {:?}", fs::read_to_string(&out)?);
+    Ok(())
+}
+
+fn terminal_into_a_program(node: &Node) -> Result<()> {
+    let logger = node.disk().join("logger");
+    fs::write(&logger, LOGGER)?;
+    fs::set_permissions(&logger, fs::Permissions::from_mode(0o755))?;
+    let bundle = with_a_terminal(node, "logged", "tty; echo out; echo err >&2")?;
+    let client = begin(node, &bundle, |request| {
+        request.terminal = true;
+        request.stdout = format!("binary://{}", logger.display());
+    })?;
+    ensure!(end(&client, "logged")? == 0);
+    let (out, err) = (fs::read_to_string(logger.with_extension("out"))?, fs::read(logger.with_extension("err"))?);
+    ensure!(out == "/dev/pts/0\r\nout\r\nerr\r\n" && err.is_empty(), "{out:?}, {err:?}");
+    Ok(())
+}
+
+fn terminal_into_a_file(node: &Node) -> Result<()> {
+    let file = node.disk().join("terminal.log");
+    let bundle = with_a_terminal(node, "filed", "echo one; echo two >&2")?;
+    let client = begin(node, &bundle, |request| {
+        request.terminal = true;
+        request.stdout = format!("file://{}", file.display());
+    })?;
+    ensure!(end(&client, "filed")? == 0);
+    let text = fs::read_to_string(&file)?;
+    ensure!(text == "one\r\ntwo\r\n", "{text:?}");
+    Ok(())
+}
+
+/// containerd's API has no field for more than three; what the shim and the runtime hold open must not get there.
+fn no_other_descriptors(node: &Node) -> Result<()> {
+    const LIST: [&str; 3] = ["sh", "-c", "for fd in /proc/$$/fd/*; do echo ${fd##*/}; done"];
+    let bundle = Bundle::create(node, "listing", &["sh", "-c", &format!("{}; sleep 1000000", LIST[2])])?;
+    let (out, exec_out) = (node.disk().join("listing.log"), node.disk().join("listing-exec.log"));
+    let log = format!("file://{}", out.display());
+    let client = begin(node, &bundle, |request| request.stdout.clone_from(&log))?;
+    let (id, exec_id, stdout) = ("listing".to_owned(), "e".to_owned(), format!("file://{}", exec_out.display()));
+    client.exec(ExecProcessRequest { id, exec_id, stdout, ..Default::default() }, &LIST)?;
+    client.start("listing", "e")?;
+    ensure!(client.wait("listing", "e")? == 0);
+    client.delete("listing", "e")?;
+    client.end("listing")?;
+    client.shut_down("listing")?;
+    for file in [out, exec_out] {
+        let list = fs::read_to_string(&file)?;
+        // the shell's own, for the folder that it lists, is closed again or a high one
+        let low: Vec<&str> = list.lines().filter(|fd| fd.len() == 1).collect();
+        ensure!(low.starts_with(&["0", "1", "2"]) && low.len() <= 4, "{}: {list:?}", file.display());
+    }
+    Ok(())
+}
