@@ -86,11 +86,16 @@ impl Cri {
 
     /// Runs a pod's sandbox through a runtime handler.
     pub fn run_pod(&self, handler: &str, name: &str, uid: &str) -> Result<Sandbox> {
+        self.run_pod_in("default", handler, name, uid)
+    }
+
+    /// The same in another of the cluster's namespaces.
+    pub fn run_pod_in(&self, namespace: &str, handler: &str, name: &str, uid: &str) -> Result<Sandbox> {
         let config = PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: name.to_owned(),
                 uid: uid.to_owned(),
-                namespace: "default".to_owned(),
+                namespace: namespace.to_owned(),
                 attempt: 0,
             }),
             log_directory: format!("/run/pods/{uid}"),

@@ -39,6 +39,12 @@ fn tell(node: &Node) -> Result<()> {
     cri.wait_for_exit(&app)?;
     let told = node.bindguard(["diagnose", "--pod", "web"])?;
     ensure!(told.stdout.contains("container app (exited)"), "{told:?}");
+    let namesake = cri.run_pod_in("other", "bindguard", "web", "uid-namesake")?;
+    for verb in ["diagnose", "repair"] {
+        let told = node.bindguard([verb, "--pod", "web"])?;
+        ensure!(told.code() == 2 && told.stderr.contains("say which, default/web or other/web"), "{told:?}");
+    }
+    cri.remove_pod(&namesake)?;
     let other = node.bindguard(["diagnose", "--pod", "other/web"])?;
     ensure!(other.code() == 2, "{other:?}");
     let mended = node.bindguard(["repair", "--pod", "default/web"])?;

@@ -2,7 +2,7 @@
 //! does a namespace without processes. `holders` names them, and what it says to run frees the disk.
 
 use std::fs;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ fn tell(node: &Node) -> Result<()> {
     let bind = Bind::new(&disk, "/data");
     node.ctr().container("slave").runtime(Runtime::Stock).mount(bind).start()?.success()?;
     let namespace = EmptyNamespace::with(node, "kept")?;
+    let opener = Sleeper::with_a_namespace_open(node)?;
 
     let report = holders(node, &path)?;
     let pod = one(&report, |holder| holder["pod"]["name"] == "exporter")?;
@@ -41,6 +42,10 @@ fn tell(node: &Node) -> Result<()> {
     ensure!(pod["free"][1]["run"] == "kubectl -n default delete pod exporter", "{pod}");
     let plain = one(&report, |holder| holder["container"] == "slave")?;
     ensure!(plain["mounts"][0]["mount_point"] == "/data", "{plain}");
+    let opened = one(&report, |holder| holder["kept_by"] == "descriptor")?;
+    ensure!(opened["pid"] == opener.0.id() && opened["processes"] == 0, "{opened}");
+    ensure!(opened["free"][0]["run"] == format!("kill {}", opener.0.id()), "{opened}");
+    drop(opener);
     let empty = one(&report, |holder| holder["kept_by"] == "bind-mount")?;
     ensure!(empty["free"][0]["run"] == format!("umount {}", namespace.file), "{empty}");
 
@@ -125,12 +130,19 @@ impl EmptyNamespace {
         let made =
             format!("mkdir {folder} && mount -t tmpfs t {folder} && mount --make-private {folder} && touch {file}");
         host(["sh", "-ec", &made])?;
-        let mut sleeper = node.command("unshare")?;
-        sleeper.args(["--mount", "--propagation", "private", "sleep", "1000000"]);
-        let sleeper = Sleeper(sleeper.spawn().context("start unshare")?);
-        sleeper.wait_until_it_sleeps()?;
-        host(["mount", "--bind", &format!("/proc/{}/ns/mnt", sleeper.0.id()), &file])?;
-        Ok(Self { file, folder })
+        // A namespace can be bound only in one with a smaller number, and newer kernels hand out numbers processor by
+        // processor: on the one that made the node's, the next number is larger.
+        let processors = thread::available_parallelism()?.get();
+        let bind = |processor: usize| -> Result<()> {
+            let sleeper = Sleeper::in_a_namespace(node, processor)?;
+            host(["mount", "--bind", &format!("/proc/{}/ns/mnt", sleeper.0.id()), &file]).map(drop)
+        };
+        let mut tried = (0..processors).map(bind);
+        let first_failure = match tried.next() {
+            Some(Err(error)) => error,
+            _ => return Ok(Self { file, folder }),
+        };
+        if tried.any(|bound| bound.is_ok()) { Ok(Self { file, folder }) } else { Err(first_failure) }
     }
 }
 
@@ -144,6 +156,27 @@ impl Drop for EmptyNamespace {
 struct Sleeper(Child);
 
 impl Sleeper {
+    fn in_a_namespace(node: &Node, processor: usize) -> Result<Self> {
+        let mut command = node.command("taskset")?;
+        command.args(["--cpu-list", &processor.to_string(), "unshare"]);
+        command.args(["--mount", "--propagation", "private", "sleep", "1000000"]);
+        Self::start(command)
+    }
+
+    /// Another process has its namespace open, and it ends.
+    fn with_a_namespace_open(node: &Node) -> Result<Self> {
+        let sleeper = Self::in_a_namespace(node, 0)?;
+        let mut command = node.command("sh")?;
+        command.args(["-ec", &format!("exec 3</proc/{}/ns/mnt; exec sleep 1000000", sleeper.0.id())]);
+        Self::start(command)
+    }
+
+    fn start(mut command: Command) -> Result<Self> {
+        let sleeper = Self(command.spawn().context("start a sleeper")?);
+        sleeper.wait_until_it_sleeps()?;
+        Ok(sleeper)
+    }
+
     /// `sh` and `unshare` become `sleep` in turn, and unshare does it only after it has its namespace.
     fn wait_until_it_sleeps(&self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(20);

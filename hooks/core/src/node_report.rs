@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::judge::StaleCause;
-use crate::kubelet::{VolumeSubpath, pod_uid_of};
+use crate::kubelet::{VolumeSubpath, other_roots, pod_uid_of};
 use crate::mount_table::{MountEntry, MountTable};
 use crate::pods::{PodContainer, PodName, Pods};
 use crate::policy::Policy;
@@ -71,7 +71,14 @@ impl NodeReport {
     pub fn from_report(report: Report, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
         let looked_at = report.binds.len();
         let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, table, pods, policy)).collect();
-        Self { binds, looked_at, problems: report.problems, took_us: report.took_us }
+        let others = other_roots(table, policy.kubelet_roots()).into_iter().map(|root| {
+            format!(
+                "the pods of the kubelet at {0} are not looked at: name it in [kubelet] roots of config.toml",
+                root.display()
+            )
+        });
+        let problems = report.problems.into_iter().chain(others).collect();
+        Self { binds, looked_at, problems, took_us: report.took_us }
     }
 
     /// Leaves out what is as it should be.

@@ -237,6 +237,21 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_went_away_leaves_its_namespace_to_the_next() {
+        let proc = tempfile::tempdir().unwrap();
+        for (name, pids) in
+            [("own", &[(1, Some(LINE))][..]), ("left", &[(2, None), (3, Some(LINE))]), ("gone", &[(4, None)])]
+        {
+            let namespace = proc.path().join(name);
+            fs::write(&namespace, "").unwrap();
+            pids.iter().for_each(|(pid, mountinfo)| process(proc.path(), *pid, &namespace, *mountinfo));
+        }
+        let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        let KeptBy::Process { pid, .. } = seen.others[0].kept_by else { panic!("{seen:?}") };
+        assert_eq!((seen.others.len(), pid, seen.problems.len()), (1, 3, 0));
+    }
+
+    #[test]
     fn a_table_that_is_cut_off_is_no_table() {
         let proc = tempfile::tempdir().unwrap();
         for (pid, text) in [(1, LINE), (2, &LINE[..20]), (3, &LINE[..LINE.len() - 2])] {

@@ -49,7 +49,8 @@ impl Repair {
     pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
         let named = self.paths.iter().map(|path| subpath(path, policy)).collect::<anyhow::Result<Vec<_>>>()?;
         let pods = self.pods.pods();
-        let uids = self.pod.as_deref().map(|pod| uids(&pods, &PodAsked::from_argument(pod))).unwrap_or_default();
+        let uids =
+            self.pod.as_deref().map(|pod| uids(&pods, &PodAsked::from_argument(pod))).transpose()?.unwrap_or_default();
         let wanted = |subpath: &VolumeSubpath| {
             self.all || uids.iter().any(|uid| uid == subpath.pod_uid()) || named.contains(subpath)
         };

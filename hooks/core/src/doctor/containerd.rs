@@ -26,6 +26,8 @@ pub struct RuntimeEntry {
     pub runtime_path: String,
     /// `options.BinaryName`
     pub binary_name: String,
+    /// `options.SystemdCgroup`
+    pub systemd_cgroup: bool,
 }
 
 impl RuntimeEntry {
@@ -73,10 +75,25 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
         );
         return Point::bad(NAME, told, "bindguard install --dry-run");
     }
+    if let Some(told) = other_cgroup_driver(seen, &doors) {
+        return Point::bad(NAME, told, "bindguard install --dry-run");
+    }
     let names: Vec<&str> = doors.iter().map(|(entry, _)| entry.name.as_str()).collect();
     let default =
         if names.contains(&seen.default_runtime.as_str()) { ", for every pod" } else { ", for pods that ask for it" };
     Point::good(NAME, format!("containerd {version}: bindguard is the runtime {}{default}", names.join(", ")))
+}
+
+/// A runtime of bindguard's without runc's cgroup driver. By its own type, the shim tells the driver from the form of the
+/// cgroup's path.
+fn other_cgroup_driver(seen: &ContainerdSeen, doors: &[(&RuntimeEntry, Door)]) -> Option<String> {
+    let usual = seen.runtimes.iter().find(|entry| entry.name == "runc")?;
+    let mut by_option = doors.iter().filter(|(_, door)| *door != Door::Type).map(|(entry, _)| *entry);
+    let entry = by_option.find(|entry| entry.systemd_cgroup != usual.systemd_cgroup)?;
+    Some(format!(
+        "SystemdCgroup is {} for runc and {} for {}: its pods get another cgroup driver than the kubelet expects",
+        usual.systemd_cgroup, entry.systemd_cgroup, entry.name
+    ))
 }
 
 #[cfg(test)]
@@ -95,6 +112,7 @@ mod tests {
             runtime_type: "io.containerd.runc.v2".to_owned(),
             runtime_path: "/usr/local/bin/containerd-shim-bindguard-v2".to_owned(),
             binary_name: String::new(),
+            systemd_cgroup: false,
         };
         for (version, state) in [("1.6.20", State::Bad), ("1.7.24", State::Good), ("2.1.9", State::Good)] {
             assert_eq!(containerd(Ok(Some(&seen(version, entry.clone())))).state, state, "{version}");
@@ -104,5 +122,21 @@ mod tests {
         let wrapper = RuntimeEntry { binary_name: "/opt/bindguard-runtime".to_owned(), ..plain };
         assert_eq!(containerd(Ok(Some(&seen("1.6.20", wrapper)))).state, State::Good);
         assert_eq!(containerd(Err("no")).state, State::NoAnswer);
+    }
+
+    #[test]
+    fn the_cgroup_driver_is_runcs() {
+        let runc = RuntimeEntry { name: "runc".to_owned(), systemd_cgroup: true, ..RuntimeEntry::default() };
+        let entry = |systemd_cgroup| RuntimeEntry {
+            name: "bindguard".to_owned(),
+            runtime_path: "/bin/containerd-shim-bindguard-v2".to_owned(),
+            systemd_cgroup,
+            ..RuntimeEntry::default()
+        };
+        for (systemd_cgroup, state) in [(true, State::Good), (false, State::Bad)] {
+            let seen =
+                ContainerdSeen { runtimes: vec![runc.clone(), entry(systemd_cgroup)], ..seen("2.1.9", runc.clone()) };
+            assert_eq!(containerd(Ok(Some(&seen))).state, state);
+        }
     }
 }

@@ -12,6 +12,7 @@
 
 mod kubelet_path;
 mod mounted_volume;
+mod other_roots;
 mod payload;
 mod plugin;
 mod plugins;
@@ -20,6 +21,7 @@ mod subpath;
 
 pub use kubelet_path::pod_uid_of;
 pub use mounted_volume::MountedVolume;
+pub use other_roots::other_roots;
 pub use payload::{DATA_LINK, TimestampDirectory};
 pub use plugin::{Plugin, RequiredMount, Writer};
 pub use sub_path::{NoSubPath, SubPath};

@@ -72,14 +72,14 @@ impl Diagnose {
     fn report(&self, policy: &Policy, table: &MountTable) -> anyhow::Result<NodeReport> {
         let Some(root) = &self.root else {
             let pods = self.pods.pods();
-            let wanted = self.wanted(&pods, policy);
+            let wanted = self.wanted(&pods, policy)?;
             return self.unless_empty(survey_node(policy, &pods, wanted));
         };
         if !fs::metadata(root).with_context(|| format!("look at {}", root.display()))?.is_dir() {
             bail!("{} is no folder: --root takes the copy of a node's files", root.display());
         }
         let pods = recorded(root);
-        let wanted = self.wanted(&pods, policy);
+        let wanted = self.wanted(&pods, policy)?;
         self.unless_empty(survey_recorded(policy, &pods, table, root, wanted))
     }
 
@@ -93,14 +93,14 @@ impl Diagnose {
         }
     }
 
-    fn wanted<'a>(&self, pods: &Pods, policy: &'a Policy) -> impl Fn(&Path) -> bool + use<'a> {
-        let asked = self.pod.as_deref().map(|pod| uids(pods, &PodAsked::from_argument(pod)));
-        move |path| match &asked {
+    fn wanted<'a>(&self, pods: &Pods, policy: &'a Policy) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
+        let asked = self.pod.as_deref().map(|pod| uids(pods, &PodAsked::from_argument(pod))).transpose()?;
+        Ok(move |path: &Path| match &asked {
             None => true,
             Some(uids) => {
                 pod_uid_of(path, policy.kubelet_roots()).is_some_and(|uid| uids.iter().any(|wanted| wanted == uid))
             }
-        }
+        })
     }
 
     fn trimmed(&self, report: &NodeReport) -> NodeReport {

@@ -66,6 +66,10 @@ fn runtimes(table: &Table) -> (Vec<RuntimeEntry>, String) {
         runtime_type: word(entry, "runtime_type"),
         runtime_path: word(entry, "runtime_path"),
         binary_name: entry.get("options").map(|options| word(options, "BinaryName")).unwrap_or_default(),
+        systemd_cgroup: entry
+            .get("options")
+            .and_then(|options| options.get("SystemdCgroup")?.as_bool())
+            .unwrap_or(false),
     });
     (entries.collect(), word(containerd, "default_runtime_name"))
 }

@@ -11,8 +11,10 @@ mod bundles;
 mod cri;
 mod messages;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use bindguard_core::pods::{PodAsked, PodContainer, PodName, Pods};
 use clap::Args;
 
@@ -51,18 +53,24 @@ pub fn recorded(root: &Path) -> Pods {
     Pods { containers: bundles::containers(root) }
 }
 
-/// The uids of the pods that somebody means. One that nobody can name may be a uid itself.
-pub fn uids(pods: &Pods, asked: &PodAsked) -> Vec<String> {
-    let mut uids: Vec<String> = pods
-        .containers
-        .iter()
-        .filter(|container| asked.is(&container.pod))
-        .filter_map(|container| container.pod.uid.clone())
-        .collect();
+/// The uids of the pod that somebody means: more than one where it was made anew under its name. What nobody can name may be
+/// a uid itself.
+///
+/// # Errors
+/// When pods of several namespaces are called so.
+pub fn uids(pods: &Pods, asked: &PodAsked) -> anyhow::Result<Vec<String>> {
+    let meant: Vec<&PodName> =
+        pods.containers.iter().map(|container| &container.pod).filter(|pod| asked.is(pod)).collect();
+    let names: BTreeSet<String> = meant.iter().filter_map(|pod| pod.for_people()).collect();
+    let namespaces: BTreeSet<_> = meant.iter().map(|pod| &pod.namespace).collect();
+    if namespaces.len() > 1 {
+        bail!("more than one pod is called {}: say which, {}", asked.for_people(), Vec::from_iter(names).join(" or "));
+    }
+    let mut uids: Vec<String> = meant.iter().filter_map(|pod| pod.uid.clone()).collect();
     uids.sort();
     uids.dedup();
     if uids.is_empty() && asked.is(&PodName::of_uid(&asked.for_people())) {
         uids.push(asked.for_people());
     }
-    uids
+    Ok(uids)
 }
