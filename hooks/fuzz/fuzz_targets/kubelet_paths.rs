@@ -1,41 +1,4 @@
-//! Any path is a subpath's, a volume's, or none of the kubelet's; what is taken for one is below the kubelet's root, and
-//! names that a container chose lead nowhere else.
+//! `bindguard_fuzz::kubelet_paths` under libFuzzer.
 #![no_main]
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path};
-
-use bindguard_core::kubelet::{MountedVolume, Plugin, TimestampDirectory, VolumeSubpath};
-use bindguard_core::mount_table::MountRoot;
-use bindguard_core::policy::Policy;
-use bindguard_core::source::SourceKind;
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| {
-    let path = Path::new(OsStr::from_bytes(bytes));
-    let policy = Policy::default();
-    if let Some(subpath) = VolumeSubpath::from_path(path, policy.kubelet_roots()) {
-        assert_eq!(subpath.path(), path);
-        lies_in_a_root(&subpath.pod_directory(), &policy);
-        for plugin in Plugin::ALL {
-            lies_in_a_root(&subpath.volume_directory(plugin), &policy);
-        }
-    }
-    if let Some(volume) = MountedVolume::from_path(path, policy.kubelet_roots()) {
-        lies_in_a_root(volume.mount_point(), &policy);
-        assert!(path.starts_with(volume.mount_point()));
-    }
-    let _ = SourceKind::from_path(path, None, &policy).name();
-    let _ = SourceKind::from_path(path, Some(Path::new("/")), &policy).name();
-    if let Some(timestamp) = TimestampDirectory::from_name(path.as_os_str()) {
-        assert!(!timestamp.name().contains('/'));
-    }
-    let root = MountRoot::from_kernel(bytes);
-    assert!(bytes.starts_with(root.path.as_os_str().as_bytes()));
-});
-
-fn lies_in_a_root(path: &Path, policy: &Policy) {
-    assert!(policy.kubelet_roots().into_iter().any(|root| path.starts_with(root)), "{}", path.display());
-    assert!(!path.components().any(|part| part == Component::ParentDir), "{}", path.display());
-}
+libfuzzer_sys::fuzz_target!(|input: &[u8]| bindguard_fuzz::kubelet_paths::check(input));

@@ -1,0 +1,89 @@
+//! Any bytes are a spec or an error, and edits of a spec change what they are meant to change and no other byte.
+
+use std::path::Path;
+
+use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit, SpecView};
+use serde_json::value::RawValue;
+
+/// Panics when that is not so.
+pub fn check(bytes: &[u8]) {
+    let Ok(view) = SpecView::from_bytes(bytes) else { return };
+    assert_eq!(view.edited(&[]).unwrap(), bytes);
+    // Few, and not always the same ones: a large spec has many.
+    let others = what_else(bytes);
+    for bind in view.binds().iter().skip(bytes.len() % 8).take(2) {
+        pointed_elsewhere(&view, bind.index());
+        made_rslave(&view, bind.index(), &others);
+    }
+}
+
+/// One JSON string of the old bytes is the new source, and all else is as it was.
+fn pointed_elsewhere(view: &SpecView<'_>, bind: usize) {
+    let to = Path::new("/v/\"odd\"\n/app.conf");
+    let quoted = br#""/v/\"odd\"\n/app.conf""#;
+    let edited = view.edited(&[SpecEdit::Source { bind, to: to.into() }]).unwrap();
+    let old = view.bytes();
+    let after = |at: usize| &edited[at + quoted.len()..];
+    let mut places = (0..=edited.len() - quoted.len()).filter(|&at| edited[at..].starts_with(quoted));
+    let found = places.any(|at| {
+        let replaced = (at < old.len() && edited[..at] == old[..at])
+            .then(|| old.len().checked_sub(after(at).len()).filter(|end| *end >= at))
+            .flatten()
+            .map(|end| (&old[at..end], &old[end..]));
+        replaced.is_some_and(|(word, rest)| rest == after(at) && serde_json::from_slice::<String>(word).is_ok())
+    });
+    assert!(found, "bytes outside of the source have changed");
+    let again = SpecView::from_bytes(&edited).unwrap();
+    assert_eq!(again.binds().iter().find(|b| b.index() == bind).unwrap().source(), to);
+}
+
+/// Words of propagation, and the keys that hold them, are all that differs.
+fn made_rslave(view: &SpecView<'_>, bind: usize, others: &[u8]) {
+    let edits = [SpecEdit::BindRslave { bind }, SpecEdit::RootfsRslave];
+    let edited = view.edited(&edits).unwrap();
+    assert_eq!(what_else(&edited), others);
+    let again = SpecView::from_bytes(&edited).unwrap();
+    let asked = again.binds().iter().find(|b| b.index() == bind).unwrap().propagation();
+    assert!(matches!(asked, AskedPropagation::RecursiveSlave | AskedPropagation::Shared), "{asked:?}");
+    assert_eq!(again.rootfs_propagation(), &RootfsPropagation::Set("rslave".into()));
+    assert!(again.edited(&edits).is_ok());
+}
+
+/// The spec's words without those, and without what separates words.
+fn what_else(spec: &[u8]) -> Vec<u8> {
+    const ITS_WORDS: [&str; 12] = [
+        "private",
+        "rprivate",
+        "slave",
+        "rslave",
+        "unbindable",
+        "runbindable",
+        "shared",
+        "rshared",
+        "options",
+        "linux",
+        "rootfsPropagation",
+        "null",
+    ];
+    let (mut rest, mut others) = (spec, Vec::new());
+    while let Some(first) = rest.first() {
+        let length = if *first == b'"' { string_length(rest) } else { 1 };
+        let (word, tail) = rest.split_at(length);
+        rest = tail;
+        let text: Option<String> = serde_json::from_slice(word).ok();
+        if let Some(tail) = word.len().eq(&1).then(|| rest.strip_prefix(b"ull")).flatten().filter(|_| word == b"n") {
+            rest = tail;
+        } else if !text.is_some_and(|text| ITS_WORDS.contains(&text.as_str()))
+            && !matches!(word, [b',' | b'[' | b']' | b'{' | b'}' | b':'])
+        {
+            others.extend_from_slice(word);
+        }
+    }
+    others
+}
+
+/// Of the JSON string that this begins with, its quotes included.
+fn string_length(text: &[u8]) -> usize {
+    let mut stream = serde_json::Deserializer::from_slice(text).into_iter::<&RawValue>();
+    stream.next().and_then(Result::ok).map_or(1, |raw| raw.get().len())
+}
