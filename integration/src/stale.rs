@@ -101,16 +101,22 @@ impl<'n> StaleBundle<'n> {
         let before = self.mounts_elsewhere()?;
         self.write_spec()?;
         run(self.guard(&[])?)?.success()?;
-        only_a_current_mount(&self.subpath)?;
-        let content = fs::read_to_string(self.subpath.target()).context("read the subpath")?;
-        ensure!(content == self.updates.to_string(), "it shows {content:?} after update {}", self.updates);
-        let seen = String::from_utf8(self.bundle.seen()?)?;
-        ensure!(seen.contains("rslave"), "the runtime saw a spec without the edit: {seen}");
+        self.is_mended()?;
         ensure!(self.volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
         ensure!(self.mounts_elsewhere()? == before, "mounts elsewhere have changed");
         let names = names_in(self.bundle.path())?;
         ensure!(names.iter().all(|name| IN_THE_BUNDLE.contains(&name.as_str())), "left in the bundle: {names:?}");
         journal_is_whole()
+    }
+
+    /// One current mount is at the path, and the runtime saw an edited spec.
+    pub fn is_mended(&self) -> Result<()> {
+        only_a_current_mount(&self.subpath)?;
+        let content = fs::read_to_string(self.subpath.target()).context("read the subpath")?;
+        ensure!(content == self.updates.to_string(), "it shows {content:?} after update {}", self.updates);
+        let seen = String::from_utf8(self.bundle.seen()?)?;
+        ensure!(seen.contains("rslave"), "the runtime saw a spec without the edit: {seen}");
+        Ok(())
     }
 
     /// The kubelet removes the pod, for which it needs exactly one mount on each subpath.

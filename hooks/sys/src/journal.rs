@@ -1,12 +1,16 @@
 //! The journal of admissions: one JSON line each, appended by any number of guards at once.
 //!
-//! A line goes out in one `write` to a file opened with `O_APPEND`, which local filesystems keep whole. When the file is
-//! full it is renamed to `<name>.1`, replacing the one before it: the journal is bounded to twice its size.
+//! A line goes out in one `write` to a file opened with `O_APPEND`, which local filesystems keep whole; what a full disk
+//! took of a line is taken back. When the file is full it is renamed to `<name>.1`, replacing the one before it: the journal
+//! is bounded to twice its size, and what it loses are its oldest lines.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::fault::{self, FaultPoint};
 
@@ -37,11 +41,34 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
     }
     let mut file = OpenOptions::new().append(true).create(true).mode(0o640).open(journal)?;
-    file.write_all(format!("{line}\n").as_bytes())?;
+    write_whole(&mut file, format!("{line}\n").as_bytes())?;
     fault::reach(FaultPoint::Journaled);
     let written = file.metadata()?;
-    // Another guard may have rotated it meanwhile: then the path leads to another file.
-    if written.len() >= FULL && fs::metadata(journal).is_ok_and(|now| now.ino() == written.ino()) {
+    if written.len() >= FULL { rotate(journal, &file, written.ino()) } else { Ok(()) }
+}
+
+/// All of it or nothing.
+fn write_whole(file: &mut File, line: &[u8]) -> io::Result<()> {
+    let taken = file.write(line)?;
+    if taken == line.len() {
+        return Ok(());
+    }
+    let end = file.stream_position()?;
+    // Unless another guard found room behind it meanwhile, which a full disk has not.
+    if file.metadata()?.len() == end {
+        file.set_len(end - taken as u64)?;
+    }
+    Err(io::ErrorKind::StorageFull.into())
+}
+
+/// One guard alone moves a full file away: the others would move the new one over it.
+fn rotate(journal: &Path, file: &File, inode: u64) -> io::Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Ok(()),
+        locked => locked?,
+    }
+    // Somebody may have moved it before the lock was had: then the path leads to another file.
+    if fs::metadata(journal).is_ok_and(|now| now.ino() == inode) {
         fs::rename(journal, rotated(journal))?;
     }
     Ok(())

@@ -1,0 +1,118 @@
+//! The journal under many guards at once, under rotation, and on a disk that is full: whole lines, and none missing.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+#[allow(dead_code, reason = "this test binds nothing")]
+mod namespace;
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use bindguard_sys::journal::append;
+use nix::mount::{MsFlags, mount};
+
+/// In the environment of a copy of this program that is to write: the journal, and the writer's number.
+const WRITER: &str = "JOURNAL_WRITER";
+const WRITERS: usize = 8;
+/// Where the journal is rotated, as documented.
+const FULL: u64 = 4 << 20;
+
+/// `{"writer":W,"line":N,"filler":"xxx…"}`
+fn line(writer: usize, number: usize, filler: usize) -> String {
+    format!(r#"{{"writer":{writer},"line":{number},"filler":"{}"}}"#, "x".repeat(filler))
+}
+
+/// The writer and number of a whole line.
+fn told(line: &str) -> (usize, usize) {
+    let rest = line.strip_prefix(r#"{"writer":"#).unwrap_or_else(|| panic!("not a line: {line:.80}"));
+    let (writer, rest) = rest.split_once(r#","line":"#).unwrap();
+    let (number, rest) = rest.split_once(r#","filler":""#).unwrap();
+    let filler = rest.strip_suffix(r#""}"#).unwrap_or_else(|| panic!("cut off: {line:.80}"));
+    assert!(filler.bytes().all(|byte| byte == b'x'), "two lines in one: {line:.80}");
+    (writer.parse().unwrap(), number.parse().unwrap())
+}
+
+/// Each of the writers, processes of their own, appends so many lines at once with the others.
+fn written_at_once(journal: &Path, lines: usize, filler: usize) {
+    let writers = (0..WRITERS).map(|writer| {
+        let task = format!("{writer} {lines} {filler} {}", journal.display());
+        let mut copy = Command::new(env::current_exe().unwrap());
+        copy.args(["--exact", "a_writer_of_the_others", "--ignored"])
+            .env(WRITER, task)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    });
+    for mut writer in writers.collect::<Vec<_>>() {
+        assert!(writer.wait().unwrap().success());
+    }
+}
+
+#[test]
+#[ignore = "what the other tests start as processes of their own"]
+fn a_writer_of_the_others() {
+    let Ok(task) = env::var(WRITER) else { return };
+    let words: Vec<&str> = task.splitn(4, ' ').collect();
+    let [writer, lines, filler] = [0, 1, 2].map(|at| words[at].parse().unwrap());
+    (0..lines).for_each(|number| append(Path::new(words[3]), &line(writer, number, filler)).unwrap());
+}
+
+#[test]
+fn many_writers_lose_no_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    written_at_once(&journal, 300, 900);
+    let text = fs::read_to_string(&journal).unwrap();
+    let all: BTreeSet<_> = text.lines().map(told).collect();
+    assert_eq!((text.lines().count(), all.len()), (WRITERS * 300, WRITERS * 300));
+}
+
+#[test]
+fn rotation_under_load_loses_only_the_oldest_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    // 19 MiB in all: four rotations
+    written_at_once(&journal, 1200, 2000);
+    let files = [folder.path().join("journal.jsonl.1"), journal];
+    let texts = files.each_ref().map(|file| fs::read_to_string(file).unwrap());
+    assert!(texts[0].len() as u64 >= FULL, "a file that was not full was moved over a full one");
+    let bound = FULL + (WRITERS as u64) * 2100;
+    assert!(texts.iter().all(|text| text.len() as u64 <= bound), "{:?}", texts.each_ref().map(String::len));
+    let kept: Vec<_> = texts.iter().flat_map(|text| text.lines()).map(told).collect();
+    for writer in 0..WRITERS {
+        let numbers: Vec<_> = kept.iter().filter(|(w, _)| *w == writer).map(|(_, number)| *number).collect();
+        // A line may lie in the older file that was written after one in the newer: its writer had opened it before.
+        let numbers: BTreeSet<_> = numbers.into_iter().collect();
+        // Of a writer that was done long before the others, nothing need be left.
+        let Some((first, last)) = numbers.first().zip(numbers.last()) else { continue };
+        assert_eq!(numbers.len(), last - first + 1, "writer {writer} lost a line between {first} and {last}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn what_a_full_disk_took_of_a_line_is_taken_back() {
+    if !namespace::enter(false) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    mount(Some("tmpfs"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
+    let journal: PathBuf = folder.path().join("journal.jsonl");
+    let mut written = 0;
+    let error = loop {
+        match append(&journal, &line(0, written, 5000)) {
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!((5..14).contains(&written), "{written}");
+    assert_eq!(error.source.kind(), std::io::ErrorKind::StorageFull);
+    append(&journal, &line(0, written, 5000)).unwrap_err();
+    mount(None::<&str>, folder.path(), None::<&str>, MsFlags::MS_REMOUNT, Some("size=1m")).unwrap();
+    append(&journal, &line(0, written, 5000)).unwrap();
+    let text = fs::read_to_string(&journal).unwrap();
+    assert_eq!(text.lines().map(told).collect::<Vec<_>>(), (0..=written).map(|n| (0, n)).collect::<Vec<_>>());
+}

@@ -1,0 +1,38 @@
+//! The journal's directory is read-only, or its disk is full: the container starts, what was stale is mended, and the log
+//! says that the journal is without this line.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::process::run;
+use bindguard_integration::stale::StaleBundle;
+use bindguard_integration::{Generation, Node, Setup};
+
+const DIRECTORY: &str = "/run/bindguard";
+
+#[test]
+fn read_only_or_full() {
+    Setup::on(Generation::V2_1).story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    let mut stale = StaleBundle::lay_out(node, "unwritten")?;
+    fs::create_dir_all(DIRECTORY).context("make the journal's directory")?;
+    for (options, words) in [("ro", "Read-only"), ("size=4k", "")] {
+        tmpfs(DIRECTORY, options)?;
+        if options != "ro" {
+            fs::write(Path::new(DIRECTORY).join("filler"), [0; 4096]).context("fill the journal's disk")?;
+        }
+        stale.begin_anew()?;
+        run(stale.guard(&[])?)?.success()?;
+        stale.is_mended()?;
+        let log = stale.bundle().log()?;
+        ensure!(log.contains("append to /run/bindguard/journal.jsonl: ") && log.contains(words), "{options}: {log}");
+        unmount(DIRECTORY)?;
+    }
+    stale.begin_anew()?;
+    stale.next_create()?;
+    stale.delete()
+}
