@@ -14,6 +14,8 @@ mount mount loop mounts
 mount.fuse3 fuse3 root filesystems that a program serves
 bindfs bindfs such a program
 mkfs.ext4 e2fsprogs a kubelet with a filesystem of its own
+mkfs.xfs xfsprogs the same, with xfs
+mkfs.btrfs btrfs-progs the same, with btrfs
 bindfs bindfs a FUSE daemon that dies
 modprobe kmod the loop module
 cc gcc,libc6-dev the crates that link

@@ -7,9 +7,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::mount_calls::bind;
+use crate::mount_calls::{bind, tmpfs};
 use crate::privilege::has_program;
 use crate::process::host;
+
+/// xfs and btrfs have smallest sizes, of some hundred MiB; the file is sparse.
+const IMAGE: u64 = 512 << 20;
 
 /// How the kubelet's root relates to the machine's filesystems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +22,14 @@ pub enum KubeletRoot {
     RootDisk,
     /// A filesystem of its own: ext4 on a loop device.
     OwnFilesystem,
+    /// The same, with xfs.
+    Xfs,
+    /// A subvolume of a btrfs, with another one for the pods: files of one mount then have several `st_dev`.
+    BtrfsSubvolume,
+    /// An overlay of two folders, as on hosts with a read-only root.
+    Overlay,
+    /// Memory, as on nodes that boot from the network.
+    Tmpfs,
     /// A folder of another place, bind-mounted.
     BindMounted,
     /// A symlink to another place.
@@ -27,16 +38,46 @@ pub enum KubeletRoot {
 
 impl KubeletRoot {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::RootDisk, Self::OwnFilesystem, Self::BindMounted, Self::Symlinked];
+    pub const ALL: [Self; 8] = [
+        Self::RootDisk,
+        Self::OwnFilesystem,
+        Self::Xfs,
+        Self::BtrfsSubvolume,
+        Self::Overlay,
+        Self::Tmpfs,
+        Self::BindMounted,
+        Self::Symlinked,
+    ];
 
     /// Why this machine cannot have it, if so.
     pub(crate) fn unavailable(self) -> Option<String> {
-        let missing = ["losetup", "mkfs.ext4"].into_iter().find(|program| !has_program(program));
+        let filesystem = self.filesystem()?;
+        let loop_device = || {
+            let programs = ["losetup".to_owned(), format!("mkfs.{filesystem}")];
+            let missing = programs.iter().find(|program| !has_program(program));
+            match Path::new("/dev/loop-control").exists() {
+                true => missing.map(|program| format!("no {program}")),
+                false => Some("no loop devices".to_owned()),
+            }
+        };
+        let in_kernel = (!kernel_has(filesystem)).then(|| format!("this kernel has no {filesystem}"));
+        in_kernel.or_else(|| self.is_an_image().then(loop_device).flatten())
+    }
+
+    /// The type of the filesystem that is made for it.
+    fn filesystem(self) -> Option<&'static str> {
         match self {
-            Self::OwnFilesystem if !Path::new("/dev/loop-control").exists() => Some("no loop devices".into()),
-            Self::OwnFilesystem => missing.map(|program| format!("no {program}")),
+            Self::OwnFilesystem => Some("ext4"),
+            Self::Xfs => Some("xfs"),
+            Self::BtrfsSubvolume => Some("btrfs"),
+            Self::Overlay => Some("overlay"),
+            Self::Tmpfs => Some("tmpfs"),
             Self::RootDisk | Self::BindMounted | Self::Symlinked => None,
         }
+    }
+
+    fn is_an_image(self) -> bool {
+        matches!(self, Self::OwnFilesystem | Self::Xfs | Self::BtrfsSubvolume)
     }
 
     /// Makes it in the node's folder and returns the path that the kubelet is told.
@@ -44,9 +85,26 @@ impl KubeletRoot {
         let root = disk.join("kubelet");
         match self {
             Self::RootDisk => make(&root)?,
-            Self::OwnFilesystem => {
+            Self::OwnFilesystem | Self::Xfs => {
                 make(&root)?;
-                mount_image(&disk.join("kubelet.img"), &root)?;
+                mount_image(self.filesystem().unwrap_or_default(), &disk.join("kubelet.img"), &root)?;
+            }
+            Self::BtrfsSubvolume => {
+                let top = disk.join("btrfs");
+                make(&top)?;
+                make(&root)?;
+                mount_image("btrfs", &disk.join("kubelet.img"), &top)?;
+                subvolume(&top.join("kubelet"))?;
+                bind(top.join("kubelet"), &root)?;
+                subvolume(&root.join("pods"))?;
+            }
+            Self::Overlay => {
+                make(&root)?;
+                mount_overlay(&disk.join("overlay"), &root)?;
+            }
+            Self::Tmpfs => {
+                make(&root)?;
+                tmpfs(&root, "mode=755")?;
             }
             Self::BindMounted => {
                 let place = disk.join("data/kubelet");
@@ -68,12 +126,33 @@ fn make(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))
 }
 
+/// Whether the kernel knows a filesystem, or has a module that does.
+fn kernel_has(filesystem: &str) -> bool {
+    let knows = || {
+        let all = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        all.lines().any(|line| line.split_whitespace().last() == Some(filesystem))
+    };
+    knows() || host(["modprobe", filesystem]).is_ok() && knows()
+}
+
+fn subvolume(path: &Path) -> Result<()> {
+    host(["btrfs".as_ref(), "-q".as_ref(), "subvolume".as_ref(), "create".as_ref(), path.as_os_str()]).map(drop)
+}
+
+fn mount_overlay(folders: &Path, target: &Path) -> Result<()> {
+    for folder in ["lower", "upper", "work"] {
+        make(&folders.join(folder))?;
+    }
+    let at = folders.display();
+    let options = format!("lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work");
+    host(["mount", "-t", "overlay", "-o", &options, "overlay", &target.display().to_string()]).map(drop)
+}
+
 /// `mount -o loop` gives the device back by itself when the last mount of it goes.
-fn mount_image(image: &Path, target: &Path) -> Result<()> {
-    const SIZE: u64 = 64 << 20;
+fn mount_image(filesystem: &str, image: &Path, target: &Path) -> Result<()> {
     let file = File::create(image).with_context(|| format!("create {}", image.display()))?;
-    file.set_len(SIZE).with_context(|| format!("enlarge {}", image.display()))?;
-    host(["mkfs.ext4".as_ref(), "-q".as_ref(), image.as_os_str()])?;
+    file.set_len(IMAGE).with_context(|| format!("enlarge {}", image.display()))?;
+    host([format!("mkfs.{filesystem}").as_ref(), "-q".as_ref(), image.as_os_str()])?;
     host(["mount".as_ref(), "-o".as_ref(), "loop".as_ref(), image.as_os_str(), target.as_os_str()])?;
     Ok(())
 }

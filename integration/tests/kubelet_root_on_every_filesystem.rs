@@ -1,0 +1,68 @@
+//! The kubelet's root on ext4, xfs, a btrfs with subvolumes, an overlay and a tmpfs: what a deleted file, a link count and a
+//! device number look like differs from one to the other, and the verdict and the mending do not.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::scenes::{Shape, UpdateThenRestart, only_a_current_mount};
+use bindguard_integration::stale::StaleBundle;
+use bindguard_integration::{Bind, Generation, KubeletRoot, Node, Runtime, Setup, VolumeKind};
+
+fn story(root: KubeletRoot) {
+    Setup::on(Generation::V2_1).kubelet_root(root).story(|node| {
+        let (kind, runtime) = (VolumeKind::ConfigMap, Runtime::Bindguard);
+        UpdateThenRestart { kind, shape: Shape::NestedKey, runtime }.play(node)?;
+        replaced_then_restarted(node, VolumeKind::EmptyDir)?;
+        replaced_then_restarted(node, VolumeKind::EmptyDirMemory)?;
+        let mut stale = StaleBundle::lay_out(node, "stale")?;
+        for _ in 0..5 {
+            stale.begin_anew()?;
+            stale.next_create()?;
+        }
+        stale.delete()
+    });
+}
+
+#[test]
+fn ext4() {
+    story(KubeletRoot::OwnFilesystem);
+}
+
+#[test]
+fn xfs() {
+    story(KubeletRoot::Xfs);
+}
+
+#[test]
+fn btrfs_subvolume() {
+    story(KubeletRoot::BtrfsSubvolume);
+}
+
+#[test]
+fn overlay() {
+    story(KubeletRoot::Overlay);
+}
+
+#[test]
+fn tmpfs() {
+    story(KubeletRoot::Tmpfs);
+}
+
+/// A container writes its file beside the old one and renames it into place, as editors and agents do, and restarts.
+fn replaced_then_restarted(node: &Node, kind: VolumeKind) -> Result<()> {
+    let pod = node.kubelet().pod("writes")?;
+    let volume = pod.empty_volume(kind, "cache")?;
+    let file = volume.path().join("folder/state");
+    fs::create_dir(volume.path().join("folder")).context("make the volume's folder")?;
+    fs::write(&file, "start").context("write the volume's file")?;
+    let subpath = volume.subpath("app", 0, "folder/state");
+    let bind = Bind::new(subpath.bind()?, "/state");
+    for content in ["one", "two", "three"] {
+        let new = volume.path().join("folder/new");
+        fs::write(&new, content).and_then(|()| fs::rename(&new, &file)).context("replace the volume's file")?;
+        let read = node.ctr().container("writer").mount(bind.clone()).runs(&["cat", "/state"]).run()?.success()?;
+        ensure!(read == content, "{kind:?}: the container reads {read:?} and not {content:?}");
+        only_a_current_mount(&subpath)?;
+    }
+    pod.delete()
+}
