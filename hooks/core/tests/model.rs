@@ -1,0 +1,165 @@
+//! Random histories of a volume: payloads written, swapped, half written and stranded, files replaced and removed, mounts
+//! gone and made anew, guards killed in between. After every create the container gets what the kubelet would bind, or
+//! nothing is there that it could get; and the model knows the truth, which the guard never sees.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects")]
+
+#[path = "model/world.rs"]
+mod world;
+
+use std::path::Path;
+
+use bindguard_core::evidence::FileKind;
+use bindguard_core::judge::{Finding, Unmounted, Verdict, Way, judge_subpath};
+use bindguard_core::kubelet::{Plugin, VolumeSubpath};
+use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::policy::{Policy, Vanished};
+use bindguard_core::source::SourceKind;
+use bindguard_core::spec::SpecEdit;
+use proptest::prelude::*;
+use world::{Event, Veiled, World};
+
+const SUBPATH: &str = "/var/lib/kubelet/pods/u/volume-subpaths/v/c/0";
+
+fn world() -> impl Strategy<Value = World> {
+    let volume = prop::sample::select(vec![
+        ("kubernetes.io~configmap", false),
+        ("kubernetes.io~secret", true),
+        ("kubernetes.io~empty-dir", false),
+        ("kubernetes.io~empty-dir", true),
+        ("kubernetes.io~local-volume", true),
+    ]);
+    let sub_path = prop::sample::select(vec!["app.conf", "deep/er"]);
+    let kind = prop::sample::select(vec![FileKind::File, FileKind::Directory]);
+    (volume, sub_path, kind).prop_map(|((folder, own), sub_path, kind)| {
+        World::new(Plugin::from_folder(folder.as_ref()).unwrap(), own, sub_path, kind)
+    })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let veiled =
+        prop::sample::select(vec![Veiled::Mount, Veiled::Identity, Veiled::Volume, Veiled::Target, Veiled::File]);
+    prop_oneof![
+        6 => (prop::bool::weighted(0.8), any::<bool>())
+            .prop_map(|(with_key, strands_old)| Event::Update { with_key, strands_old }),
+        1 => Just(Event::HalfUpdate),
+        4 => prop::bool::weighted(0.2).prop_map(|other_kind| Event::Replace { other_kind }),
+        2 => Just(Event::Remove),
+        6 => Just(Event::Bind),
+        1 => Just(Event::Unbind),
+        1 => Just(Event::Unmount),
+        2 => Just(Event::Mount),
+        2 => Just(Event::GuardKilled),
+        1 => veiled.prop_map(|veiled| Event::Veil(Some(veiled))),
+        2 => Just(Event::Veil(None)),
+        6 => Just(Event::Create),
+    ]
+}
+
+fn subpath() -> VolumeSubpath {
+    VolumeSubpath::from_path(Path::new(SUBPATH), [Path::new("/var/lib/kubelet")]).unwrap()
+}
+
+/// The findings of a spec that binds the subpath, and two things that are none of the guard's business.
+fn findings(world: &World) -> [Finding; 3] {
+    let finding = |bind, source: &str, kind, verdict| Finding {
+        bind: Some(bind),
+        source: source.into(),
+        destination: Some("/etc/x".into()),
+        kind,
+        verdict,
+    };
+    [
+        finding(0, "/srv/data", SourceKind::Foreign, Verdict::Foreign),
+        finding(1, SUBPATH, SourceKind::Subpath(subpath()), judge_subpath(&subpath(), &world.evidence())),
+        finding(2, "/etc/hosts", SourceKind::Foreign, Verdict::Foreign),
+    ]
+}
+
+fn plan(world: &World, policy: &Policy) -> Plan {
+    let plan = Plan::from_findings(&findings(world), policy);
+    assert!(plan.rebinds.iter().all(|order| order.bind() == Some(1)), "{plan:?}");
+    assert!(!plan.edits_bind(0) && !plan.edits_bind(2), "{plan:?}");
+    assert!(!world.is_veiled() || plan.is_empty(), "planned on what was not read: {plan:?}");
+    plan
+}
+
+/// Carries out one re-bind as the guard does, looking again after each step; stops after the first step when `is_killed`.
+fn carry_out(world: &mut World, policy: &Policy, is_killed: bool) {
+    for _ in 0..8 {
+        let orders = plan(world, policy).rebinds;
+        let [order] = &orders[..] else { return };
+        step(world, order, is_killed);
+        if is_killed {
+            return;
+        }
+    }
+    panic!("it never comes to an end: {world:?}");
+}
+
+fn step(world: &mut World, order: &Rebind, is_killed: bool) {
+    match order.way() {
+        Way::Remake => world.make_directory(order.sub_path()),
+        Way::Rebind if world.stack.len() > 1 => world.detach(),
+        Way::Rebind => {
+            world.attach_beneath(order.sub_path());
+            if !is_killed {
+                world.detach();
+            }
+        }
+        Way::PointSpecAtVolume => panic!("planned as a re-bind: {order:?}"),
+    }
+}
+
+/// What the container that is created now gets.
+fn check(world: &World, policy: &Policy) {
+    let [_, finding, _] = &findings(world);
+    let top = world.stack.last();
+    match &finding.verdict {
+        Verdict::Current => {
+            let top = top.expect("current without a mount");
+            assert_eq!((world.stack.len(), top.deleted), (1, false), "{world:?}");
+            assert_eq!(world.shown(), world.truth(), "current, and not what the kubelet would bind: {world:?}");
+        }
+        Verdict::Orphaned { .. } => {
+            let truth_of_its_kind = world.truth().filter(|truth| top.is_some_and(|top| top.file.kind == truth.kind));
+            assert_eq!(truth_of_its_kind, None, "orphaned, and there is something to bind: {world:?}");
+            let stands_in = world.is_kubelets() && top.is_some_and(|top| top.is_placeholder);
+            assert!(!stands_in || world.truth().is_none(), "orphaned, and its key is there: {world:?}");
+        }
+        Verdict::Unmounted(Unmounted::Subpath) => assert!(world.stack.is_empty()),
+        Verdict::Unmounted(Unmounted::Volume { .. }) => assert!(!world.is_there(), "{world:?}"),
+        Verdict::Unknown(_) => assert!(world.is_veiled(), "{world:?}"),
+        // A directory in a file's place cannot be bound over: the spec goes around it, to a name that leads to the truth.
+        Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::PointSpecAtVolume => {
+            assert!(matches!(&plan(world, policy).edits[..], [SpecEdit::Source { bind: 1, .. }]));
+            assert!(world.truth().is_some());
+        }
+        verdict => panic!("{verdict:?} after an admission of {world:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happened_a_container_gets_what_the_kubelet_would_bind(
+        mut world in world(),
+        events in prop::collection::vec(event(), 1..60),
+        remakes: bool,
+    ) {
+        let vanished_directories = if remakes { Vanished::Remake } else { Vanished::Leave };
+        let policy = Policy { vanished_directories, ..Policy::default() };
+        for event in events {
+            world.happen(event);
+            match event {
+                Event::GuardKilled => carry_out(&mut world, &policy, true),
+                Event::Create => {
+                    carry_out(&mut world, &policy, false);
+                    check(&world, &policy);
+                }
+                _ => {}
+            }
+        }
+    }
+}

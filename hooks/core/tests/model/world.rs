@@ -1,0 +1,306 @@
+//! A volume, its kubelet, its containers and the kernel's mounts, as far as a subpath can notice them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::evidence::{
+    FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
+};
+use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, Writer};
+use bindguard_core::mount_table::{Device, FsType, MountRoot};
+
+/// The device of the node's own disk.
+const DISK: u32 = 1;
+
+/// What happens to a volume.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// The kubelet writes a payload. It may leave the key out, and its removal of the old one may fail.
+    Update { with_key: bool, strands_old: bool },
+    /// The kubelet is killed after it wrote a payload and before `..data` names it.
+    HalfUpdate,
+    /// A container puts something new in the file's place, of the same kind or of the other.
+    Replace { other_kind: bool },
+    /// A container removes it.
+    Remove,
+    /// The kubelet binds the subpath for a container that is about to start, unless it is bound already.
+    Bind,
+    /// The kubelet takes the subpath's mounts away.
+    Unbind,
+    /// The volume's own mount goes away.
+    Unmount,
+    /// It is mounted anew: another device; a tmpfs is empty, a disk is as it was.
+    Mount,
+    /// A guard is killed after it attached the current target and before it detached the stale mount.
+    GuardKilled,
+    /// Something about the subpath cannot be read from here on, or can again.
+    Veil(Option<Veiled>),
+    /// A container is created.
+    Create,
+}
+
+/// What cannot be read.
+#[derive(Debug, Clone, Copy)]
+pub enum Veiled {
+    Mount,
+    Identity,
+    Volume,
+    Target,
+    File,
+}
+
+/// A mount at the subpath.
+#[derive(Debug, Clone)]
+pub struct Bound {
+    device: u32,
+    root: PathBuf,
+    pub file: FileIdentity,
+    pub deleted: bool,
+    /// A directory that the kubelet made because there was nothing to bind.
+    pub is_placeholder: bool,
+}
+
+/// All of it.
+#[derive(Debug, Clone)]
+pub struct World {
+    plugin: Plugin,
+    has_own_mount: bool,
+    is_mounted: bool,
+    device: u32,
+    data: Option<TimestampDirectory>,
+    /// By path below the volume.
+    files: BTreeMap<PathBuf, FileIdentity>,
+    /// The mounts at the subpath, the topmost last.
+    pub stack: Vec<Bound>,
+    /// What the pod asked for; the guard never sees it.
+    sub_path: PathBuf,
+    kind: FileKind,
+    veiled: Option<Veiled>,
+    made: u32,
+}
+
+impl World {
+    pub fn new(plugin: Plugin, has_own_mount: bool, sub_path: &str, kind: FileKind) -> Self {
+        let device = if has_own_mount { DISK + 1 } else { DISK };
+        let (is_mounted, data, files, stack) = (has_own_mount, None, BTreeMap::new(), Vec::new());
+        let mut world = Self {
+            plugin,
+            has_own_mount,
+            is_mounted,
+            device,
+            data,
+            files,
+            stack,
+            sub_path: sub_path.into(),
+            kind,
+            veiled: None,
+            made: 10,
+        };
+        world.happen(Event::Update { with_key: true, strands_old: false });
+        world.happen(Event::Replace { other_kind: false });
+        world
+    }
+
+    pub fn happen(&mut self, event: Event) {
+        let is_kubelets = self.is_kubelets();
+        match event {
+            Event::Update { with_key, strands_old } if is_kubelets && self.is_there() => {
+                let old = self.data.clone();
+                self.data = Some(self.write_payload(with_key));
+                if let Some(old) = old.filter(|_| !strands_old) {
+                    self.remove(Path::new(old.name()));
+                }
+            }
+            Event::HalfUpdate if is_kubelets && self.is_there() => drop(self.write_payload(true)),
+            Event::Replace { other_kind } if !is_kubelets && self.is_there() => {
+                self.remove(&self.sub_path.clone());
+                let file = self.make(if other_kind { opposite(self.kind) } else { self.kind });
+                self.files.insert(self.sub_path.clone(), file);
+            }
+            Event::Remove if !is_kubelets => self.remove(&self.sub_path.clone()),
+            Event::Bind if self.stack.is_empty() && self.is_there() => self.bind(),
+            Event::Unbind => self.stack.clear(),
+            Event::Unmount if self.is_mounted => {
+                (self.is_mounted, self.device) = (false, DISK);
+                if self.is_tmpfs() {
+                    (self.files, self.data) = (BTreeMap::new(), None);
+                }
+            }
+            Event::Mount if self.has_own_mount && !self.is_mounted => {
+                self.made += 1;
+                (self.is_mounted, self.device) = (true, self.made);
+            }
+            Event::Veil(veiled) => self.veiled = veiled,
+            Event::Update { .. } | Event::HalfUpdate | Event::Replace { .. } | Event::Remove | Event::Bind => {}
+            Event::Unmount | Event::Mount | Event::GuardKilled | Event::Create => {}
+        }
+    }
+
+    /// What the kubelet would bind today, by the pod's own words.
+    pub fn truth(&self) -> Option<FileIdentity> {
+        self.files.get(&self.place_of_truth()?).map(|file| seen_on(*file, self.device)).filter(|_| self.is_there())
+    }
+
+    /// What a container would see at the subpath.
+    pub fn shown(&self) -> Option<FileIdentity> {
+        self.stack.last().map(|top| seen_on(top.file, top.device))
+    }
+
+    /// What everybody but the pod can see.
+    pub fn evidence(&self) -> SubpathEvidence {
+        let unreadable = || "EIO".to_owned();
+        let mount = self.stack.last().map_or(Observed::Absent, |top| Observed::Seen(self.mount(top)));
+        let volume = Observed::Seen(self.volume());
+        let target = match (&mount, &volume) {
+            (Observed::Seen(mount), Observed::Seen(volume)) => self.target(mount, volume),
+            _ => Observed::Absent,
+        };
+        let mut evidence = SubpathEvidence { mount, reach: Reach::NotAsked, volume, target };
+        match (self.veiled, &mut evidence) {
+            (Some(Veiled::Mount), evidence) => evidence.mount = Observed::Unreadable(unreadable()),
+            (Some(Veiled::Volume), evidence) => evidence.volume = Observed::Unreadable(unreadable()),
+            (Some(Veiled::Target), evidence) => evidence.target = Observed::Unreadable(unreadable()),
+            (Some(Veiled::Identity), SubpathEvidence { mount: Observed::Seen(mount), .. }) => {
+                mount.identity = Observed::Unreadable(unreadable());
+            }
+            (Some(Veiled::File), SubpathEvidence { target: Observed::Seen(target), .. }) => {
+                target.file = Observed::Unreadable(unreadable());
+            }
+            (Some(Veiled::Identity | Veiled::File) | None, _) => {}
+        }
+        evidence
+    }
+
+    pub fn is_kubelets(&self) -> bool {
+        self.plugin.writer() == Writer::Kubelet
+    }
+
+    pub fn is_veiled(&self) -> bool {
+        self.veiled.is_some()
+    }
+
+    /// The volume is what its plugin makes it.
+    pub fn is_there(&self) -> bool {
+        self.is_mounted == self.has_own_mount
+    }
+
+    /// open_tree and move_mount: the current target of a sub path, directly below the topmost mount.
+    pub fn attach_beneath(&mut self, sub_path: &SubPath) {
+        let at = self.place_of(&sub_path.path).expect("a target was seen");
+        let file = *self.files.get(&at).expect("a target was seen");
+        assert_eq!(self.stack.last().map(|top| top.file.kind), Some(file.kind), "the kernel says ENOTDIR");
+        let root = self.place().join(at);
+        let new = Bound { device: self.device, root, file, deleted: false, is_placeholder: false };
+        self.stack.insert(self.stack.len() - 1, new);
+    }
+
+    /// umount2 of the topmost mount.
+    pub fn detach(&mut self) {
+        self.stack.pop();
+    }
+
+    /// mkdir, below the volume's root.
+    pub fn make_directory(&mut self, sub_path: &SubPath) {
+        let file = self.make(FileKind::Directory);
+        self.files.insert(sub_path.path.clone(), file);
+    }
+
+    fn bind(&mut self) {
+        let is_placeholder = self.truth().is_none();
+        if is_placeholder {
+            // subpath_linux.go makes a directory of the key's name in the volume itself.
+            let made = self.make(FileKind::Directory);
+            self.files.entry(self.sub_path.clone()).or_insert(made);
+        }
+        let at = self.place_of_truth().filter(|at| self.files.contains_key(at)).unwrap_or(self.sub_path.clone());
+        let file = self.files[&at];
+        let root = self.place().join(at);
+        self.stack.push(Bound { device: self.device, root, file, deleted: false, is_placeholder });
+    }
+
+    fn write_payload(&mut self, with_key: bool) -> TimestampDirectory {
+        self.made += 1;
+        let name = format!("..2026_11_21_05_10_00.{}", self.made);
+        let timestamp = TimestampDirectory::from_name(name.as_ref()).expect("it is AtomicWriter's");
+        if with_key {
+            let file = self.make(self.kind);
+            self.files.insert(Path::new(&name).join(&self.sub_path), file);
+        }
+        timestamp
+    }
+
+    fn remove(&mut self, path: &Path) {
+        let gone: Vec<FileIdentity> =
+            self.files.iter().filter(|(at, _)| at.starts_with(path)).map(|(_, file)| *file).collect();
+        self.files.retain(|at, _| !at.starts_with(path));
+        self.stack.iter_mut().filter(|bound| gone.contains(&bound.file)).for_each(|bound| bound.deleted = true);
+    }
+
+    fn make(&mut self, kind: FileKind) -> FileIdentity {
+        self.made += 1;
+        FileIdentity { device: 0, inode: u64::from(self.made), kind }
+    }
+
+    fn place_of_truth(&self) -> Option<PathBuf> {
+        self.place_of(&self.sub_path)
+    }
+
+    fn place_of(&self, path: &Path) -> Option<PathBuf> {
+        match self.plugin.writer() {
+            Writer::Kubelet => Some(Path::new(self.data.as_ref()?.name()).join(path)),
+            Writer::Containers => Some(path.to_owned()),
+        }
+    }
+
+    fn place(&self) -> PathBuf {
+        if self.is_mounted { "/".into() } else { "/var/lib/kubelet/pods/u/volumes/v".into() }
+    }
+
+    fn is_tmpfs(&self) -> bool {
+        self.plugin != Plugin::from_folder("kubernetes.io~local-volume".as_ref()).expect("it is a plugin")
+    }
+
+    fn fs_type(&self, device: u32) -> FsType {
+        FsType(if device != DISK && self.is_tmpfs() { "tmpfs".into() } else { "ext4".into() })
+    }
+
+    fn mount(&self, top: &Bound) -> SubpathMount {
+        SubpathMount {
+            root: MountRoot { path: top.root.clone(), deleted: top.deleted },
+            device: Device { major: 0, minor: top.device },
+            fs_type: self.fs_type(top.device),
+            identity: Observed::Seen(seen_on(top.file, top.device)),
+            covers_its_equal: self.stack.len() > 1,
+        }
+    }
+
+    fn volume(&self) -> Volume {
+        Volume {
+            plugin: self.plugin,
+            directory: "/var/lib/kubelet/pods/u/volumes/p/v".into(),
+            device: Device { major: 0, minor: self.device },
+            fs_type: self.fs_type(self.device),
+            place: self.place(),
+            is_mount_point: self.is_mounted,
+        }
+    }
+
+    fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
+        let Ok(sub_path) = SubPath::from_mount(mount, volume) else { return Observed::Absent };
+        let Some(at) = self.place_of(&sub_path.path) else { return Observed::Absent };
+        let file = self.files.get(&at).map_or(Observed::Absent, |file| Observed::Seen(seen_on(*file, self.device)));
+        Observed::Seen(Target { timestamp: self.data.clone(), file })
+    }
+}
+
+/// A file by the device that its filesystem has now.
+fn seen_on(file: FileIdentity, device: u32) -> FileIdentity {
+    FileIdentity { device: u64::from(device), ..file }
+}
+
+fn opposite(kind: FileKind) -> FileKind {
+    match kind {
+        FileKind::File => FileKind::Directory,
+        FileKind::Directory => FileKind::File,
+    }
+}
