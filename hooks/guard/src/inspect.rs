@@ -8,7 +8,7 @@ use bindguard_core::kubelet::MountedVolume;
 use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
-use bindguard_sys::observe::{HeldSubpath, HeldVolume, observe_host_mount};
+use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
 use bindguard_sys::{Handle, HandleError, Mounts};
 
 use crate::ask::{Answers, ask};
@@ -26,10 +26,10 @@ enum Held {
 }
 
 impl Held {
-    fn hold(source: &Path, policy: &Policy) -> Self {
+    fn hold(source: &Path, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
         match SourceKind::from_path(source, None, policy) {
             SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off => {
-                Self::Subpath(Box::new(HeldSubpath::hold(&subpath)))
+                Self::Subpath(Box::new(HeldSubpath::hold_among(&subpath, directories)))
             }
             SourceKind::MountedVolume(volume) if policy.unmounted_volumes != Alarm::Off => {
                 let held = HeldVolume::hold(&volume);
@@ -120,7 +120,9 @@ impl Look<'_> {
 
 /// Judges every bind of a spec.
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
-    let held: Vec<Held> = spec.binds().iter().map(|bind| Held::hold(&bundle.join(bind.source()), policy)).collect();
+    let directories = HeldVolumeDirectories::default();
+    let hold = |bind: &Bind| Held::hold(&bundle.join(bind.source()), &directories, policy);
+    let held: Vec<Held> = spec.binds().iter().map(hold).collect();
     let look = Look { spec, policy, mounts: Mounts::default() };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look.mounts)).collect();
     let judged = spec.binds().iter().zip(held).zip(ask(&to_ask)).map(|((bind, held), answers)| {

@@ -10,7 +10,7 @@ use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_sys::Mounts;
-use bindguard_sys::observe::{HeldSubpath, list_subpaths};
+use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, list_subpaths};
 
 use crate::ask::observe_all;
 use crate::causes::in_full;
@@ -79,7 +79,8 @@ fn judged(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
 }
 
 fn judged_at_once(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
-    let held: Vec<_> = subpaths.iter().map(HeldSubpath::hold).collect();
+    let directories = HeldVolumeDirectories::default();
+    let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath, &directories)).collect();
     let evidence = observe_all(&held, &Mounts::default());
     let judged = subpaths.iter().zip(evidence).map(|(subpath, evidence)| Finding {
         bind: None,

@@ -48,9 +48,14 @@ pub enum BundleError {
 /// When there is none, it cannot be read, or it is unreasonably large.
 pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
     let path = bundle.join("config.json");
-    let mut spec = Vec::new();
-    let read = File::open(&path).and_then(|file| file.take(LARGEST_SPEC + 1).read_to_end(&mut spec));
-    read.map_err(|source| BundleError::Read { path: path.clone(), source })?;
+    let read = || {
+        let file = File::open(&path)?;
+        // One byte more than it holds, so that one read finds its end.
+        let mut spec = Vec::with_capacity(file.metadata()?.len().min(LARGEST_SPEC) as usize + 1);
+        file.take(LARGEST_SPEC + 1).read_to_end(&mut spec)?;
+        Ok(spec)
+    };
+    let spec = read().map_err(|source| BundleError::Read { path: path.clone(), source })?;
     if spec.len() as u64 > LARGEST_SPEC { Err(BundleError::TooLarge(path)) } else { Ok(spec) }
 }
 

@@ -4,19 +4,22 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
 use bindguard_core::mount_table::MountId;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
 
 /// statx(2)'s `STATX_MNT_ID_UNIQUE`: an id that no other mount ever gets.
-const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
+const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
 /// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.
 #[derive(Debug)]
 pub struct Handle {
     fd: OwnedFd,
     path: PathBuf,
+    /// What cannot change while it is held, asked for once.
+    lasting: OnceLock<Statx>,
 }
 
 /// What could not be learned about a file.
@@ -89,18 +92,18 @@ impl Handle {
     pub fn cached(path: &Path) -> Option<Self> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let fd = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::CACHED).ok()?;
-        Some(Self { fd, path: path.to_owned() })
+        Some(Self::from_fd(fd, path.to_owned()))
     }
 
     fn open(path: &Path, flags: OFlags) -> Result<Self, HandleError> {
         match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty()) {
-            Ok(fd) => Ok(Self { fd, path: path.to_owned() }),
+            Ok(fd) => Ok(Self::from_fd(fd, path.to_owned())),
             Err(errno) => Err(HandleError::Open { path: path.to_owned(), source: errno.into() }),
         }
     }
 
     pub(crate) fn from_fd(fd: OwnedFd, path: PathBuf) -> Self {
-        Self { fd, path }
+        Self { fd, path, lasting: OnceLock::new() }
     }
 
     /// The path that it was opened by.
@@ -123,9 +126,8 @@ impl Handle {
     /// # Errors
     /// statx(2)'s.
     pub(crate) fn unique_mount_id(&self) -> Result<Option<u64>, HandleError> {
-        let unique = StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
-        let stat = self.statx(unique)?;
-        Ok(has(&stat, unique).then_some(stat.stx_mnt_id))
+        let stat = self.lasting()?;
+        Ok(has(stat, UNIQUE_MOUNT_ID).then_some(stat.stx_mnt_id))
     }
 
     /// Whether it is the root of its mount: its path is a mount point.
@@ -133,7 +135,7 @@ impl Handle {
     /// # Errors
     /// statx(2)'s, and a kernel before 5.8.
     pub fn is_mount_root(&self) -> Result<bool, HandleError> {
-        let stat = self.statx(StatxFlags::empty())?;
+        let stat = self.lasting()?;
         let told = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
         if told {
             Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
@@ -147,7 +149,7 @@ impl Handle {
     /// # Errors
     /// statx(2)'s.
     pub fn identity(&self) -> Result<FileIdentity, HandleError> {
-        let stat = self.statx(StatxFlags::TYPE | StatxFlags::INO)?;
+        let stat = self.lasting()?;
         let directory = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
         Ok(FileIdentity {
             device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
@@ -156,12 +158,29 @@ impl Handle {
         })
     }
 
+    /// Whether it is a symlink itself.
+    ///
+    /// # Errors
+    /// statx(2)'s.
+    pub(crate) fn is_symlink(&self) -> Result<bool, HandleError> {
+        Ok(FileType::from_raw_mode(self.lasting()?.stx_mode.into()) == FileType::Symlink)
+    }
+
     /// The path by which the kernel knows it, symlinks resolved. Of no use for a file that was deleted.
     ///
     /// # Errors
     /// readlink(2)'s.
     pub fn resolved_path(&self) -> io::Result<PathBuf> {
         fs::read_link(self.magic_path())
+    }
+
+    /// Its mount, whether it is that mount's root, and which file it is.
+    fn lasting(&self) -> Result<&Statx, HandleError> {
+        if let Some(stat) = self.lasting.get() {
+            return Ok(stat);
+        }
+        let stat = self.statx(UNIQUE_MOUNT_ID | StatxFlags::TYPE | StatxFlags::INO)?;
+        Ok(self.lasting.get_or_init(|| stat))
     }
 
     fn statx(&self, mask: StatxFlags) -> Result<Statx, HandleError> {

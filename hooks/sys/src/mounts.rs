@@ -4,7 +4,8 @@
 //! is denied, the mount table is read, once, when it is first asked for: that is after everything of interest is held, so
 //! mount ids still name the mounts that they named.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
@@ -18,6 +19,8 @@ use crate::statmount::statmount;
 #[derive(Debug, Default)]
 pub struct Mounts {
     only_table: bool,
+    /// What statmount told, by unique id: most sources of a node share a few mounts.
+    told: RefCell<HashMap<u64, StatmountEntry>>,
     table: OnceCell<Result<MountTable, MountinfoError>>,
 }
 
@@ -51,8 +54,8 @@ impl Mounts {
     /// # Errors
     /// What keeps it from being told, in one line.
     pub fn mount_of(&self, handle: &Handle) -> Result<MountOf, String> {
-        match by_statmount(handle).filter(|_| !self.only_table) {
-            // mountinfo knows which FUSE it is, statmount does not.
+        match self.by_statmount(handle).filter(|_| !self.only_table) {
+            // mountinfo knows which FUSE it is, statmount only since Linux 6.13.
             Some(mount) if mount.entry.fs_type.0 != "fuse" => Ok(mount),
             _ => self.by_table(handle),
         }
@@ -68,6 +71,32 @@ impl Mounts {
         Ok(table.entries().iter().any(|entry| is_below(&entry.mount_point)))
     }
 
+    /// `None`: statmount cannot tell. Then the mount table can, or can say why not.
+    fn by_statmount(&self, handle: &Handle) -> Option<MountOf> {
+        let unique_id = handle.unique_mount_id().ok()??;
+        let is_mount_point = handle.is_mount_root().ok()?;
+        let StatmountEntry { entry, unique_parent } = self.statmount(unique_id).ok()?;
+        let parent = match is_namespace_root(&entry) {
+            true => None,
+            false => match self.statmount(unique_parent) {
+                Ok(parent) => Some(parent.entry),
+                // A process's own root may be less than the namespace's: what it is mounted on cannot be named.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(_) => return None,
+            },
+        };
+        Some(MountOf { entry, parent, is_mount_point })
+    }
+
+    fn statmount(&self, unique_id: u64) -> io::Result<StatmountEntry> {
+        if let Some(told) = self.told.borrow().get(&unique_id) {
+            return Ok(told.clone());
+        }
+        let told = statmount(unique_id)?;
+        self.told.borrow_mut().insert(unique_id, told.clone());
+        Ok(told)
+    }
+
     fn by_table(&self, handle: &Handle) -> Result<MountOf, String> {
         let table = self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())?;
         let id = handle.mount_id().map_err(|error| error.in_full())?;
@@ -76,21 +105,6 @@ impl Mounts {
         let is_mount_point = handle.is_mount_root().map_err(|error| error.in_full())?;
         Ok(MountOf { entry: entry.clone(), parent: parent.cloned(), is_mount_point })
     }
-}
-
-/// `None`: statmount cannot tell. Then the mount table can, or can say why not.
-fn by_statmount(handle: &Handle) -> Option<MountOf> {
-    let unique_id = handle.unique_mount_id().ok()??;
-    let is_mount_point = handle.is_mount_root().ok()?;
-    let StatmountEntry { entry, unique_parent } = statmount(unique_id).ok()?;
-    let parent = match statmount(unique_parent) {
-        _ if is_namespace_root(&entry) => None,
-        Ok(parent) => Some(parent.entry),
-        // A process's own root may be less than the namespace's: what it is mounted on cannot be named.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(_) => return None,
-    };
-    Some(MountOf { entry, parent, is_mount_point })
 }
 
 /// The namespace's root is mounted on a mount that some kernels show and some do not, and that nobody can reach.

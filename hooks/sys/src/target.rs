@@ -1,7 +1,7 @@
 //! Opening what a sub path leads to today, so that nothing in the volume can lead out of it.
 //!
-//! A payload is opened in two steps: the directory that `..data` names, then the path below it with no symlink allowed.
-//! AtomicWriter may swap the payload between any two steps; then the first step is done anew. openat2(2) refuses what
+//! A payload is opened in two steps: where `..data` leads is read, then the path from there is opened with no symlink allowed.
+//! AtomicWriter may swap the payload between the two; then the first step is done anew. openat2(2) refuses what
 //! leaves the directory, another mount in the way, and magic links (CVE-2017-1002101 was a symlink in a volume).
 
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{DATA_LINK, TimestampDirectory, Writer};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::handle::Handle;
@@ -85,7 +85,7 @@ impl TargetError {
 /// no error.
 pub fn open_target(volume: &Handle, sub_path: &Path, writer: Writer) -> Result<OpenedTarget, TargetError> {
     match writer {
-        Writer::Containers => Ok(OpenedTarget { timestamp: None, file: below(volume, volume, sub_path)? }),
+        Writer::Containers => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
         Writer::Kubelet => in_payload(volume, sub_path),
     }
 }
@@ -93,8 +93,8 @@ pub fn open_target(volume: &Handle, sub_path: &Path, writer: Writer) -> Result<O
 fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetError> {
     for _ in 0..SWAPS {
         let timestamp = current_payload(volume)?;
-        let Some(payload) = below(volume, volume, Path::new(timestamp.name()))? else { continue };
-        if let Some(file) = below(volume, &payload, sub_path)? {
+        // AtomicWriter makes no links within a payload: from its name on, none is followed.
+        if let Some(file) = below(volume, &Path::new(timestamp.name()).join(sub_path))? {
             return Ok(OpenedTarget { timestamp: Some(timestamp), file: Some(file) });
         }
         // Not there: because the key is gone, or because the payload is just being removed?
@@ -117,16 +117,18 @@ fn current_payload(volume: &Handle) -> Result<TimestampDirectory, TargetError> {
         .ok_or_else(|| TargetError::NotAPayload { volume: volume.path().to_owned(), names: names.into() })
 }
 
-/// Opens `path` below `directory`; `None` when it is not there.
-fn below(volume: &Handle, directory: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
+/// Opens `path` below a volume's root; `None` when it is not there.
+fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
     let name = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    match open_below(directory, name) {
-        Ok(fd) if is_symlink(&fd) => {
-            Err(TargetError::Symlink { volume: volume.path().to_owned(), path: path.to_owned() })
-        }
-        Ok(fd) => Ok(Some(Handle::from_fd(fd, directory.path().join(path)))),
-        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-        Err(errno) => Err(open_error(volume, path, errno)),
+    let file = match open_below(volume, name) {
+        Ok(fd) => Handle::from_fd(fd, volume.path().join(path)),
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        Err(errno) => return Err(open_error(volume, path, errno)),
+    };
+    match file.is_symlink() {
+        Ok(false) => Ok(Some(file)),
+        // With O_PATH | O_NOFOLLOW the kernel hands out a final symlink itself. What cannot be told is not bound.
+        Ok(true) | Err(_) => Err(TargetError::Symlink { volume: volume.path().to_owned(), path: path.to_owned() }),
     }
 }
 
@@ -140,16 +142,6 @@ fn open_below(directory: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
         }
-    }
-}
-
-/// With `O_PATH | O_NOFOLLOW` the kernel hands out a final symlink itself.
-fn is_symlink(fd: &OwnedFd) -> bool {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    match rustix::fs::statx(fd, "", flags, StatxFlags::TYPE) {
-        Ok(stat) => FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink,
-        // What cannot be told is not bound.
-        Err(_) => true,
     }
 }
 

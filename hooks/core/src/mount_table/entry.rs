@@ -89,9 +89,39 @@ pub struct FsType(pub String);
 
 impl FsType {
     /// Filesystems whose every operation ends without a server or a daemon having to answer.
-    const LOCAL: [&'static str; 16] = [
-        "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs",
-        "squashfs", "tmpfs", "vfat", "xfs", "zfs",
+    const LOCAL: [&'static str; 32] = [
+        "bcachefs",
+        "bpf",
+        "btrfs",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "erofs",
+        "ext2",
+        "ext3",
+        "ext4",
+        "f2fs",
+        "hugetlbfs",
+        "iso9660",
+        "jfs",
+        "mqueue",
+        "overlay",
+        "proc",
+        "pstore",
+        "ramfs",
+        "rootfs",
+        "securityfs",
+        "squashfs",
+        "sysfs",
+        "tmpfs",
+        "tracefs",
+        "vfat",
+        "xfs",
+        "zfs",
     ];
 
     /// Whether a call on this filesystem cannot wait for somebody else. What is not known to be local is not.

@@ -9,8 +9,13 @@ use std::path::PathBuf;
 
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 
-/// What to ask statmount(2) for: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT`, `_MNT_POINT` and `_FS_TYPE`.
-pub const STATMOUNT_MASK: u64 = 0x01 | 0x02 | 0x08 | 0x10 | 0x20;
+/// What to ask statmount(2) for: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT`, `_MNT_POINT`, `_FS_TYPE`, `_FS_SUBTYPE`.
+pub const STATMOUNT_MASK: u64 = NEEDED | SUBTYPE;
+
+/// What has to be told of every mount.
+const NEEDED: u64 = 0x01 | 0x02 | 0x08 | 0x10 | 0x20;
+/// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer, of filesystems that have one: which FUSE it is.
+const SUBTYPE: u64 = 0x100;
 
 /// A mount from statmount(2), and its parent by the id that is never used again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +54,7 @@ mod at {
     pub(super) const MASTER: usize = 88;
     pub(super) const ROOT: usize = 104;
     pub(super) const POINT: usize = 108;
+    pub(super) const FS_SUBTYPE: usize = 120;
     pub(super) const STRINGS: usize = 512;
 }
 
@@ -64,7 +70,7 @@ impl StatmountEntry {
     /// When the buffer holds less than was asked for.
     pub fn from_buffer(buffer: &[u8]) -> Result<Self, StatmountError> {
         let mask = u64_at(buffer, at::MASK)?;
-        if mask & STATMOUNT_MASK != STATMOUNT_MASK {
+        if mask & NEEDED != NEEDED {
             return Err(StatmountError::Missing(mask));
         }
         let flags = u64_at(buffer, at::PROPAGATION)?;
@@ -85,12 +91,22 @@ impl StatmountEntry {
                 unbindable: flags & UNBINDABLE != 0,
                 ..Propagation::default()
             },
-            fs_type: FsType(text(string(buffer, at::FS_TYPE, "filesystem type")?)?),
+            fs_type: fs_type(buffer, mask)?,
             source: OsString::new(),
             super_options: OsString::new(),
         };
         Ok(Self { entry, unique_parent: u64_at(buffer, at::PARENT)? })
     }
+}
+
+/// As mountinfo writes it: `fuse.sshfs`.
+fn fs_type(buffer: &[u8], mask: u64) -> Result<FsType, StatmountError> {
+    let mut name = text(string(buffer, at::FS_TYPE, "filesystem type")?)?;
+    if mask & SUBTYPE != 0 {
+        name.push('.');
+        name.push_str(&text(string(buffer, at::FS_SUBTYPE, "filesystem subtype")?)?);
+    }
+    Ok(FsType(name))
 }
 
 fn u32_at(buffer: &[u8], offset: usize) -> Result<u32, StatmountError> {

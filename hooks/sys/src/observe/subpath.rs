@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use bindguard_core::evidence::{Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
 use bindguard_core::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
@@ -11,7 +12,7 @@ use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::filesystem::find_filesystem;
 use crate::observe::unreadable;
-use crate::observe::volume_directory::HeldVolumeDirectory;
+use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
 use crate::target::{TargetError, open_target};
 
 /// A subpath and its volume, held so that they stay what they are while they are looked at.
@@ -19,7 +20,7 @@ use crate::target::{TargetError, open_target};
 pub struct HeldSubpath {
     subpath: VolumeSubpath,
     itself: Result<Handle, HandleError>,
-    directory: Option<HeldVolumeDirectory>,
+    directory: Option<Rc<HeldVolumeDirectory>>,
     seen: OnceCell<Seen>,
 }
 
@@ -35,7 +36,12 @@ struct Seen {
 impl HeldSubpath {
     /// Takes hold of a subpath and of its volume.
     pub fn hold(subpath: &VolumeSubpath) -> Self {
-        let directory = HeldVolumeDirectory::hold(subpath);
+        Self::hold_among(subpath, &HeldVolumeDirectories::default())
+    }
+
+    /// Takes hold of one of several subpaths, each volume being held once.
+    pub fn hold_among(subpath: &VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
+        let directory = directories.of(subpath);
         Self { subpath: subpath.clone(), itself: Handle::of(&subpath.path()), directory, seen: OnceCell::new() }
     }
 
@@ -52,7 +58,7 @@ impl HeldSubpath {
     /// The directory that its sub path starts from, once it was looked at.
     pub fn volume(&self) -> Option<&Handle> {
         let filesystem = self.seen.get().and_then(|seen| seen.filesystem.as_ref());
-        self.directory.as_ref().and_then(HeldVolumeDirectory::handle).or(filesystem)
+        self.directory.as_ref().and_then(|directory| directory.handle()).or(filesystem)
     }
 
     /// The paths that have to be asked before this can be observed, because a server or a daemon may have to answer: the

@@ -1,5 +1,10 @@
 //! The directory of a subpath's volume: the folder of that name below one of the pod's plugins.
 
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
 use bindguard_core::evidence::{Observed, Volume};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath};
 
@@ -7,11 +12,27 @@ use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::unreadable;
 
-/// A volume's directory, held.
+/// A volume's directory, held, and what was seen of it.
 #[derive(Debug)]
 pub(super) struct HeldVolumeDirectory {
     plugin: Plugin,
     directory: Result<Handle, HandleError>,
+    seen: OnceCell<Observed<Volume>>,
+}
+
+/// The volumes of one pod that are held already: several subpaths of one volume are the rule.
+#[derive(Debug, Default)]
+pub struct HeldVolumeDirectories(RefCell<HashMap<PodVolume, Option<Rc<HeldVolumeDirectory>>>>);
+
+/// A pod's directory, and the name of one of its volumes.
+type PodVolume = (PathBuf, String);
+
+impl HeldVolumeDirectories {
+    pub(super) fn of(&self, subpath: &VolumeSubpath) -> Option<Rc<HeldVolumeDirectory>> {
+        let volume = (subpath.pod_directory(), subpath.volume().to_owned());
+        let hold = || HeldVolumeDirectory::hold(subpath).map(Rc::new);
+        self.0.borrow_mut().entry(volume).or_insert_with(hold).clone()
+    }
 }
 
 impl HeldVolumeDirectory {
@@ -19,7 +40,7 @@ impl HeldVolumeDirectory {
     pub(super) fn hold(subpath: &VolumeSubpath) -> Option<Self> {
         Plugin::all().find_map(|plugin| match Handle::of(&subpath.volume_directory(plugin)) {
             Err(error) if error.is_not_found() => None,
-            directory => Some(Self { plugin, directory }),
+            directory => Some(Self { plugin, directory, seen: OnceCell::new() }),
         })
     }
 
@@ -28,6 +49,10 @@ impl HeldVolumeDirectory {
     }
 
     pub(super) fn observe(&self, mounts: &Mounts) -> Observed<Volume> {
+        self.seen.get_or_init(|| self.look(mounts)).clone()
+    }
+
+    fn look(&self, mounts: &Mounts) -> Observed<Volume> {
         let handle = match &self.directory {
             Ok(handle) => handle,
             Err(error) => return unreadable(error),
