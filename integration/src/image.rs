@@ -46,6 +46,11 @@ pub fn write(archive: &Path) -> Result<()> {
     tar.into_inner().and_then(|mut file| file.flush()).with_context(|| format!("write {}", archive.display()))
 }
 
+/// Writes the layer alone, which is what `docker import` takes.
+pub fn write_layer(file: &Path) -> Result<()> {
+    fs::write(file, layer(&busybox()?)?).with_context(|| format!("write {}", file.display()))
+}
+
 /// Lays the image's files out in a folder.
 pub fn lay_out(folder: &Path) -> Result<()> {
     let archive = layer(&busybox()?)?;

@@ -19,6 +19,7 @@ pub mod cri;
 pub mod ctr;
 pub mod demo;
 pub mod doc_commands;
+pub mod engines;
 pub mod events;
 pub mod footprint;
 

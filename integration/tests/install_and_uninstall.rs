@@ -38,13 +38,14 @@ fn by_runtime_class(generation: Generation) {
         let pod = pod.restarted_after_an_update(node)?;
 
         let held = node.bindguard(["uninstall"])?;
-        ensure!(held.code() == 1 && held.stdout.contains("cannot end without it"), "{held:?}");
-        ensure!(Path::new(INSTALLED_SHIM).exists(), "the pod's shim is gone from under it");
+        ensure!(held.code() == 1 && held.stdout.contains("until a restarted service"), "{held:?}");
         node.restart_containerd(Signal::SIGTERM)?;
+        let held = node.bindguard(["uninstall"])?;
+        ensure!(held.code() == 1 && held.stdout.contains("cannot end without"), "{held:?}");
+        ensure!(Path::new(INSTALLED_SHIM).exists(), "the pod's shim is gone from under it");
         pod.remove(node)?;
         old_pod.restarted(node)?.remove(node)?;
-        no_shims(node)?;
-        node.bindguard(["uninstall"])?.success()?;
+        uninstall_at_last(node)?;
         State::of(node)?.is(&before)
     });
 }
@@ -70,8 +71,7 @@ mod for_all_pods {
             node.restart_containerd(Signal::SIGTERM)?;
             pod.restarted(node)?.remove(node)?;
             old_pod.restarted(node)?.remove(node)?;
-            no_shims(node)?;
-            node.bindguard(["uninstall"])?.success()?;
+            uninstall_at_last(node)?;
             State::of(node)?.is(&before)
         });
     }
@@ -79,14 +79,17 @@ mod for_all_pods {
     on_every_generation!(story);
 }
 
-/// A shim ends a moment after its last container.
-fn no_shims(node: &Node) -> Result<()> {
+/// A shim, and the call by which containerd cleans up after it, end a moment after the last container.
+fn uninstall_at_last(node: &Node) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !node.shims()?.is_empty() {
-        ensure!(Instant::now() < deadline, "shims stay: {:?}", node.shims()?);
-        thread::sleep(Duration::from_millis(20));
+    loop {
+        let done = node.bindguard(["uninstall"])?;
+        if done.code() == 0 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline && done.stdout.contains("run this again later"), "{done:?}");
+        thread::sleep(Duration::from_millis(100));
     }
-    Ok(())
 }
 
 /// A pod with one container that reads a subPath of a configMap.

@@ -38,6 +38,8 @@ fn story(generation: Generation) {
         no_file(node)?;
         imported(node)?;
         edited_since(node)?;
+        let asked = fs::read_to_string(node.programs().join("systemctl.log"))?;
+        ensure!(asked.lines().all(|words| words == "restart containerd"), "asked of systemd: {asked}");
         refused(node)
     });
 }
@@ -57,7 +59,7 @@ fn accepted(node: &Node, text: &str, words: &[&str], effective: &[&str]) -> Resu
     let default = |line: &&str| !line.contains("default_runtime_name");
     let lost = text.lines().filter(default).find(|line| !after.contains(&format!("{line}\n")));
     ensure!(lost.is_none(), "the line {lost:?} is lost: {after}");
-    node.bindguard(["uninstall"])?.success()?;
+    node.bindguard(["uninstall", "--restart"])?.success()?;
     ensure!(fs::read_to_string(&file)? == text, "not the bytes that were there");
     Ok(())
 }
@@ -67,7 +69,7 @@ fn no_file(node: &Node) -> Result<()> {
     let file = node.disk().join("none/config.toml");
     install(node, &file, &[])?.success()?;
     ensure!(dump(node, &file)?.contains("runtimes.bindguard"));
-    node.bindguard(["uninstall"])?.success()?;
+    node.bindguard(["uninstall", "--restart"])?.success()?;
     ensure!(!file.exists(), "the file is still there");
     Ok(())
 }
@@ -83,7 +85,7 @@ fn imported(node: &Node) -> Result<()> {
     install(node, &main, &[])?.success()?;
     let dump = dump(node, &main)?;
     ensure!(dump.contains("runtimes.bindguard") && dump.contains("SystemdCgroup = true"), "{dump}");
-    node.bindguard(["uninstall"])?.success()?;
+    node.bindguard(["uninstall", "--restart"])?.success()?;
     ensure!(fs::read(&main)? == before && fs::read_to_string(&import)? == RUNC, "not the bytes that were there");
     ensure!(folder.read_dir()?.count() == 1, "something is left beside {}", import.display());
     fs::remove_dir_all(&folder)?;
@@ -98,7 +100,7 @@ fn edited_since(node: &Node) -> Result<()> {
     text.push_str("\n[debug]\n  level = \"warn\" # mine\n");
     fs::write(&file, &text)?;
     install(node, &file, &["--default"])?.success()?;
-    let said = node.bindguard(["uninstall"])?.success()?;
+    let said = node.bindguard(["uninstall", "--restart"])?.success()?;
     ensure!(said.contains("was changed since the install"), "{said}");
     let left = fs::read_to_string(&file)?;
     ensure!(left.contains("level = \"warn\" # mine") && !left.contains("bindguard"), "{left}");

@@ -1,7 +1,7 @@
 //! What a story wants of its node, and the making of it, step by step.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{cell::RefCell, process};
@@ -211,6 +211,7 @@ impl Setup {
         let mut links = vec![(matrix.program(self.generation, shim), shim)];
         if self.bare {
             links.push((matrix.program(self.generation, "containerd"), "containerd"));
+            write_systemctl(folder)?;
         }
         if self.obedient {
             ObedientRuntime::of(folder).install(&oci)?;
@@ -247,6 +248,14 @@ impl Setup {
 
 fn link(program: &Path, name: &Path) -> Result<()> {
     symlink(program, name).with_context(|| format!("link {} to {}", name.display(), program.display()))
+}
+
+/// There is no systemd on a node: what it is asked for is written down, for the story to do or to look at.
+fn write_systemctl(folder: &Path) -> Result<()> {
+    let program = folder.join("systemctl");
+    fs::write(&program, format!("#!/bin/sh\necho \"$*\" >> {}/systemctl.log\n", folder.display()))
+        .context("write systemctl")?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).context("make systemctl executable")
 }
 
 /// Short, because a unix socket's path may have 107 bytes only.

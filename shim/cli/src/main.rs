@@ -9,6 +9,7 @@ mod diagnose;
 mod doctor;
 mod generate;
 mod holders;
+mod hook;
 mod install;
 mod journal;
 mod pods;
@@ -54,6 +55,9 @@ enum Verb {
     Install(install::Install),
     /// Take it off again: every file as it was before.
     Uninstall(install::Uninstall),
+    /// Stand in an engine's hook: admit the spec that it hands over.
+    #[command(subcommand)]
+    Hook(hook::HookVerb),
     /// Check the config file, or print what is in force, or one with every key.
     #[command(subcommand)]
     Config(config::ConfigVerb),
@@ -93,6 +97,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Journal(journal) => journal.run(&config_in_force(asked)?),
         Verb::Install(install) => install.run(),
         Verb::Uninstall(uninstall) => uninstall.run(),
+        Verb::Hook(verb) => verb.run(&config_in_force(asked)?),
         Verb::Config(verb) => verb.run(asked),
         Verb::Completions(completions) => completions.run(Arguments::command()),
         Verb::Man(man) => man.run(Arguments::command()),

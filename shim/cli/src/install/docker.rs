@@ -30,6 +30,12 @@ pub fn plan(wishes: &Wishes) -> Result<Planned> {
     Ok(planned)
 }
 
+/// Whether a daemon.json makes every container one of bindguard's.
+pub fn is_default(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    json_text::at(&text, &DEFAULT).is_ok_and(|value| value == Some(json!(NAME)))
+}
+
 /// The text without what install put in; `original` says what the default was.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
     let mut text = json_text::without(text, &RUNTIME)?;

@@ -106,6 +106,7 @@ impl Install {
             let mut record = Record::load()?;
             work.iter().try_for_each(|(owner, change)| put(&mut record, *owner, change))?;
         }
+        shown.restart(&self.how)?;
         shown.finish(&work, &self.how)
     }
 }

@@ -59,19 +59,29 @@ impl Shown {
     }
 
     /// Something stays to be done later.
-    pub fn unfinished(&mut self, note: String) {
+    pub fn unfinished(&mut self, note: &str) {
         self.unfinished = true;
-        self.note(note);
+        self.note(note.to_owned());
     }
 
-    /// Prints everything, runs the commands if that was asked for, and says how it ended.
-    pub fn finish(mut self, work: &[(Owner, Change)], how: &How) -> Result<ExitCode> {
-        self.dry_run = how.dry_run;
-        self.files = work.iter().map(|(owner, change)| ShownFile::of(*owner, change)).collect();
+    /// Runs the commands, if that was asked for.
+    pub fn restart(&mut self, how: &How) -> Result<()> {
         if how.restart && !how.dry_run {
             self.commands.iter().try_for_each(|command| run(command))?;
             self.restarted = !self.commands.is_empty();
         }
+        Ok(())
+    }
+
+    /// Whether a service still has the files of before.
+    pub fn waits_for_a_restart(&self) -> bool {
+        !self.restarted && !self.commands.is_empty()
+    }
+
+    /// Prints everything, and says how it ended.
+    pub fn finish(mut self, work: &[(Owner, Change)], how: &How) -> Result<ExitCode> {
+        self.dry_run = how.dry_run;
+        self.files = work.iter().map(|(owner, change)| ShownFile::of(*owner, change)).collect();
         let out = if how.json { serde_json::to_string_pretty(&self)? + "\n" } else { self.text() };
         io::stdout().write_all(out.as_bytes()).context("write what was done")?;
         let is_left = self.unfinished || how.dry_run && !work.is_empty();

@@ -1,7 +1,8 @@
 //! `bindguard uninstall`: every file as it was before the first install.
 //!
 //! A file that nobody touched since gets its bytes back. From one that was edited since, only what bindguard put in is
-//! taken out, and that is said. The programs go last, and only when no container needs them any more.
+//! taken out, and that is said. The programs go last: when the services that named them have been restarted, and no container
+//! needs them any more.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -42,32 +43,46 @@ impl Uninstall {
         let is_meant = |entry: &&Entry| self.runtimes.is_empty() || self.runtimes.contains(&entry.owner);
         let (programs, files): (Vec<_>, Vec<_>) =
             record.files().iter().filter(is_meant).cloned().partition(|entry| entry.owner == Owner::Bindguard);
-        let mut work = Vec::new();
-        for entry in files.iter().chain(&programs) {
-            let Some(change) = backwards(entry, &mut shown)? else { continue };
-            if !change.is_none() {
-                shown.command(command_of(entry.owner));
-            }
-            if !self.how.dry_run {
-                change.apply()?;
-                record.forget(&entry.path)?;
-            }
-            if !change.is_none() {
-                work.push((entry.owner, change));
-            }
+        let mut work = take_off(&files, &mut record, &mut shown, &self.how)?;
+        shown.restart(&self.how)?;
+        // all of them or none: who is to run this again needs this very program
+        let held = programs.iter().find_map(|entry| Some((name(&entry.path), needed(&entry.path)?)));
+        if shown.waits_for_a_restart() && !programs.is_empty() {
+            shown.unfinished("the programs stay until a restarted service names them no more: run this again then");
+        } else if let Some((path, who)) = held {
+            shown.unfinished(&format!("the programs stay: {who} cannot end without {path}: run this again later"));
+        } else {
+            work.extend(take_off(&programs, &mut record, &mut shown, &self.how)?);
         }
         // a package's programs are the package's to remove, and it asks here whether it may
         for program in if self.runtimes.is_empty() { beside_this_one() } else { Vec::new() } {
             if let (None, Some(who)) = (record.entry(&program), needed(&program)) {
-                shown.unfinished(format!("{} has to stay: {who} cannot end without it", program.display()));
+                shown.unfinished(&format!("{} has to stay: {who} cannot end without it", program.display()));
             }
         }
         shown.finish(&work, &self.how)
     }
 }
 
-/// What undoes one entry; `None` when it has to wait.
-fn backwards(entry: &Entry, shown: &mut Shown) -> Result<Option<Change>> {
+/// Undoes these entries, and says which files that changed.
+fn take_off(entries: &[Entry], record: &mut Record, shown: &mut Shown, how: &How) -> Result<Vec<(Owner, Change)>> {
+    let mut work = Vec::new();
+    for entry in entries {
+        let change = backwards(entry, shown)?;
+        if !how.dry_run {
+            change.apply()?;
+            record.forget(&entry.path)?;
+        }
+        if !change.is_none() {
+            shown.command(command_for(entry.owner, &change));
+            work.push((entry.owner, change));
+        }
+    }
+    Ok(work)
+}
+
+/// What undoes one entry.
+fn backwards(entry: &Entry, shown: &mut Shown) -> Result<Change> {
     let (original, now) = (entry.original()?, change::read(&entry.path)?);
     let path = name(&entry.path);
     let after = match &now {
@@ -75,13 +90,7 @@ fn backwards(entry: &Entry, shown: &mut Shown) -> Result<Option<Change>> {
             shown.note(format!("{path} is gone already"));
             None
         }
-        Some(bytes) if entry.is_as_written(bytes) => {
-            if let (Owner::Bindguard, Some(who)) = (entry.owner, needed(&entry.path)) {
-                shown.unfinished(format!("{path} stays: {who} cannot end without it; run this again later"));
-                return Ok(None);
-            }
-            original
-        }
+        Some(bytes) if entry.is_as_written(bytes) => original,
         Some(_) if now == original => original,
         Some(bytes) => {
             let cleaned = cleaned(entry.owner, bytes, original.as_deref())
@@ -93,7 +102,7 @@ fn backwards(entry: &Entry, shown: &mut Shown) -> Result<Option<Change>> {
             cleaned
         }
     };
-    Ok(Some(Change { path: entry.path.clone(), before: now, after, mode: 0o644 }))
+    Ok(Change { path: entry.path.clone(), before: now, after, mode: 0o644 })
 }
 
 /// Who needs a program, in a few words.
@@ -121,9 +130,12 @@ pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Op
     Ok(Some(out.into_bytes()))
 }
 
-fn command_of(owner: Owner) -> Option<&'static str> {
+/// dockerd that reads its file again keeps a default runtime which the file no longer names.
+fn command_for(owner: Owner, change: &Change) -> Option<&'static str> {
+    let was_default = || docker::is_default(change.before.as_deref().unwrap_or_default());
     match owner {
         Owner::Containerd => Some("systemctl restart containerd"),
+        Owner::Docker if was_default() => Some("systemctl restart docker"),
         Owner::Docker => Some("systemctl reload docker"),
         Owner::Crio => Some("systemctl restart crio"),
         Owner::Podman | Owner::Bindguard => None,

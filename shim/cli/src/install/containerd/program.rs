@@ -34,8 +34,10 @@ impl Containerd {
                 .context("find containerd: it is not on PATH, name it with --containerd PROGRAM")?,
         };
         let said = run(Command::new(&program).arg("--version"))?;
-        let version =
-            version_in(&said).with_context(|| format!("find a version in what {} says: {said}", program.display()))?;
+        let version = version_in(&said).with_context(|| {
+            let said = said.lines().next().unwrap_or_default();
+            format!("find a version in what {} says: {said:?}: is it containerd?", program.display())
+        })?;
         Ok(Self { program, version })
     }
 

@@ -1,0 +1,162 @@
+//! Engines that are not containerd: Podman and Docker, as Debian packages them, on a bare node.
+//!
+//! Each has its files, its images and its cgroups inside of the node, so that the node's keeper ends what it starts. The
+//! programs come from `integration/doors/fetch.sh`.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::image;
+use crate::mount_calls::bind;
+use crate::node::Node;
+use crate::process::{Finished, run};
+
+/// Why there are no engines here, if so.
+pub fn missing() -> Option<String> {
+    let there = folder().join("podman").is_file();
+    (!there).then(|| format!("no engines in {}: run integration/doors/fetch.sh", folder().display()))
+}
+
+/// A program that `fetch.sh` laid out.
+pub fn program(name: &str) -> PathBuf {
+    folder().join(name)
+}
+
+/// Podman on a node. There is no daemon: conmon stays with each container.
+#[derive(Debug)]
+pub struct Podman<'n> {
+    node: &'n Node,
+    rootfs: PathBuf,
+}
+
+impl<'n> Podman<'n> {
+    /// Writes its files: roots inside of the node, and cgroups without systemd.
+    pub fn on(node: &'n Node) -> Result<Self> {
+        let (disk, rootfs) = (node.disk().display(), node.disk().join("podman-rootfs"));
+        let conmon = program("conmon");
+        write(
+            "/etc/containers/containers.conf",
+            &format!(
+                "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nconmon_path = [{conmon:?}]\ntmp_dir = \"/run/libpod\"\n\
+                 [engine.runtimes]\nrunc = [{:?}]\ncrun = [{:?}]\n",
+                node.programs().join("runc"),
+                node.programs().join("crun"),
+            ),
+        )?;
+        write(
+            "/etc/containers/storage.conf",
+            &format!("[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers\"\ngraphroot = \"{disk}/podman\"\n"),
+        )?;
+        image::lay_out(&rootfs)?;
+        // crun makes the mount that a root filesystem lies on private, and then no bind of that mount can be a slave
+        bind(&rootfs, &rootfs)?;
+        Ok(Self { node, rootfs })
+    }
+
+    /// Runs a container of busybox to its end. `flags` come before the name of the image, `global` before `run`.
+    pub fn run(&self, global: &[&str], flags: &[&str], words: &[&str]) -> Result<Finished> {
+        let mut command = self.node.command(program("podman"))?;
+        let group = format!("/{}", self.node.name());
+        command.args(global).args(["run", "--rm", "--network", "host", "--cgroup-parent", &group]);
+        // its defaults are above what a process may ask for in a sandbox
+        command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
+        command.args(flags).arg("--rootfs").arg(&self.rootfs).args(words);
+        run(command)
+    }
+}
+
+/// A dockerd on a node, beside its containerd.
+#[derive(Debug)]
+pub struct Docker<'n> {
+    node: &'n Node,
+    daemon: Child,
+}
+
+const IMAGE: &str = "busybox";
+const SOCKET: &str = "unix:///run/docker.sock";
+
+impl<'n> Docker<'n> {
+    /// Starts it with the node's daemon.json, and gives it an image.
+    pub fn start(node: &'n Node) -> Result<Self> {
+        let log = File::create(node.disk().join("dockerd.log")).context("create dockerd's log")?;
+        let mut command = node.command(program("dockerd"))?;
+        command.arg("--data-root").arg(node.disk().join("docker")).args([
+            "--exec-root",
+            "/run/docker",
+            "--host",
+            SOCKET,
+        ]);
+        command.args(["--storage-driver", "vfs", "--bridge", "none", "--iptables=false", "--ip6tables=false"]);
+        command.args(["--cgroup-parent", node.name(), "--pidfile", "/run/docker.pid"]);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let docker = Self { node, daemon: command.spawn().context("start dockerd")? };
+        docker.wait_until_it_answers()?;
+        let layer = node.disk().join("layer.tar");
+        image::write_layer(&layer)?;
+        run(docker.command(&["import", &layer.display().to_string(), IMAGE])?)?.success()?;
+        Ok(docker)
+    }
+
+    /// Runs a container of busybox to its end.
+    pub fn run(&self, flags: &[&str], words: &[&str]) -> Result<Finished> {
+        run(self.command(&[&["run", "--rm", "--network", "host"], flags, &[IMAGE], words].concat())?)
+    }
+
+    /// Has it read daemon.json again, as `systemctl reload docker` does.
+    pub fn reload(&self) -> Result<()> {
+        let before = self.log()?.matches("Reloaded configuration").count();
+        let pid = fs::read_to_string("/run/docker.pid").context("read dockerd's pid")?;
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.trim().parse()?), nix::sys::signal::Signal::SIGHUP)?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.log()?.matches("Reloaded configuration").count() == before {
+            ensure!(Instant::now() < deadline, "dockerd does not reload: {}", self.log()?);
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn command(&self, words: &[&str]) -> Result<Command> {
+        let mut command = self.node.command(program("docker"))?;
+        command.args(["--host", SOCKET]).args(words);
+        Ok(command)
+    }
+
+    fn wait_until_it_answers(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !run(self.command(&["version"])?)?.status.success() {
+            ensure!(Instant::now() < deadline, "dockerd does not answer: {}", self.log()?);
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    fn log(&self) -> Result<String> {
+        fs::read_to_string(self.node.disk().join("dockerd.log")).context("read dockerd's log")
+    }
+}
+
+impl Drop for Docker<'_> {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn folder() -> PathBuf {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/doors");
+    env::var_os("BINDGUARD_DOORS").map_or_else(beside, PathBuf::from).join("bin")
+}
+
+fn write(path: &str, text: &str) -> Result<()> {
+    let path = Path::new(path);
+    path.parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .and_then(|()| fs::write(path, text))
+        .with_context(|| format!("write {}", path.display()))
+}

@@ -1,0 +1,136 @@
+//! The other doors: the same two faults, and the same mending, under Podman and Docker, with runc and with crun, through the
+//! runtime that `bindguard install` gives them and, for Podman, through the precreate hook.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::engines::{Docker, Podman, missing};
+use bindguard_integration::process::Finished;
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
+
+#[test]
+fn podman() {
+    story(|node| {
+        let podman = Podman::on(node)?;
+        node.bindguard(["install", "podman"])?.success()?;
+        for runtime in ["runc", "crun"] {
+            become_what(node, runtime)?;
+            both_faults(node, |binds, words| podman.run(&["--runtime", "bindguard"], binds, words))?;
+        }
+        let told = podman.run(&["--runtime", "crun"], &["-v", "/:/host"], &HOST)?.success()?;
+        ensure!(!told.contains("master:"), "without bindguard the fault is gone: {told}");
+        node.bindguard(["install", "podman", "--default"])?.success()?;
+        both_faults(node, |binds, words| podman.run(&[], binds, words))?;
+        node.bindguard(["uninstall"])?.success()?;
+        let told = podman.run(&["--runtime", "bindguard"], &[], &["true"])?.failure()?;
+        ensure!(told.contains("bindguard"), "{told}");
+        Ok(())
+    });
+}
+
+#[test]
+fn podman_with_the_precreate_hook() {
+    story(|node| {
+        let podman = Podman::on(node)?;
+        node.bindguard(["install", "podman"])?.success()?;
+        become_what(node, "runc")?;
+        let hooks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/oci-hooks").display().to_string();
+        let through_the_hook =
+            |binds: &[&str], words: &[&str]| podman.run(&["--runtime", "crun", "--hooks-dir", &hooks], binds, words);
+        both_faults(node, through_the_hook)?;
+        // a policy that refuses is the one thing that makes the hook fail
+        let config =
+            format!("{}[checks]\nunmounted-volumes = \"refuse\"\n", fs::read_to_string("/etc/bindguard/config.toml")?);
+        fs::write("/etc/bindguard/config.toml", config)?;
+        let pod = node.kubelet().pod("unmounted")?;
+        let volume = pod.path().join("volumes/kubernetes.io~nfs/data");
+        fs::create_dir_all(&volume)?;
+        let bind = format!("{}:/data", volume.display());
+        through_the_hook(&["-v", &bind], &["true"])?.failure()?;
+        // Podman does not show what a hook says
+        let journal = fs::read_to_string("/run/bindguard/journal.jsonl")?;
+        let last = journal.lines().last().unwrap_or_default();
+        ensure!(last.contains("\"refused\"") && last.contains("not mounted"), "{last}");
+        pod.delete()
+    });
+}
+
+#[test]
+fn docker() {
+    story(|node| {
+        fs::create_dir_all("/etc/docker")?;
+        fs::write("/etc/docker/daemon.json", DAEMON_JSON)?;
+        let docker = Docker::start(node)?;
+        ensure!(
+            docker.run(&["--runtime", "bindguard"], &["true"])?.status.code() != Some(0),
+            "it knows bindguard already"
+        );
+        node.bindguard(["install", "docker"])?.success()?;
+        docker.reload()?;
+        for runtime in ["runc", "crun"] {
+            become_what(node, runtime)?;
+            both_faults(node, |binds, words| docker.run(&[&["--runtime", "bindguard"], binds].concat(), words))?;
+        }
+        become_what(node, "runc")?;
+        node.bindguard(["install", "docker", "--default"])?.success()?;
+        docker.reload()?;
+        both_faults(node, |binds, words| docker.run(binds, words))?;
+        let said = node.bindguard(["uninstall"])?;
+        ensure!(said.code() == 1 && said.stdout.contains("run      systemctl restart docker"), "{said:?}");
+        ensure!(fs::read_to_string("/etc/docker/daemon.json")? == DAEMON_JSON, "not the bytes that were there");
+        // the programs are still there: dockerd keeps a default that its file no longer names, until it is restarted
+        docker.reload()?;
+        both_faults(node, |binds, words| docker.run(binds, words))?;
+        drop(docker);
+        let docker = Docker::start(node)?;
+        node.bindguard(["uninstall"])?.success()?;
+        docker.run(&[], &["true"])?.success().map(drop)
+    });
+}
+
+const CRUN: Generation = Generation::V1_7;
+const DAEMON_JSON: &str = "{\n\t\"max-concurrent-downloads\": 3,\n\t\"labels\": [ \"a=b\" ]\n}\n";
+const HOST: [&str; 3] = ["grep", " / /host ", "/proc/self/mountinfo"];
+
+fn story(tell: impl FnOnce(&Node) -> Result<()>) {
+    if let Some(why) = missing() {
+        return privilege::skipped(&why);
+    }
+    Setup::on(Generation::V1_6).bare().story(|node| {
+        let crun = bindguard_integration::programs::Matrix::locate()?.program(CRUN, "crun");
+        symlink(crun, node.programs().join("crun")).context("put crun beside runc")?;
+        tell(node)
+    });
+}
+
+/// What bindguard-runtime becomes: these engines do not hand on containerd's environment.
+fn become_what(node: &Node, runtime: &str) -> Result<()> {
+    let text = format!(
+        "[runtime]\npath = {:?}\n[kubelet]\nroots = [{:?}]\n",
+        node.programs().join(runtime),
+        node.kubelet().root()
+    );
+    fs::create_dir_all("/etc/bindguard")
+        .and_then(|()| fs::write("/etc/bindguard/config.toml", text))
+        .context("write bindguard's config")
+}
+
+/// A subPath whose file was replaced, and a container that would hold the host's mounts.
+fn both_faults(node: &Node, run: impl Fn(&[&str], &[&str]) -> Result<Finished>) -> Result<()> {
+    let pod = node.kubelet().pod("door")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let bind = format!("{}:/etc/app.conf:ro", subpath.bind()?.display());
+    for content in ["one", "two", "three"] {
+        volume.update(&[("app.conf", content)])?;
+        let read = run(&["-v", &bind], &["cat", "/etc/app.conf"])?.success()?;
+        ensure!(read == content, "the container reads {read:?}, not {content:?}");
+        only_a_current_mount(&subpath)?;
+    }
+    let told = run(&["-v", "/:/host"], &HOST)?.success()?;
+    ensure!(told.contains("master:"), "the host's umounts do not reach the container: {told}");
+    pod.delete()
+}

@@ -1,0 +1,76 @@
+//! `bindguard hook precreate`: a door for engines that let a hook edit the spec before any runtime sees it.
+//!
+//! Podman and CRI-O call a `precreate` hook with the spec on stdin and take the spec from its stdout: see oci-hooks(5). It is
+//! the same admission as everywhere else. Whatever goes wrong, the spec that came in goes out, byte for byte, and the
+//! reason goes to stderr; only a policy that says `refuse` makes the hook, and so the container, fail.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use bindguard_config::Config;
+use bindguard_core::report::BindReport;
+use bindguard_guard::{Admission, Attempt, Entry, admit, record};
+use clap::Subcommand;
+
+/// Verbs of `hook`.
+#[derive(Debug, Subcommand)]
+pub enum HookVerb {
+    /// Read a spec on stdin, admit it, write it to stdout.
+    Precreate,
+}
+
+impl HookVerb {
+    /// Runs it.
+    pub fn run(self, config: &Config) -> Result<ExitCode> {
+        match self {
+            Self::Precreate => precreate(config),
+        }
+    }
+}
+
+fn precreate(config: &Config) -> Result<ExitCode> {
+    let mut spec = Vec::new();
+    io::stdin().read_to_end(&mut spec).context("read the spec on stdin")?;
+    let (refusal, spec) = match admitted(&spec, config) {
+        Ok((admission, edited)) => (admission.refusal, edited),
+        Err(error) => {
+            eprintln!("bindguard: {error:#}; the spec goes on as it came");
+            (None, spec)
+        }
+    };
+    if let Some(reason) = refusal {
+        eprintln!("bindguard: refused: {reason}");
+        return Ok(ExitCode::FAILURE);
+    }
+    let mut out = io::stdout().lock();
+    out.write_all(&spec).and_then(|()| out.flush()).context("write the spec to stdout")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// There is no bundle yet: one is made for the time of the admission.
+fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
+    let bundle = tempfile::Builder::new().prefix("bindguard-").tempdir().context("create a folder for the spec")?;
+    let file = bundle.path().join("config.json");
+    fs::write(&file, spec).with_context(|| format!("write {}", file.display()))?;
+    let mut admission = admit(bundle.path(), config.policy(), Attempt::First);
+    // nobody will find it there afterwards
+    admission.report.bundle = None;
+    tell(&admission, config);
+    let edited = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
+    Ok((admission, edited))
+}
+
+fn tell(admission: &Admission, config: &Config) {
+    for (_, remark) in admission.report.binds.iter().filter_map(BindReport::remark) {
+        eprintln!("bindguard: {remark}");
+    }
+    for problem in &admission.report.problems {
+        eprintln!("bindguard: {problem}; the container is created as it is");
+    }
+    let entry = Entry { id: None, pid: None, attempt: 0, report: &admission.report };
+    if let Some(problem) = config.journal().and_then(|journal| record(journal, &entry).err()) {
+        eprintln!("bindguard: {problem}");
+    }
+}
