@@ -5,12 +5,16 @@
 #   make fuzz     hostile input for what reads mount tables, specs, paths and configs: ten minutes, or SECONDS= each
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines
 #   make soak     a thousand containers, and what the shim holds afterwards
+#   make deb      a Debian package
 #   make bench    the shim beside containerd's own; an admission among 100 to 30,000 mounts
 #
 # On a fresh Debian 12 with a Rust toolchain, as root, both install what is missing.
 
 TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
 MATRIX := $(CURDIR)/target/matrix
+DOORS  := $(CURDIR)/target/doors
+DEB    := $(CURDIR)/target/deb/bindguard.deb
+TOOLS  := $(CURDIR)/target/tools
 BIN    := $(CURDIR)/target/$(TARGET)/release
 FAULTS := $(CURDIR)/target/fault-points
 
@@ -23,8 +27,10 @@ STATIC := -C target-feature=+crt-static -C relocation-model=static
 export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)/debug
 export BINDGUARD_MATRIX := $(MATRIX)
+export BINDGUARD_DOORS := $(DOORS)
+export BINDGUARD_DEB := $(DEB)
 
-.PHONY: all build demo test fuzz lint setup matrix faults soak kernels bench clean
+.PHONY: all build demo test fuzz lint setup matrix doors deb image-folder faults soak kernels bench clean
 
 all: build
 
@@ -40,10 +46,25 @@ setup:
 matrix: setup
 	sh integration/matrix/fetch.sh $(MATRIX)
 
+## Podman and Docker, beside each other
+doors: setup
+	sh integration/doors/fetch.sh $(DOORS)
+
 ## guard and shim with places at which a test can break them; never installed
 faults: setup
 	cargo build --locked -p bindguard-runtime -p containerd-shim-bindguard-v2 --target-dir $(FAULTS) \
 	  --features bindguard-runtime/fault-points,containerd-shim-bindguard-v2/fault-points
+
+## the Debian package, target/deb/bindguard.deb; cargo-deb makes it
+deb: build
+	@PATH="$(TOOLS)/bin:$$PATH" cargo deb --version >/dev/null 2>&1 || \
+	  cargo install --quiet --locked --debug --root $(TOOLS) --version 3.8.0 cargo-deb
+	PATH="$(TOOLS)/bin:$$PATH" cargo deb --quiet --locked --package bindguard --no-build --no-strip --target $(TARGET) --output $(DEB)
+
+## what config/Dockerfile is built from, target/image
+image-folder: build
+	mkdir -p target/image
+	cp config/Dockerfile $(BIN)/containerd-shim-bindguard-v2 $(BIN)/bindguard-runtime $(BIN)/bindguard target/image/
 
 demo: build matrix
 	cargo run --quiet --locked -p bindguard-integration --bin demo
@@ -54,7 +75,7 @@ lint: setup
 	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --locked --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
 
 ## --no-fail-fast: one broken story does not hide the others
-test: lint build matrix faults
+test: lint build matrix doors deb faults
 	cargo test --locked --workspace --no-fail-fast
 	sh hooks/fuzz/run.sh 10
 

@@ -21,6 +21,7 @@ modprobe kmod the loop module
 cc gcc,libc6-dev the crates that link
 c++ g++ libFuzzer
 strace strace the syscalls of the guard fail one after the other
+systemd-tmpfiles systemd-standalone-tmpfiles the folders that a package makes
 flock util-linux one fetch at a time'
 
 for more in "$@"; do wanted="$wanted

@@ -1,0 +1,133 @@
+//! What `config/` ships is read by what it is for: containerd, systemd-tmpfiles, logrotate, dpkg. (The OCI hook is Podman's:
+//! see `podman_and_docker.rs`. The manifests are read in `config/tests`.)
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::mount_calls::own_copy;
+use bindguard_integration::process::{host, run};
+use bindguard_integration::programs::Matrix;
+use bindguard_integration::{Generation, Node, Setup, engines, privilege};
+
+#[test]
+fn containerd_reads_the_snippets() -> Result<()> {
+    let matrix = Matrix::locate()?;
+    for generation in Generation::ALL {
+        let newest = generation == Generation::V2_1;
+        for name in ["config-v2.toml", "config-v3.toml"].into_iter().take(if newest { 2 } else { 1 }) {
+            let mut command = Command::new(matrix.program(generation, "containerd"));
+            command.arg("--config").arg(shipped("containerd").join(name)).args(["config", "dump"]);
+            let done = run(command)?;
+            ensure!(!done.stderr.contains("gnor"), "{generation} ignores some of {name}: {}", done.stderr);
+            let dump = done.success()?.replace('\'', "\"");
+            for part in ["runtimes.bindguard]", "runtimes.runc]", "\"/usr/local/bin/containerd-shim-bindguard-v2\""] {
+                ensure!(dump.contains(part), "{generation} with {name} has no {part}: {dump}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn systemd_makes_the_folders() {
+    Setup::on(Generation::V2_1).bare().story(|node| {
+        if !privilege::has_program("systemd-tmpfiles") {
+            privilege::skipped("no systemd-tmpfiles");
+            return Ok(());
+        }
+        let (root, file) = (node.disk().join("root"), shipped("tmpfiles.d/bindguard.conf"));
+        fs::create_dir_all(&root)?;
+        let root_flag = format!("--root={}", root.display());
+        fs::create_dir_all(root.join("etc"))?;
+        for name in ["passwd", "group"] {
+            fs::copy(Path::new("/etc").join(name), root.join("etc").join(name))?;
+        }
+        host(["systemd-tmpfiles", "--create", &root_flag, &file.display().to_string()])?;
+        for (folder, mode) in [("run/bindguard", 0o755), ("var/log/bindguard", 0o750)] {
+            let folder = root.join(folder);
+            let found = fs::metadata(&folder).with_context(|| format!("look at {}", folder.display()))?;
+            ensure!(
+                found.permissions().mode() & 0o7777 == mode,
+                "{}: {:o}",
+                folder.display(),
+                found.permissions().mode()
+            );
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn logrotate_turns_the_journal_over() {
+    if let Some(why) = engines::missing() {
+        return privilege::skipped(&why);
+    }
+    Setup::on(Generation::V2_1).bare().story(|node| {
+        let journal = node.disk().join("journal.jsonl");
+        fs::write(&journal, "{}\n")?;
+        let text = fs::read_to_string(shipped("logrotate.d/bindguard"))?;
+        let here = text.replace("/var/log/bindguard/journal.jsonl", &journal.display().to_string());
+        ensure!(here != text, "the file is about another journal");
+        let file = node.disk().join("logrotate.conf");
+        fs::write(&file, here)?;
+        let rotate = |more: &[&str]| {
+            let mut command = Command::new(engines::program("logrotate"));
+            command.args(more).arg("--state").arg(node.disk().join("logrotate.state")).arg(&file);
+            run(command)
+        };
+        let told = rotate(&["--debug"])?;
+        ensure!(told.status.success() && !told.stderr.contains("error"), "{}", told.stderr);
+        rotate(&["--force"])?.success()?;
+        ensure!(!journal.exists(), "the journal was not moved away");
+        Ok(())
+    });
+}
+
+/// dpkg is dpkg itself, on a root that is thrown away.
+#[test]
+fn the_package_comes_and_goes() {
+    let Some(package) = std::env::var_os("BINDGUARD_DEB").map(PathBuf::from).filter(|file| file.is_file()) else {
+        return privilege::skipped("no package in BINDGUARD_DEB: run make deb");
+    };
+    Setup::on(Generation::V1_7).bare().cri().story(|node| {
+        for folder in ["/usr", "/var/log"] {
+            own_copy(folder, &Path::new("/run/own-too").join(&folder[1..]))?;
+        }
+        let package = package.display().to_string();
+        let before = fs::read(node.containerd_config())?;
+        host(["dpkg", "--install", &package])?;
+        host(["/usr/bin/bindguard", "config", "check", "/etc/bindguard/config.toml"])?;
+        tell_containerd(node)?;
+        host(["dpkg", "--remove", "bindguard"])?;
+        ensure!(fs::read(node.containerd_config())? == before, "containerd still names what is gone");
+        ensure!(!Path::new("/usr/bin/bindguard-runtime").exists(), "a program is left");
+        ensure!(Path::new("/etc/bindguard/config.toml").exists(), "remove is not purge");
+        host(["dpkg", "--purge", "bindguard"])?;
+        for left in [
+            "/etc/bindguard",
+            "/etc/logrotate.d/bindguard",
+            "/var/log/bindguard",
+            "/var/lib/bindguard",
+            "/usr/share/doc/bindguard",
+        ] {
+            ensure!(!Path::new(left).exists(), "{left} is left");
+        }
+        Ok(())
+    });
+}
+
+/// With the package's own program: the others stay where they are.
+fn tell_containerd(node: &Node) -> Result<()> {
+    let mut install = node.command("/usr/bin/bindguard")?;
+    install.arg("install");
+    let told = run(install)?.success()?;
+    ensure!(told.contains("/usr/bin/containerd-shim-bindguard-v2") && !told.contains("create"), "{told}");
+    Ok(())
+}
+
+fn shipped(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../config").join(name)
+}
