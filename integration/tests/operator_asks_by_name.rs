@@ -44,6 +44,8 @@ fn tell(node: &Node) -> Result<()> {
         let told = node.bindguard([verb, "--pod", "web"])?;
         ensure!(told.code() == 2 && told.stderr.contains("say which, default/web or other/web"), "{told:?}");
     }
+    let nothing = node.bindguard(["diagnose", "--pod", "other/web"])?;
+    ensure!(nothing.code() == 0 && nothing.stdout.starts_with("0 looked at"), "{nothing:?}");
     cri.remove_pod(&namesake)?;
     let other = node.bindguard(["diagnose", "--pod", "other/web"])?;
     ensure!(other.code() == 2, "{other:?}");

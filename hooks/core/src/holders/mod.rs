@@ -11,11 +11,13 @@
 //! The second finds what nobody here shows any more: after a lazy umount, and for a mount point that cannot be removed.
 
 mod cgroup;
+mod free;
 mod report;
 mod wanted;
 
 pub use cgroup::{container_ids, pod_uid};
-pub use report::{Holder, HoldersReport, KeptMount, Looked, Way};
+pub use free::Way;
+pub use report::{Holder, HoldersReport, KeptMount, Looked};
 pub use wanted::Wanted;
 
 use crate::mount_table::MountTable;

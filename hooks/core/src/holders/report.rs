@@ -8,6 +8,7 @@ use crate::mount_table::{MountEntry, MountTable, Propagation};
 use crate::pods::{PodName, Pods};
 
 use super::cgroup::looks_like_an_id;
+use super::free::{Way, ways};
 use super::{KeptBy, SeenNamespace, Wanted, container_ids, pod_uid};
 
 /// Who keeps the mounts at or below a path alive. Its JSON form is what `holders --json` prints.
@@ -77,15 +78,6 @@ pub struct KeptMount {
     pub propagation: &'static str,
     /// A umount in the reader's namespace reaches it.
     pub follows: bool,
-}
-
-/// One way to free it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Way {
-    /// What it does.
-    pub what: &'static str,
-    /// The command.
-    pub run: String,
 }
 
 impl KeptMount {
@@ -195,41 +187,4 @@ impl Holder {
             KeptBy::BindMount(_) => self.kept_by = "bind-mount",
         }
     }
-}
-
-/// A umount in another namespace with this one's umount(8): most images have none. The root directory stays this one's,
-/// and the path goes through the process's own root; `umount --namespace` wants a /proc inside that shows itself.
-fn from_outside(pid: u32, mount: &KeptMount) -> String {
-    format!(
-        "nsenter --target {pid} --mount --root=/ umount --no-canonicalize --internal-only --lazy /proc/{pid}/root{}",
-        mount.mount_point.display()
-    )
-}
-
-/// What frees a mount, mildest first.
-fn ways(kept_by: &KeptBy, holder: &Holder, mount: &KeptMount, here: &[&MountEntry]) -> Vec<Way> {
-    let mut ways = Vec::new();
-    if let Some(own) = here.first().filter(|_| mount.follows) {
-        let run = format!("umount {}", own.mount_point.display());
-        ways.push(Way { what: "a umount here reaches it", run });
-        return ways;
-    }
-    match kept_by {
-        KeptBy::Process { pid, .. } => {
-            ways.push(Way { what: "take it from that namespace alone, now", run: from_outside(*pid, mount) });
-            if let Some((namespace, name)) =
-                holder.pod.as_ref().and_then(|p| Some((p.namespace.as_ref()?, p.name.as_ref()?)))
-            {
-                let run = format!("kubectl -n {namespace} delete pod {name}");
-                ways.push(Way { what: "or make the pod anew", run });
-            }
-        }
-        KeptBy::Descriptor { pid, .. } => {
-            ways.push(Way { what: "end the process that has the namespace open", run: format!("kill {pid}") });
-        }
-        KeptBy::BindMount(path) => {
-            ways.push(Way { what: "let go of the namespace", run: format!("umount {}", path.display()) });
-        }
-    }
-    ways
 }

@@ -73,20 +73,22 @@ impl Diagnose {
         let Some(root) = &self.root else {
             let pods = self.pods.pods();
             let wanted = self.wanted(&pods, policy)?;
-            return self.unless_empty(survey_node(policy, &pods, wanted));
+            return self.unless_unknown(survey_node(policy, &pods, wanted), &pods);
         };
         if !fs::metadata(root).with_context(|| format!("look at {}", root.display()))?.is_dir() {
             bail!("{} is no folder: --root takes the copy of a node's files", root.display());
         }
         let pods = recorded(root);
         let wanted = self.wanted(&pods, policy)?;
-        self.unless_empty(survey_recorded(policy, &pods, table, root, wanted))
+        self.unless_unknown(survey_recorded(policy, &pods, table, root, wanted), &pods)
     }
 
-    /// Somebody who asks for a pod has seen it somewhere: that it is not here is no good news.
-    fn unless_empty(&self, report: NodeReport) -> anyhow::Result<NodeReport> {
+    /// Somebody who asks for a pod has seen it somewhere: that it is not here is no good news. One that is here may have
+    /// nothing to look at.
+    fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
+        let is_here = |pod: &str| pods.containers.iter().any(|one| PodAsked::from_argument(pod).is(&one.pod));
         match &self.pod {
-            Some(pod) if report.looked_at == 0 && report.problems.is_empty() => {
+            Some(pod) if report.looked_at == 0 && report.problems.is_empty() && !is_here(pod) => {
                 bail!("this node has no subpath and no mounted volume of a pod {pod}: is it another node's?")
             }
             _ => Ok(report),

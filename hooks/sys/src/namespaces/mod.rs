@@ -4,17 +4,18 @@
 //! hundred containers with ten processes each are five thousand stats and five hundred reads, whatever they mount.
 //! A namespace can live on without processes: bind-mounted, as `mnt:[...]` of an nsfs, or in somebody's descriptor.
 
+mod enter;
+
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use bindguard_core::holders::{KeptBy, Looked, SeenNamespace};
 use bindguard_core::mount_table::MountTable;
-use nix::sched::{CloneFlags, setns, unshare};
-use rustix::fs::{Mode, OFlags};
+
+use self::enter::table_of_namespace;
 
 /// Whose mounts are the reader's own.
 #[derive(Debug, Clone)]
@@ -178,27 +179,6 @@ fn whole_table(bytes: &[u8]) -> Result<MountTable, String> {
 /// `mnt:[4026531841]`
 fn namespace_id(link: &str) -> Option<u64> {
     link.trim_start_matches('/').strip_prefix("mnt:[")?.strip_suffix(']')?.parse().ok()
-}
-
-/// The mount table of a namespace that is held by a file, read by a thread that enters it.
-fn table_of_namespace(file: &Path) -> Result<Vec<u8>, String> {
-    let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what} {}: {error}", file.display());
-    let enter = || -> Result<Vec<u8>, String> {
-        let namespace = File::open(file).map_err(|error| failed("open", &error))?;
-        // The thread's own folder is held: inside, there may be no /proc.
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let own = rustix::fs::open("/proc/thread-self", flags, Mode::empty()).map_err(|e| failed("look into", &e))?;
-        // setns(2) refuses a thread that shares its root directory with others.
-        unshare(CloneFlags::CLONE_FS).map_err(|errno| failed("enter", &errno))?;
-        setns(&namespace, CloneFlags::CLONE_NEWNS).map_err(|errno| failed("enter", &errno))?;
-        let mountinfo = rustix::fs::openat(&own, "mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        let mut bytes = Vec::new();
-        File::from(mountinfo.map_err(|e| failed("read the mounts of", &e))?)
-            .read_to_end(&mut bytes)
-            .map_err(|error| failed("read the mounts of", &error))?;
-        Ok(bytes)
-    };
-    thread::scope(|scope| scope.spawn(enter).join().unwrap_or_else(|_| Err(failed("enter", &"the thread panicked"))))
 }
 
 #[cfg(test)]

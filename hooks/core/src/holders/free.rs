@@ -1,0 +1,54 @@
+//! What would free a mount that somebody holds.
+
+use serde::Serialize;
+
+use crate::mount_table::MountEntry;
+
+use super::KeptBy;
+use super::report::{Holder, KeptMount};
+
+/// One way to free it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Way {
+    /// What it does.
+    pub what: &'static str,
+    /// The command.
+    pub run: String,
+}
+
+/// A umount in another namespace with this one's umount(8): most images have none. The root directory stays this one's,
+/// and the path goes through the process's own root; `umount --namespace` wants a /proc inside that shows itself.
+fn from_outside(pid: u32, mount: &KeptMount) -> String {
+    format!(
+        "nsenter --target {pid} --mount --root=/ umount --no-canonicalize --internal-only --lazy /proc/{pid}/root{}",
+        mount.mount_point.display()
+    )
+}
+
+/// What frees a mount, mildest first.
+pub(super) fn ways(kept_by: &KeptBy, holder: &Holder, mount: &KeptMount, here: &[&MountEntry]) -> Vec<Way> {
+    let mut ways = Vec::new();
+    if let Some(own) = here.first().filter(|_| mount.follows) {
+        let run = format!("umount {}", own.mount_point.display());
+        ways.push(Way { what: "a umount here reaches it", run });
+        return ways;
+    }
+    match kept_by {
+        KeptBy::Process { pid, .. } => {
+            ways.push(Way { what: "take it from that namespace alone, now", run: from_outside(*pid, mount) });
+            if let Some((namespace, name)) =
+                holder.pod.as_ref().and_then(|p| Some((p.namespace.as_ref()?, p.name.as_ref()?)))
+            {
+                let run = format!("kubectl -n {namespace} delete pod {name}");
+                ways.push(Way { what: "or make the pod anew", run });
+            }
+        }
+        KeptBy::Descriptor { pid, .. } => {
+            ways.push(Way { what: "end the process that has the namespace open", run: format!("kill {pid}") });
+        }
+        KeptBy::BindMount(path) => {
+            ways.push(Way { what: "let go of the namespace", run: format!("umount {}", path.display()) });
+        }
+    }
+    ways
+}
