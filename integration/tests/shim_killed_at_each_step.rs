@@ -11,16 +11,18 @@ use bindguard_integration::runtime::{Fault, ObedientRuntime};
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
 const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
+const SOME_DELAYS_MS: [u64; 1] = [14];
 
 fn story(generation: Generation) {
-    Setup::on(generation).obedient_runtime().story(tell);
+    let delays: &[u64] = if generation == Generation::V2_1 { &DELAYS_MS } else { &SOME_DELAYS_MS };
+    Setup::on(generation).obedient_runtime().story(|node| tell(node, delays));
 }
 
 on_every_generation!(story);
 
-fn tell(node: &Node) -> Result<()> {
+fn tell(node: &Node, delays: &[u64]) -> Result<()> {
     let before = Leftovers::of(node)?;
-    let early_and_late = DELAYS_MS.into_iter().map(|delay| Fault::ShimKilled(Duration::from_millis(delay)));
+    let early_and_late = delays.iter().map(|delay| Fault::ShimKilled(Duration::from_millis(*delay)));
     for fault in early_and_late.chain([Fault::ShimKilledAfterwards]) {
         for verb in ["create", "start", "exec", "delete"] {
             a_life(node, verb, fault).with_context(|| format!("{verb}: {fault:?}"))?;
