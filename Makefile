@@ -90,16 +90,20 @@ fuzz: setup
 soak: build matrix
 	cargo test --locked -p bindguard-integration --test soak -- --ignored --nocapture
 
+# what is asked of other kernels, and of a node with cgroup v2 alone
+SYSCALLS := mounts swap target admit dead_sources
+STORIES := configmap_update_then_restart oom_is_told_before_exit resources_of_a_running_pod stats_and_pause
+programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
+
 ## the tests of bindguard-sys and bindguard-guard on other kernels, and stories on a node with cgroup v2 alone
 kernels: build matrix
 	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
 	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys -p bindguard-guard -p bindguard-integration \
-	  --tests --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > target/kernels/programs
-	sh integration/kernels/run.sh $(CURDIR)/target/kernels \
-	  $$(grep -E '/(mounts|swap|target|admit|dead_sources)-[0-9a-f]+$$' target/kernels/programs)
-	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) \
-	  $$(grep -E '/(configmap_update_then_restart|oom_is_told_before_exit|stats_and_pause)-[0-9a-f]+$$' target/kernels/programs)
+	  $(addprefix --test ,$(SYSCALLS) $(STORIES)) --no-run --message-format=json \
+	  | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > target/kernels/programs
+	sh integration/kernels/run.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS))
+	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) $(call programs,$(STORIES))
 
 bench: build matrix
 	cargo run --quiet --locked -p bindguard-integration --bin bench
