@@ -1,7 +1,7 @@
 //! The options of `containerd.runc.v1.Options` that `ctr` cannot set, or whose effect a container does not see: what the
 //! runtime is called with, and where the shim itself is.
 //!
-//! systemd as cgroup manager cannot be had here: that runc is told of it is all that is shown.
+//! systemd as cgroup manager cannot be had here: whether runc is told of it is all that is shown.
 
 use std::fs;
 
@@ -64,22 +64,34 @@ fn shim_cgroup(node: &Node) -> Result<()> {
     Ok(())
 }
 
+/// The option decides. Where there are no options, a path in systemd's form does, if systemd runs on the node.
 fn systemd(node: &Node) -> Result<()> {
-    let runtime = ObedientRuntime::of(&node.programs());
-    let mut by_its_path = spec(node, "by-path", &["true"]);
-    by_its_path["linux"]["cgroupsPath"] = json!("system.slice:test:by-path");
     let asked = Options { systemd_cgroup: true, ..Default::default() };
-    let by_option = spec(node, "by-option", &["true"]);
-    for (id, spec, options) in [("by-path", by_its_path, Options::default()), ("by-option", by_option, asked)] {
-        let bundle = Bundle::create_with(node, id, &spec)?;
-        let client = Shim::start(node, &bundle, &options)?.connect()?;
-        runtime.next("create", Fault::OnlyRecord)?;
-        let mut request = bundle.request();
-        request.options = Some(options_any(&options)?).into();
-        ensure!(client.create(&request).is_err(), "a runtime that failed has created {id}");
-        let create = runtime.last_call("create")?;
-        ensure!(create.contains(" --systemd-cgroup create "), "{id}: {create}");
-        client.shut_down(id)?;
+    let by_systemd = "system.slice:test:app";
+    ensure!(is_systemds(node, "by-option", None, Some(&asked))?, "the option does not reach the runtime");
+    ensure!(!is_systemds(node, "not-by-option", Some(by_systemd), Some(&Options::default()))?, "the path goes before");
+    ensure!(!is_systemds(node, "no-systemd", Some(by_systemd), None)?, "there is no systemd here");
+    // what sd_booted(3) looks at; the node's /run is its own
+    fs::create_dir_all("/run/systemd/system")?;
+    ensure!(is_systemds(node, "by-path", Some(by_systemd), None)?, "the path does not count");
+    Ok(fs::remove_dir_all("/run/systemd")?)
+}
+
+/// Does the runtime hear that systemd makes the cgroups?
+fn is_systemds(node: &Node, id: &str, cgroups_path: Option<&str>, options: Option<&Options>) -> Result<bool> {
+    let runtime = ObedientRuntime::of(&node.programs());
+    let mut spec = spec(node, id, &["true"]);
+    if let Some(path) = cgroups_path {
+        spec["linux"]["cgroupsPath"] = json!(path);
     }
-    Ok(())
+    let bundle = Bundle::create_with(node, id, &spec)?;
+    let client = Shim::start(node, &bundle, options.unwrap_or(&Options::default()))?.connect()?;
+    runtime.next("create", Fault::OnlyRecord)?;
+    let mut request = bundle.request();
+    request.options = options.map(options_any).transpose()?.into();
+    ensure!(client.create(&request).is_err(), "a runtime that failed has created {id}");
+    let create = runtime.last_call("create")?;
+    ensure!(create.contains(id), "{id} was not created: {create}");
+    client.shut_down(id)?;
+    Ok(create.contains(" --systemd-cgroup create "))
 }

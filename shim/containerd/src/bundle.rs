@@ -75,9 +75,8 @@ struct NamespaceView {
 }
 
 impl SpecView {
-    /// Is the cgroup path in systemd's form, `slice:prefix:name`? Then runc must be told so: kubelets with the
-    /// systemd driver write it, and a foreign runtime type may have lost the option that says it.
-    pub(crate) fn asks_for_systemd(&self) -> bool {
+    /// Is the cgroup path in systemd's form, `slice:prefix:name`? Kubelets with the systemd driver write it.
+    pub(crate) fn has_systemds_path(&self) -> bool {
         let parts: Vec<&str> = self.linux.cgroups_path.split(':').collect();
         matches!(parts[..], [slice, _, name] if !name.is_empty() && (slice.is_empty() || slice.ends_with(".slice")))
     }
@@ -194,11 +193,11 @@ mod tests {
     }
 
     #[test]
-    fn systemd_is_told_from_the_cgroup_path() {
-        assert!(spec(r#"{"cgroupsPath":"kubepods-pod1.slice:cri-containerd:abc"}"#).asks_for_systemd());
-        assert!(!spec(r#"{"cgroupsPath":"/kubepods/besteffort/pod1/abc"}"#).asks_for_systemd());
-        assert!(!spec(r#"{"cgroupsPath":"a:b:c"}"#).asks_for_systemd());
-        assert!(!spec("{}").asks_for_systemd());
+    fn systemds_form_of_a_cgroup_path() {
+        assert!(spec(r#"{"cgroupsPath":"kubepods-pod1.slice:cri-containerd:abc"}"#).has_systemds_path());
+        assert!(!spec(r#"{"cgroupsPath":"/kubepods/besteffort/pod1/abc"}"#).has_systemds_path());
+        assert!(!spec(r#"{"cgroupsPath":"a:b:c"}"#).has_systemds_path());
+        assert!(!spec("{}").has_systemds_path());
     }
 
     #[test]

@@ -74,8 +74,7 @@ async fn clean_up(args: &Args, bundle: &Bundle) {
         tracing::warn!(error = with_causes(&error), "what the spec says is not known");
         SpecView::default()
     });
-    let systemd = spec.asks_for_systemd();
-    let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), systemd, Arc::new(Exits::default()));
+    let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), Arc::new(Exits::default()));
     let (rootfs, cgroups_path) = (bundle.rootfs(), spec.cgroups_path());
     Rollback { runtime: &runtime, id: &args.id, rootfs, cgroups_path }.run().await;
 }

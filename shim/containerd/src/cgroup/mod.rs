@@ -12,6 +12,7 @@
 //! controller, does not tell is left out of the message; it is never an error of the whole.
 
 mod directory;
+mod driver;
 mod hierarchies;
 mod hugepages;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use std::{io, path::PathBuf};
 use containerd_shim_protos::{cgroups::metrics::Metrics as MetricsV1, cgroups_v2::metrics::Metrics as MetricsV2};
 use protobuf::{Message, well_known_types::any::Any};
 
+pub(crate) use driver::is_systemd;
 pub(crate) use hierarchies::hierarchies;
 pub(crate) use oom::{OomError, OomWatch};
 pub(crate) use remains::remove_remains;

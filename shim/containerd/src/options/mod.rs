@@ -74,9 +74,9 @@ pub(crate) struct Options {
     /// The OCI runtime's state directory, without the namespace; empty means the usual one.
     #[serde(alias = "Root", skip_serializing_if = "is_default")]
     pub(crate) root: String,
-    /// Let systemd make the cgroups.
-    #[serde(alias = "SystemdCgroup", skip_serializing_if = "is_default")]
-    pub(crate) systemd_cgroup: bool,
+    /// Let systemd make the cgroups; None where nothing was said.
+    #[serde(alias = "SystemdCgroup", skip_serializing_if = "Option::is_none")]
+    pub(crate) systemd_cgroup: Option<bool>,
     /// The criu binary; containerd 2.0 dropped it, older ones still send it.
     #[serde(alias = "CriuPath", skip_serializing_if = "is_default")]
     pub(crate) criu_path: String,
@@ -118,7 +118,7 @@ impl Options {
             io_gid: sent.io_gid,
             binary_name: sent.binary_name,
             root: sent.root,
-            systemd_cgroup: sent.systemd_cgroup,
+            systemd_cgroup: Some(sent.systemd_cgroup),
             criu_path: String::new(),
             criu_image_path: sent.criu_image_path,
             criu_work_path: sent.criu_work_path,
@@ -175,7 +175,7 @@ mod tests {
         for url in ["containerd.runc.v1.Options", "types.containerd.io/containerd.runc.v1.Options"] {
             let options = Options::from_any(Some(&any(url, bytes.clone()))).unwrap();
             assert_eq!(options.binary_name, "crun");
-            assert!(options.systemd_cgroup);
+            assert_eq!(options.systemd_cgroup, Some(true));
         }
     }
 

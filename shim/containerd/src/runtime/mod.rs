@@ -51,18 +51,12 @@ pub(crate) struct ExecCall<'a> {
 
 impl Runtime {
     /// The runtime that these options name, for a container of this namespace.
-    pub(crate) fn new(
-        options: &Options,
-        namespace: &str,
-        bundle: Bundle,
-        systemd_cgroup: bool,
-        exits: Arc<Exits>,
-    ) -> Self {
+    pub(crate) fn new(options: &Options, namespace: &str, bundle: Bundle, exits: Arc<Exits>) -> Self {
         let or = |value: &str, default: &str| if value.is_empty() { default.to_owned() } else { value.to_owned() };
         Self {
             binary: or(&options.binary_name, DEFAULT_BINARY),
             root: PathBuf::from(or(&options.root, DEFAULT_ROOT)).join(namespace),
-            systemd_cgroup: options.systemd_cgroup || systemd_cgroup,
+            systemd_cgroup: options.systemd_cgroup.unwrap_or(false),
             bundle,
             exits,
         }

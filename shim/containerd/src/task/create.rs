@@ -17,7 +17,7 @@ use super::{Process, Surroundings, Task, TaskError, checkpoint::images_of};
 use crate::{
     bundle::{Bundle, SpecView},
     causes::with_causes,
-    cgroup::{Cgroup, remove_remains},
+    cgroup::{Cgroup, is_systemd, remove_remains},
     events::Event,
     exits::Watched,
     io::{Owner, Streams, Wiring},
@@ -62,12 +62,13 @@ fn guard_deadline() -> Duration {
 impl Task {
     /// Creates the container and tells containerd.
     pub(crate) async fn create(around: &Surroundings, request: CreateTaskRequest) -> Result<Arc<Self>, TaskError> {
-        let options = Options::from_any(request.options.as_ref())?;
+        let mut options = Options::from_any(request.options.as_ref())?;
         let bundle = Bundle::at(&request.bundle);
         let spec = bundle.spec()?;
+        options.systemd_cgroup = Some(is_systemd(options.systemd_cgroup, spec.has_systemds_path()));
         bundle.write_options(&options)?;
         let exits = Arc::clone(&around.exits);
-        let runtime = Runtime::new(&options, &around.namespace, bundle.clone(), spec.asks_for_systemd(), exits);
+        let runtime = Runtime::new(&options, &around.namespace, bundle.clone(), exits);
         // Refused here, not by the runtime: what a failed create leaves is deleted by force, and this is not ours.
         if runtime.knows(&request.id) {
             return Err(TaskError::AlreadyExists(request.id));
