@@ -71,6 +71,7 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
+    report.problems.extend(spec.overlooked());
     fault::reach(FaultPoint::SpecRead);
     let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
     report.problems.extend(problems);

@@ -100,5 +100,21 @@ fn level(loudness: Loudness) -> &'static str {
 
 fn on_stderr(text: &str) {
     // There is no third place to complain in.
-    let _ = writeln!(io::stderr(), "bindguard: {text}");
+    let _ = writeln!(io::stderr(), "bindguard: {}", in_one_line(text));
+}
+
+/// Paths and annotations are the pod's: they begin no line of their own, and do nothing to a terminal.
+fn in_one_line(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown_and_not_done() {
+        assert_eq!(in_one_line("a\nb\u{1b}[2J \u{e9}"), "a\\nb\\u{1b}[2J \u{e9}");
+    }
 }

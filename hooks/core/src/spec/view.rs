@@ -9,11 +9,16 @@ use super::bind::Bind;
 use super::object::{RawObject, place};
 use super::propagation::RootfsPropagation;
 
+/// Binds behind the first so many are not looked at. A pod's have some tens; what somebody gets by asking for a hundred
+/// thousand is a guard that is late, and a journal that is full of them.
+const MOST_BINDS: usize = 2_000;
+
 /// The parts of a spec that bear on its binds.
 #[derive(Debug)]
 pub struct SpecView<'a> {
     bytes: &'a [u8],
     binds: Vec<Bind>,
+    overlooked: usize,
     annotations: BTreeMap<String, String>,
     rootfs_propagation: RootfsPropagation,
     linux: LinuxPlace,
@@ -58,13 +63,21 @@ impl<'a> SpecView<'a> {
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
         let spec: RawObject<'_> = serde_json::from_slice(bytes).map_err(SpecError::NotAnObject)?;
         let (rootfs_propagation, linux) = rootfs_propagation(bytes, &spec).map_err(field("linux.rootfsPropagation"))?;
+        let (binds, overlooked) = binds(bytes, &spec)?;
         Ok(Self {
             bytes,
-            binds: binds(bytes, &spec)?,
+            binds,
+            overlooked,
             annotations: annotations(&spec).map_err(field("annotations"))?,
             rootfs_propagation,
             linux,
         })
+    }
+
+    /// What to say when there are more mounts than are looked at.
+    pub fn overlooked(&self) -> Option<String> {
+        let count = self.overlooked;
+        (count > 0).then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not looked at"))
     }
 
     /// The binds among the spec's mounts, in their order.
@@ -92,11 +105,14 @@ impl<'a> SpecView<'a> {
     }
 }
 
-fn binds(bytes: &[u8], spec: &RawObject<'_>) -> Result<Vec<Bind>, SpecError> {
-    let Some(mounts) = spec.value("mounts") else { return Ok(Vec::new()) };
+/// The binds, and how many mounts were not looked at.
+fn binds(bytes: &[u8], spec: &RawObject<'_>) -> Result<(Vec<Bind>, usize), SpecError> {
+    let Some(mounts) = spec.value("mounts") else { return Ok((Vec::new(), 0)) };
     let mounts: Vec<&RawValue> = serde_json::from_str(mounts.get()).map_err(field("mounts"))?;
     let read = |(index, raw)| Bind::from_raw(bytes, index, raw).map_err(field(&format!("mounts[{index}]")));
-    mounts.into_iter().enumerate().map(read).filter_map(Result::transpose).collect()
+    let mut left = mounts.into_iter().enumerate();
+    let binds = left.by_ref().map(read).filter_map(Result::transpose).take(MOST_BINDS).collect::<Result<_, _>>()?;
+    Ok((binds, left.len()))
 }
 
 fn annotations(spec: &RawObject<'_>) -> serde_json::Result<BTreeMap<String, String>> {
@@ -140,6 +156,17 @@ mod tests {
         let view = SpecView::from_bytes(json).unwrap();
         let seen: Vec<_> = view.binds().iter().map(|b| (b.index(), b.source().to_str().unwrap())).collect();
         assert_eq!(seen, [(1, "/x"), (2, "/y")]);
+    }
+
+    #[test]
+    fn mounts_behind_too_many_binds_are_counted() {
+        let bind = r#"{"type":"bind","source":"/x"}"#;
+        let spec = |binds: usize| format!(r#"{{"mounts":[{}]}}"#, vec![bind; binds].join(","));
+        assert_eq!(SpecView::from_bytes(spec(MOST_BINDS).as_bytes()).unwrap().overlooked(), None);
+        let json = spec(MOST_BINDS + 3);
+        let view = SpecView::from_bytes(json.as_bytes()).unwrap();
+        assert_eq!(view.binds().len(), MOST_BINDS);
+        assert!(view.overlooked().unwrap().starts_with("3 mounts"));
     }
 
     #[test]
