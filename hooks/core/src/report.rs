@@ -24,7 +24,10 @@ pub struct Report {
     /// What went wrong with the look itself.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// What it took, in microseconds.
+    /// What it took until every bind was judged, in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub looked_us: Option<u64>,
+    /// What it took in all, in microseconds.
     pub took_us: u64,
 }
 
@@ -51,10 +54,19 @@ impl Report {
         self.binds = ours.into_iter().map(|finding| BindReport::from_finding(finding, outcome(finding))).collect();
     }
 
-    /// Sets how long it took.
-    pub fn took(&mut self, elapsed: Duration) {
-        self.took_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+    /// Sets how long it took until every bind was judged.
+    pub fn looked(&mut self, elapsed: Duration) {
+        self.looked_us = Some(microseconds(elapsed));
     }
+
+    /// Sets how long it took in all.
+    pub fn took(&mut self, elapsed: Duration) {
+        self.took_us = microseconds(elapsed);
+    }
+}
+
+fn microseconds(elapsed: Duration) -> u64 {
+    u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A container by the names that the CRI annotations give it.

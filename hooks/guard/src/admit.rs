@@ -49,7 +49,7 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
     fault::reach(FaultPoint::Start);
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
-    let done = try_admit(bundle, policy, attempt, &mut report).unwrap_or_else(|problem| {
+    let done = try_admit(bundle, policy, attempt, start, &mut report).unwrap_or_else(|problem| {
         report.problems.push(format!("{problem}; the container is created as it is"));
         Done::default()
     });
@@ -66,7 +66,13 @@ struct Done {
     worth_verifying: bool,
 }
 
-fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Report) -> Result<Done, String> {
+fn try_admit(
+    bundle: &Path,
+    policy: &Policy,
+    attempt: Attempt,
+    start: Instant,
+    report: &mut Report,
+) -> Result<Done, String> {
     bundle::clear_leavings(bundle);
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
@@ -76,6 +82,7 @@ fn try_admit(bundle: &Path, policy: &Policy, attempt: Attempt, report: &mut Repo
     let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
     report.problems.extend(problems);
     let findings = inspect(&spec, bundle, &policy);
+    report.looked(start.elapsed());
     fault::reach(FaultPoint::Judged);
     let plan = Plan::from_findings(&findings, &policy);
     if plan.refusal.is_some() {

@@ -34,6 +34,7 @@ fn a_line_is_as_documented() {
         binds: vec![bind],
         foreign: 6,
         problems: Vec::new(),
+        looked_us: Some(287),
         took_us: 412,
     };
     let folder = tempfile::tempdir().unwrap();

@@ -46,6 +46,11 @@ impl Pod {
         Volume::create(&self.path, kind, name)
     }
 
+    /// A `hostPath` volume.
+    pub fn host_path(&self, folder: &Path, name: &str) -> Result<Volume> {
+        Volume::on_host(&self.path, folder, name)
+    }
+
     /// The kubelet's `CleanSubPaths`: needs exactly one mount on each subpath.
     pub fn clean_subpaths(&self) -> Result<()> {
         subpath::clean(&self.path.join("volume-subpaths"))

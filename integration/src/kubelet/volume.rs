@@ -68,6 +68,12 @@ impl Volume {
         Ok(Self { path, subpaths: pod.join("volume-subpaths").join(name) })
     }
 
+    /// A folder of the host: a pod that mounts it has no folder of its own for it.
+    pub(super) fn on_host(pod: &Path, folder: &Path, name: &str) -> Result<Self> {
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        Ok(Self { path: folder.to_owned(), subpaths: pod.join("volume-subpaths").join(name) })
+    }
+
     /// The volume's folder.
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,0 +1,51 @@
+//! A container writes its own files anew, as editors and `kubectl cp` do: the new one in the old one's place. Its subpath then
+//! shows a deleted file, and every restart fails on it, whether the volume is an emptyDir or a folder of the host.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::kubelet::{Pod, Volume};
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts, on_every_generation};
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(|node| {
+        for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
+            restarts(node, runtime, |pod| pod.empty_volume(VolumeKind::EmptyDir, "data"))?;
+            restarts(node, runtime, |pod| pod.empty_volume(VolumeKind::EmptyDirMemory, "data"))?;
+            restarts(node, runtime, |pod| pod.host_path(&node.disk().join("srv"), "data"))?;
+        }
+        Ok(())
+    });
+}
+
+on_every_generation!(story);
+
+fn restarts(node: &Node, runtime: Runtime, volume: impl Fn(&Pod) -> Result<Volume>) -> Result<()> {
+    let before = mounts::table()?.len();
+    let pod = node.kubelet().pod("d474")?;
+    let volume = volume(&pod)?;
+    let file = volume.path().join("state");
+    fs::write(&file, "one").context("write the first state")?;
+    let subpath = volume.subpath("app", 0, "state");
+    subpath.bind()?;
+
+    let ctr = node.ctr();
+    let run =
+        |id: &str| ctr.container(id).runtime(runtime).mount(Bind::new(subpath.target(), "/state")).start()?.success();
+    run("first")?;
+    for (previous, id, content) in [("first", "second", "two"), ("second", "third", "three")] {
+        fs::remove_file(&file).context("remove the old state")?;
+        fs::write(&file, content).context("write a new state")?;
+        ctr.remove(previous)?;
+        run(id)?;
+        let read = ctr.read(id, "/state")?;
+        ensure!(read == content, "{id} in {} reads {read:?}, not {content:?}", volume.path().display());
+        only_a_current_mount(&subpath)?;
+    }
+    ctr.remove("third")?;
+    pod.delete()?;
+    let after = mounts::table()?.len();
+    ensure!(before == after, "{before} mounts before, {after} after");
+    Ok(())
+}
