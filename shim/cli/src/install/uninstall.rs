@@ -147,5 +147,7 @@ fn wait_for_the_end() -> Result<()> {
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
     signals.thread_block().context("block the signals to wait for")?;
+    // from here on none is lost
+    eprintln!("bindguard: stays on this node until this process is told to end");
     signals.wait().context("wait for a signal").map(drop)
 }
