@@ -4,133 +4,19 @@
 
 #[path = "pod/namespace.rs"]
 mod namespace;
+mod scene;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use bindguard_core::policy::{Alarm, FailedRepair, Policy, Vanished};
 use bindguard_core::report::Outcome;
-use bindguard_guard::{Admission, Attempt, admit, check_bundle};
-use namespace::{bind, mount_of, own_namespace, skipped};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use bindguard_guard::check_bundle;
+use namespace::{mount_of, own_namespace};
+use nix::mount::{MntFlags, umount2};
 use rustix::fs::{FlockOperation, flock};
+use scene::{Daemon, Scene, tmpfs};
 use serde_json::json;
-
-/// A pod with one subpath, and the folder that is its volume.
-struct Scene {
-    folder: tempfile::TempDir,
-    volume: PathBuf,
-}
-
-impl Scene {
-    /// A volume in a folder of the pod's own.
-    fn of_plugin(plugin: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let volume = folder.path().join(format!("kubelet/pods/uid-1/volumes/{plugin}/data"));
-        Self::with_volume(folder, volume)
-    }
-
-    /// A volume somewhere on the host.
-    fn of_host_path() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let volume = folder.path().join("srv/data");
-        Self::with_volume(folder, volume)
-    }
-
-    fn with_volume(folder: tempfile::TempDir, volume: PathBuf) -> Self {
-        fs::create_dir_all(&volume).unwrap();
-        fs::create_dir(folder.path().join("bundle")).unwrap();
-        let scene = Self { folder, volume };
-        fs::create_dir_all(scene.subpath().parent().unwrap()).unwrap();
-        let spec = json!({"mounts": [mount_of(&scene.subpath(), "/data", "rprivate")], "linux": {}, "annotations": {}});
-        fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
-        scene
-    }
-
-    fn bundle(&self) -> PathBuf {
-        self.folder.path().join("bundle")
-    }
-
-    fn subpath(&self) -> PathBuf {
-        self.folder.path().join("kubelet/pods/uid-1/volume-subpaths/data/app/0")
-    }
-
-    /// Binds a file or directory of the volume, as the kubelet does.
-    fn bound(self, sub_path: &str) -> Self {
-        let target = self.volume.join(sub_path);
-        if fs::metadata(&target).unwrap().is_dir() {
-            fs::create_dir(self.subpath()).unwrap()
-        } else {
-            fs::write(self.subpath(), "").unwrap()
-        }
-        bind(&target, &self.subpath());
-        self
-    }
-
-    fn policy(&self) -> Policy {
-        Policy { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Policy::default() }
-    }
-
-    fn admitted(&self, policy: &Policy) -> Admission {
-        admit(&self.bundle(), policy, Attempt::First)
-    }
-
-    /// The only bind's verdict, reason and outcome.
-    fn told(&self, policy: &Policy) -> (&'static str, String, Option<Outcome>) {
-        let report = self.admitted(policy).report;
-        let [bind] = &report.binds[..] else { panic!("{report:?}") };
-        (bind.verdict, bind.reason.clone().unwrap_or_default(), bind.outcome.clone())
-    }
-
-    fn mounts_at_subpath(&self) -> usize {
-        let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-        table.lines().filter(|line| line.split(' ').nth(4) == self.subpath().to_str()).count()
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        while self.mounts_at_subpath() > 0 {
-            umount2(&self.subpath(), MntFlags::MNT_DETACH).unwrap();
-        }
-        while umount2(&self.volume, MntFlags::MNT_DETACH).is_ok() {}
-    }
-}
-
-fn tmpfs(at: &Path) {
-    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
-}
-
-/// A FUSE daemon that shows a folder at a mount point: bindfs(1).
-struct Daemon(Child);
-
-impl Daemon {
-    /// `None`, said aloud, where there is no bindfs.
-    fn showing(folder: &Path, at: &Path) -> Option<Self> {
-        let Ok(daemon) = Command::new("bindfs").arg("-f").arg(folder).arg(at).spawn() else {
-            skipped("no bindfs here");
-            return None;
-        };
-        let daemon = Self(daemon);
-        let began = Instant::now();
-        while fs::metadata(at).unwrap().dev() == fs::metadata(at.parent().unwrap()).unwrap().dev() {
-            assert!(began.elapsed() < Duration::from_secs(20), "bindfs did not mount");
-            thread::sleep(Duration::from_millis(5));
-        }
-        Some(daemon)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        self.0.wait().unwrap();
-    }
-}
 
 const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 
@@ -141,10 +27,7 @@ fn a_file_that_was_replaced_is_bound_anew_wherever_the_volume_lies() {
     }
     for scene in [Scene::of_plugin("kubernetes.io~empty-dir"), Scene::of_host_path()] {
         fs::create_dir(scene.volume.join("deep")).unwrap();
-        fs::write(scene.volume.join("deep/app.conf"), "old").unwrap();
-        let scene = scene.bound("deep/app.conf");
-        fs::remove_file(scene.volume.join("deep/app.conf")).unwrap();
-        fs::write(scene.volume.join("deep/app.conf"), "new").unwrap();
+        let scene = scene.with_replaced("deep/app.conf");
         let would_be = check_bundle(&scene.bundle(), &scene.policy());
         assert!(matches!(&would_be.binds[0].outcome, Some(Outcome::WouldBe { done }) if done.contains("re-bound")));
         let (verdict, _, outcome) = scene.told(&scene.policy());
@@ -250,11 +133,7 @@ fn a_repair_that_fails_refuses_the_container_when_policy_says_so() {
     if !own_namespace() {
         return;
     }
-    let scene = Scene::of_plugin("kubernetes.io~empty-dir");
-    fs::write(scene.volume.join("app.conf"), "old").unwrap();
-    let scene = scene.bound("app.conf");
-    fs::remove_file(scene.volume.join("app.conf")).unwrap();
-    fs::write(scene.volume.join("app.conf"), "new").unwrap();
+    let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
     let other_guard = fs::File::open(scene.folder.path().join("kubelet/pods/uid-1")).unwrap();
     flock(&other_guard, FlockOperation::LockExclusive).unwrap();
 
@@ -271,11 +150,7 @@ fn a_pod_that_asks_to_be_left_alone_is_where_the_node_lets_it() {
     if !own_namespace() {
         return;
     }
-    let scene = Scene::of_plugin("kubernetes.io~empty-dir");
-    fs::write(scene.volume.join("app.conf"), "old").unwrap();
-    let scene = scene.bound("app.conf");
-    fs::remove_file(scene.volume.join("app.conf")).unwrap();
-    fs::write(scene.volume.join("app.conf"), "new").unwrap();
+    let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
     let spec = json!({"mounts": [mount_of(&scene.subpath(), "/data", "rprivate")], "annotations": {"bindguard.io/mode": "report"}});
     fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
 
