@@ -1,0 +1,44 @@
+//! A guard and a kubelet since 1.19 mend the same subpath in the same moment: the kubelet takes the topmost mount away and
+//! binds anew, whatever the guard is about. The next create ends with one current mount.
+
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::kubelet::Behaviour;
+use bindguard_integration::stale::StaleBundle;
+use bindguard_integration::{Generation, Node, Setup};
+
+const MEETINGS: u32 = 100;
+
+#[test]
+fn next_create_finds_one_mount() {
+    Setup::on(Generation::V2_1).story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    let mut stale = StaleBundle::lay_out(node, "both")?;
+    let (mut kubelet_failed, mut doubled) = (0, 0);
+    for meeting in 0..MEETINGS {
+        stale.begin_anew()?;
+        let mut guards = Vec::new();
+        // every other time two of them
+        for _ in 0..1 + meeting % 2 {
+            let mut guard = stale.guard(&[])?;
+            guards.push(guard.stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("start a guard")?);
+        }
+        // somewhere in the guard's few milliseconds
+        thread::sleep(Duration::from_micros(200) * meeting);
+        // a real one reports it, and tries again with the container's next start
+        kubelet_failed += u32::from(stale.subpath().bind_again(Behaviour::Since1_19).is_err());
+        for mut guard in guards {
+            let ended = guard.wait().context("wait for a guard")?;
+            ensure!(ended.success(), "meeting {meeting}: the runtime was not reached: {ended}");
+        }
+        doubled += u32::from(stale.subpath().mounts()?.len() > 1);
+        stale.next_create().with_context(|| format!("meeting {meeting}"))?;
+    }
+    eprintln!("{MEETINGS} meetings: the kubelet failed in {kubelet_failed}, two mounts were left by {doubled}");
+    stale.delete()
+}
