@@ -19,7 +19,7 @@ impl VolumeSubpath {
 
     /// Takes a path apart that lies below one of the kubelet's roots; `None` when it is no such bind's path.
     ///
-    /// A path with `..` in it is not one: the kubelet writes none.
+    /// A path with `..` in it is not one, nor is one whose index has a sign or zeros before it: the kubelet writes none.
     pub fn from_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> Option<Self> {
         kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
     }
@@ -35,7 +35,7 @@ impl VolumeSubpath {
             pod_uid: pod_uid.to_owned(),
             volume: volume.to_owned(),
             container: container.to_owned(),
-            index: index.parse().ok()?,
+            index: index.parse().ok().filter(|number: &u32| number.to_string() == index)?,
         })
     }
 
