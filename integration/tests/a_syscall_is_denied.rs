@@ -18,7 +18,7 @@ const SYS_STATMOUNT: libc::c_long = 457;
 
 /// The calls that reading, judging, mending and writing are made of. Not poll(2): Rust's start-up calls it once and aborts
 /// when it says what no kernel says.
-const CALLS: [(&str, libc::c_long); 36] = [
+const CALLS: [(&str, libc::c_long); 35] = [
     ("openat", libc::SYS_openat),
     ("open", libc::SYS_open),
     ("openat2", libc::SYS_openat2),
@@ -53,7 +53,6 @@ const CALLS: [(&str, libc::c_long); 36] = [
     ("pidfd_send_signal", libc::SYS_pidfd_send_signal),
     ("kill", libc::SYS_kill),
     ("clock_nanosleep", libc::SYS_clock_nanosleep),
-    ("getrandom", libc::SYS_getrandom),
     ("sched_getaffinity", libc::SYS_sched_getaffinity),
 ];
 

@@ -16,7 +16,8 @@ use bindguard_integration::{Generation, Node, Setup, privilege};
 /// What a machine in trouble answers.
 const ERRORS: [&str; 4] = ["EBUSY", "ENOMEM", "EPERM", "EMFILE"];
 /// They cannot fail on any kernel, or they are how memory is had and a thread is waited for.
-const NEVER_FAIL: [&str; 17] = [
+const NEVER_FAIL: [&str; 18] = [
+    "getrandom",
     "close",
     "getpid",
     "gettid",
