@@ -92,7 +92,7 @@ soak: build matrix
 
 # what is asked of other kernels, and of a node with cgroup v2 alone
 SYSCALLS := mounts swap target admit dead_sources
-STORIES := configmap_update_then_restart oom_is_told_before_exit stats_and_pause
+STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit stats_and_pause
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 
 ## the tests of bindguard-sys and bindguard-guard on other kernels, and stories on a node with cgroup v2 alone

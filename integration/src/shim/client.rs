@@ -6,9 +6,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use containerd_shim_protos::api::{
     CloseIORequest, CreateTaskRequest, DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest, PauseRequest,
-    ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest, StateRequest, StateResponse, WaitRequest,
+    ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest, StateRequest, StateResponse, UpdateTaskRequest,
+    WaitRequest,
 };
 use containerd_shim_protos::shim_async::{Client as Connection, TaskClient};
+use protobuf::MessageField;
 use protobuf::well_known_types::any::Any;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
@@ -132,6 +134,18 @@ impl Client {
     pub fn resume(&self, id: &str) -> ttrpc::Result<()> {
         let request = ResumeRequest { id: id.to_owned(), ..Default::default() };
         self.ask(async |task, context| task.resume(context, &request).await.map(drop))
+    }
+
+    /// Changes a container's limits to these resources, as the runtime spec writes them.
+    pub fn update(&self, id: &str, resources: &Value) -> ttrpc::Result<()> {
+        let resources = Any {
+            type_url: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources".to_owned(),
+            value: resources.to_string().into_bytes(),
+            ..Default::default()
+        };
+        let resources = MessageField::some(resources);
+        let request = UpdateTaskRequest { id: id.to_owned(), resources, ..Default::default() };
+        self.ask(async |task, context| task.update(context, &request).await.map(drop))
     }
 
     /// Sets the size of a terminal.

@@ -1,0 +1,51 @@
+//! `Update`, asked of the shim itself, because `ctr` has no such command: the limits of a running container are what the
+//! resources say, in whichever hierarchy of cgroups the node has.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::shim::Shim;
+use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use serde_json::json;
+
+const MEMORY: u64 = 96 << 20;
+
+fn story(generation: Generation) {
+    Setup::on(generation).story(tell);
+}
+
+on_every_generation!(story);
+
+fn tell(node: &Node) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("web").start()?.success()?;
+    let pid = ctr.pid("web")?;
+    let client = Shim::of_container(node, "web")?.connect()?;
+    client.update("web", &json!({"memory": {"limit": MEMORY}, "pids": {"limit": 77}}))?;
+    ensure!(limit(pid, "memory", &["memory.max", "memory.limit_in_bytes"])? == MEMORY.to_string());
+    ensure!(limit(pid, "pids", &["pids.max"])? == "77");
+
+    let refused = client.update("web", &json!({"memory": {"limit": "much"}}));
+    ensure!(refused.is_err(), "a limit that is no number was taken");
+    ensure!(client.update("nobody", &json!({})).is_err(), "the limits of nobody were changed");
+    ensure!(limit(pid, "pids", &["pids.max"])? == "77", "a call that was refused changed something");
+    ctr.remove("web")
+}
+
+/// A limit of the process's cgroup, from the first of these files that is there.
+fn limit(pid: u32, controller: &str, files: &[&str]) -> Result<String> {
+    let folder = cgroup(pid, controller)?;
+    let text = files.iter().find_map(|file| fs::read_to_string(folder.join(file)).ok());
+    Ok(text.with_context(|| format!("find one of {files:?} in {}", folder.display()))?.trim().to_owned())
+}
+
+/// Its folder, of the controller's own hierarchy or of the only one: see cgroups(7).
+fn cgroup(pid: u32, controller: &str) -> Result<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).context("read the container's cgroups")?;
+    let lines = || text.lines().filter_map(|line| line.split_once(':').and_then(|(_, rest)| rest.split_once(':')));
+    let own = lines().find(|(controllers, _)| controllers.split(',').any(|name| name == controller));
+    let only = || lines().find(|(controllers, _)| controllers.is_empty());
+    let (hierarchy, path) = own.or_else(only).with_context(|| format!("find {controller} in {text}"))?;
+    Ok(Path::new("/sys/fs/cgroup").join(hierarchy).join(path.trim_start_matches('/')))
+}
