@@ -127,3 +127,31 @@ fn run(line: &str) -> Result<()> {
     ensure!(status.success(), "{line}: {status}");
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_what_the_document_shows() {
+        let document = include_str!("../../../../docs/json.md");
+        let shown = document.split("## `install`, `uninstall`").nth(1).and_then(|text| text.split("```").nth(1));
+        let shown: serde_json::Value = serde_json::from_str(shown.unwrap().trim_start_matches("json")).unwrap();
+        let file = |owner, path: &str, what, diff: Option<&str>| ShownFile {
+            owner,
+            path: path.to_owned(),
+            what,
+            diff: diff.map(str::to_owned),
+        };
+        let diff = "--- /etc/containerd/config.toml\n+++ /etc/containerd/config.toml\n...";
+        let report = Shown {
+            files: vec![
+                file(Owner::Bindguard, "/usr/local/bin/bindguard-runtime", "create", None),
+                file(Owner::Containerd, "/etc/containerd/config.toml", "change", Some(diff)),
+            ],
+            commands: vec!["systemctl restart containerd".to_owned()],
+            ..Shown::default()
+        };
+        assert_eq!(serde_json::to_value(&report).unwrap(), shown);
+    }
+}
