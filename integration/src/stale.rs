@@ -5,6 +5,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -120,7 +122,17 @@ impl<'n> StaleBundle<'n> {
     }
 
     /// The kubelet removes the pod, for which it needs exactly one mount on each subpath.
+    ///
+    /// A guard that was killed may leave a process that holds the subpath for another moment: the kubelet would try again
+    /// at its next look, and so does this one.
     pub fn delete(self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while let Err(error) = self.pod.clean_subpaths() {
+            if Instant::now() > deadline {
+                return Err(error);
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
         self.pod.delete()
     }
 

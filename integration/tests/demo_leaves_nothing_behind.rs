@@ -44,9 +44,8 @@ fn broken_off_by(signal: Signal, moment: Duration) -> Result<()> {
     // on a fast machine it may be done: then there is nothing to break off
     let _ = kill(Pid::from_raw(pid.try_into().context("the demo's pid")?), signal);
     demo.wait().context("wait for the demo")?;
-    // a killed demo cannot wait for its keeper
-    let patience = if signal == Signal::SIGKILL { Duration::from_secs(10) } else { Duration::ZERO };
-    let deadline = Instant::now() + patience;
+    // a killed demo cannot wait for its keeper, nor can one that is told before it knows of its node
+    let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let left = left_behind(pid)?;
         if left.is_empty() {
