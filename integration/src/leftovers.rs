@@ -100,8 +100,10 @@ fn files_below(folder: &Path) -> BTreeSet<PathBuf> {
     let mut files = BTreeSet::new();
     for path in entries(folder) {
         let is_folder = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
-        // the journal and the logs of pods stay, and containerd's own sockets are made anew when it is started again
-        let stays = ["/run/bindguard", "/run/pods"].iter().any(|folder| path == Path::new(folder));
+        // the journal and the logs of pods stay, and containerd's own sockets are made anew when it is started again;
+        // the fifos are made by a client, and stay when the shim dies while the client is about to open them
+        let stays =
+            ["/run/bindguard", "/run/containerd/fifo", "/run/pods"].iter().any(|folder| path == Path::new(folder));
         let is_containerds = path.parent() == Some(Path::new("/run/containerd")) && !is_folder;
         match () {
             () if stays || is_containerds => {}
