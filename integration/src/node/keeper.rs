@@ -4,6 +4,7 @@
 //! would stay on the developer's machine. The keeper waits for the end of its stdin instead. All processes of a node
 //! live in cgroups under one name, so none can hide from it, whatever namespaces or sessions it moved into.
 
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -37,6 +38,12 @@ impl Keeper {
         // its own process group: a Ctrl-C for the test must not end the one that cleans up
         let child = command.process_group(0).spawn().context("start the keeper")?;
         Ok(Self(KeeperHandle(Arc::new(Mutex::new(Some(child))))))
+    }
+
+    /// Makes something that the keeper will remove, unless it has begun to: what came after that would stay.
+    pub(super) fn while_it_waits<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let place = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.is_some() { make() } else { Err(io::Error::other("the node has ended")) }
     }
 
     /// A handle for a thread that waits for signals.

@@ -49,7 +49,7 @@ pub struct Node {
     kubelet: Kubelet,
     containerd: RefCell<Option<Containerd>>,
     _namespace: Namespace,
-    _keeper: Keeper,
+    keeper: Keeper,
 }
 
 impl Node {
@@ -176,7 +176,8 @@ impl Node {
     fn own_group(&self) -> Result<PathBuf> {
         let hierarchy = tracking_hierarchy().context("find a cgroup hierarchy to track the node's processes in")?;
         let group = hierarchy.join(&self.name).join("node");
-        fs::create_dir_all(&group).with_context(|| format!("create the cgroup {}", group.display()))?;
+        let made = self.keeper.while_it_waits(|| fs::create_dir_all(&group));
+        made.with_context(|| format!("create the cgroup {}", group.display()))?;
         Ok(group)
     }
 }

@@ -163,7 +163,7 @@ impl Setup {
             environment: self.environment(&disk, &kubelet)?,
             generation: self.generation,
             containerd: RefCell::new(None),
-            _keeper: keeper,
+            keeper,
             _namespace: namespace,
             kubelet,
             name,
