@@ -38,11 +38,11 @@ pub fn make_directories(volume: &Handle, path: &Path) -> Result<(), DirectoriesE
         source: errno.into(),
     };
     let root = open_directory(volume, OsStr::new(".")).map_err(failed)?;
-    let names = path.components().map(|component| match component {
+    let mut names = path.components().map(|component| match component {
         Component::Normal(name) => Ok(name),
         Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => Err(Errno::INVAL),
     });
-    let made = names.into_iter().try_fold(None::<OwnedFd>, |parent, name| {
+    let made = names.try_fold(None::<OwnedFd>, |parent, name| {
         let parent = parent.as_ref().map_or(root.as_fd(), AsFd::as_fd);
         make_below(parent, name?, root.as_fd()).map(Some)
     });
