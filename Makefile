@@ -6,7 +6,7 @@
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines
 #   make soak     a thousand containers, and what the shim holds afterwards
 #   make deb      a Debian package
-#   make bench    the shim beside containerd's own; an admission among 100 to 30,000 mounts
+#   make bench    bindguard beside every peer, figure by figure, in one run
 #
 # On a fresh Debian 12 with a Rust toolchain, as root, both install what is missing.
 
@@ -30,7 +30,7 @@ export BINDGUARD_MATRIX := $(MATRIX)
 export BINDGUARD_DOORS := $(DOORS)
 export BINDGUARD_DEB := $(DEB)
 
-.PHONY: all build demo test fuzz lint setup matrix doors deb image-folder faults soak kernels bench clean
+.PHONY: all build demo test fuzz lint setup matrix doors deb image-folder faults soak kernels peer bench clean
 
 all: build
 
@@ -105,7 +105,15 @@ kernels: build matrix
 	sh integration/kernels/run.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS))
 	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) $(call programs,$(STORIES))
 
-bench: build matrix
+# containerd's own shim in Rust, as its crate is published
+PEER := 0.2.0
+
+## the other shims are in the matrix
+peer: setup
+	@$(TOOLS)/bin/containerd-shim-runc-v2-rs -v 2>/dev/null | grep -qF 'Version: $(PEER)' || \
+	  cargo install --quiet --locked --root $(TOOLS) --version $(PEER) containerd-runc-shim
+
+bench: build matrix peer
 	cargo run --quiet --locked -p bindguard-integration --bin bench
 	cargo bench --locked -p bindguard-guard
 

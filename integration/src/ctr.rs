@@ -2,6 +2,7 @@
 //!
 //! `ctr` writes the spec itself, so a container of a story has exactly the mounts that the story names.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -25,6 +26,8 @@ pub enum Runtime {
     BindguardByPath,
     /// The stock shim, with bindguard-runtime as its runc.
     Wrapper,
+    /// `io.containerd.NAME.v2`: containerd looks for `containerd-shim-NAME-v2` among the node's programs.
+    Named(&'static str),
 }
 
 /// A bind mount of a container.
@@ -119,11 +122,18 @@ impl Ctr {
 
     /// The pid of a container's first process, in the host's numbers.
     pub fn pid(&self, id: &str) -> Result<u32> {
+        let pids = self.pids()?;
+        pids.get(id).copied().with_context(|| format!("find the task {id} in: {pids:?}"))
+    }
+
+    /// The pids of all containers' first processes, by container.
+    pub fn pids(&self) -> Result<HashMap<String, u32>> {
         let table = self.tasks()?;
-        let row =
-            table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|row| row.first() == Some(&id));
-        let pid = row.as_ref().and_then(|row| row.get(1)).with_context(|| format!("find the task {id} in: {table}"))?;
-        pid.parse().with_context(|| format!("understand the pid {pid:?}"))
+        let row = |line: &str| {
+            let mut fields = line.split_whitespace();
+            Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+        };
+        Ok(table.lines().filter_map(row).collect())
     }
 
     /// The table of tasks: id, pid, status.
@@ -213,6 +223,7 @@ impl Container<'_> {
             Runtime::Wrapper => {
                 command.arg("io.containerd.runc.v2").arg("--runc-binary").arg(self.ctr.programs.join(GUARD))
             }
+            Runtime::Named(name) => command.arg(format!("io.containerd.{name}.v2")),
         };
         command.args(&self.arguments).arg(BUSYBOX).arg(&self.id).args(&self.words);
         command

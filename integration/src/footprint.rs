@@ -12,6 +12,8 @@ pub struct Footprint {
     pub private_kib: u64,
     /// Pages that it has written, in KiB.
     pub private_dirty_kib: u64,
+    /// Its proportional share of all pages that it has in memory, in KiB.
+    pub pss_kib: u64,
     /// Threads.
     pub threads: u64,
     /// Open descriptors.
@@ -31,6 +33,7 @@ impl Footprint {
         Ok(Self {
             private_kib: field(&rollup, "Private_Clean:")? + private_dirty_kib,
             private_dirty_kib,
+            pss_kib: field(&rollup, "Pss:")?,
             threads: field(&format!("/proc/{pid}/status"), "Threads:")?,
             descriptors: descriptors as u64,
             children: children.split_whitespace().count() as u64,
@@ -39,8 +42,7 @@ impl Footprint {
 
     /// Of the parent of `pid`: a container's init is its shim's child.
     pub fn of_parent(pid: u32) -> Result<Self> {
-        let parent = field(&format!("/proc/{pid}/status"), "PPid:")?;
-        Self::of(u32::try_from(parent).context("understand the parent's pid")?)
+        Self::of(parent_of(pid)?)
     }
 
     /// Checks that nothing has grown since `before`; memory may by a tenth, as pages are not given back one by one.
@@ -51,6 +53,22 @@ impl Footprint {
         ensure!(self.private_dirty_kib * 10 <= before.private_dirty_kib * 11, "{before:?}, then {self:?}");
         Ok(())
     }
+}
+
+/// The parent of a process.
+pub fn parent_of(pid: u32) -> Result<u32> {
+    u32::try_from(field(&format!("/proc/{pid}/status"), "PPid:")?).context("understand the parent's pid")
+}
+
+/// How often the threads of a process were put on a processor, by their own doing or not.
+pub fn context_switches(pid: u32) -> Result<u64> {
+    let folder = format!("/proc/{pid}/task");
+    let mut switches = 0;
+    for thread in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
+        let status = thread?.path().join("status").display().to_string();
+        switches += field(&status, "voluntary_ctxt_switches:")? + field(&status, "nonvoluntary_ctxt_switches:")?;
+    }
+    Ok(switches)
 }
 
 fn field(file: &str, name: &str) -> Result<u64> {

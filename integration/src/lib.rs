@@ -13,7 +13,6 @@
 //!
 //! Nothing here depends on bindguard's own crates: a harness that shared the code under test would share its mistakes.
 
-pub mod bench;
 pub mod bundle;
 pub mod cri;
 pub mod ctr;
@@ -22,7 +21,6 @@ pub mod doc_commands;
 pub mod engines;
 pub mod events;
 pub mod footprint;
-
 pub mod image;
 pub mod kubelet;
 pub mod leftovers;

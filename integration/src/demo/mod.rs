@@ -45,6 +45,7 @@ fn name(runtime: Runtime) -> &'static str {
         Runtime::Bindguard => "io.containerd.bindguard.v2",
         Runtime::BindguardByPath => "containerd-shim-bindguard-v2 by path",
         Runtime::Wrapper => "io.containerd.runc.v2 with bindguard-runtime",
+        Runtime::Named(name) => name,
     }
 }
 

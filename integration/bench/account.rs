@@ -1,0 +1,89 @@
+//! CPU time of everything that is started from here: client, containerd, shim, guard and runtime.
+//!
+//! A cpuacct cgroup counts it, whatever the processes do; containers have cgroups of their own and are not in it. On a
+//! busy machine CPU time repeats within a few per cent, wall time does not. The bench's own time is taken off.
+//!
+//! The cgroup lies below the node's name, so the node's keeper ends what is in it and removes it, however the bench ends.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bindguard_integration::Node;
+use nix::sys::time::TimeValLike;
+use nix::time::{ClockId, clock_gettime};
+
+const HIERARCHY: &str = "/sys/fs/cgroup/cpuacct";
+
+/// A cgroup that this process is in until the account is closed.
+#[derive(Debug)]
+pub struct CpuAccount(PathBuf);
+
+impl CpuAccount {
+    /// Moves this process, the node's containerd, and with them all that they start, into a new cgroup.
+    pub fn open(node: &Node) -> Result<Self> {
+        let folder = Path::new(HIERARCHY).join(node.name()).join("account");
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("create {}: is there no cgroup v1 here?", folder.display()))?;
+        let account = Self(folder);
+        for pid in node.all_processes().into_iter().chain([std::process::id()]) {
+            enter(&account.0, pid)?;
+        }
+        Ok(account)
+    }
+
+    /// Milliseconds so far, without those of the bench itself.
+    pub fn spent(&self) -> Result<f64> {
+        let own = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).context("read the clock of the own CPU time")?;
+        Ok(usage(&self.0)? - own.num_nanoseconds() as f64 / 1e6)
+    }
+
+    /// Waits until the bench and containerd are alone: a shim ends a moment after its last client got its answer.
+    pub fn settle(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while let Some(shim) = self.shims()?.first() {
+            if Instant::now() > deadline {
+                bail!("the shim {shim} does not end");
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// The pids of all shims, and of what is about to become one.
+    pub fn shims(&self) -> Result<Vec<u32>> {
+        let is_shim = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("containerd-shim"))
+        };
+        Ok(members(&self.0)?.into_iter().filter(is_shim).collect())
+    }
+}
+
+impl Drop for CpuAccount {
+    /// The keeper ends whoever is in there.
+    fn drop(&mut self) {
+        if let Err(error) = enter(Path::new(HIERARCHY), std::process::id()) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+fn enter(folder: &Path, pid: u32) -> Result<()> {
+    let file = folder.join("cgroup.procs");
+    fs::write(&file, pid.to_string()).with_context(|| format!("write {}", file.display()))
+}
+
+fn members(folder: &Path) -> Result<Vec<u32>> {
+    let file = folder.join("cgroup.procs");
+    let pids = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    Ok(pids.lines().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+fn usage(folder: &Path) -> Result<f64> {
+    let file = folder.join("cpuacct.usage");
+    let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    let nanoseconds: f64 = text.trim().parse().with_context(|| format!("understand {text:?}"))?;
+    Ok(nanoseconds / 1e6)
+}

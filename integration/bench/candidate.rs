@@ -1,0 +1,97 @@
+//! Who is compared: the shim under test, its peers, and the bare runtimes as the floor.
+
+use std::env;
+use std::path::PathBuf;
+
+use bindguard_integration::doc_commands::repository;
+use bindguard_integration::programs::{Matrix, SHIM, binaries_under_test};
+use bindguard_integration::{Generation, Runtime};
+use serde::{Deserialize, Serialize};
+
+/// One of those that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Candidate {
+    /// containerd-shim-bindguard-v2, with its guard.
+    Bindguard,
+    /// containerd's shim in Rust, the crate containerd-runc-shim.
+    Rust,
+    /// containerd-shim-runc-v2 of containerd 1.6.
+    Go16,
+    /// containerd-shim-runc-v2 of containerd 1.7.
+    Go17,
+    /// containerd-shim-runc-v2 of containerd 2.1.
+    Go21,
+    /// No shim at all: runc by itself.
+    Runc,
+    /// crun by itself.
+    Crun,
+}
+
+impl Candidate {
+    /// Every shim.
+    pub const SHIMS: [Self; 5] = [Self::Bindguard, Self::Rust, Self::Go16, Self::Go17, Self::Go21];
+    /// Everybody, in the order of the tables.
+    pub const ALL: [Self; 7] =
+        [Self::Bindguard, Self::Rust, Self::Go16, Self::Go17, Self::Go21, Self::Runc, Self::Crun];
+
+    /// As tables call it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Bindguard => "bindguard",
+            Self::Rust => "Rust runc-shim",
+            Self::Go16 => "Go 1.6",
+            Self::Go17 => "Go 1.7",
+            Self::Go21 => "Go 2.1",
+            Self::Runc => "runc alone",
+            Self::Crun => "crun alone",
+        }
+    }
+
+    /// Whether it is somebody else's shim.
+    pub fn is_peer(self) -> bool {
+        match self {
+            Self::Rust | Self::Go16 | Self::Go17 | Self::Go21 => true,
+            Self::Bindguard | Self::Runc | Self::Crun => false,
+        }
+    }
+
+    /// The runtime that containerd knows it by.
+    pub fn runtime(self) -> Runtime {
+        match self {
+            Self::Bindguard | Self::Runc | Self::Crun => Runtime::Bindguard,
+            Self::Rust => Runtime::Named("rust"),
+            Self::Go16 => Runtime::Named("go16"),
+            Self::Go17 => Runtime::Named("go17"),
+            Self::Go21 => Runtime::Named("go21"),
+        }
+    }
+
+    /// The name of its program on the node's `PATH`.
+    pub fn link(self) -> String {
+        match self.runtime() {
+            Runtime::Named(name) => format!("containerd-shim-{name}-v2"),
+            _ => SHIM.to_owned(),
+        }
+    }
+
+    /// Its program, if this machine has it.
+    pub fn program(self, matrix: &Matrix) -> Option<PathBuf> {
+        let go = |generation| Some(matrix.program(generation, "containerd-shim-runc-v2"));
+        let program = match self {
+            Self::Bindguard => binaries_under_test().ok().map(|folder| folder.join(SHIM)),
+            Self::Rust => Some(rust_shim()),
+            Self::Go16 => go(Generation::V1_6),
+            Self::Go17 => go(Generation::V1_7),
+            Self::Go21 => go(Generation::V2_1),
+            Self::Runc => Some(matrix.program(Generation::V2_1, "runc")),
+            Self::Crun => Some(matrix.program(Generation::V2_1, "crun")),
+        };
+        program.filter(|program| program.is_file())
+    }
+}
+
+/// `$BINDGUARD_RUST_SHIM`, else where `make bench` installs it.
+fn rust_shim() -> PathBuf {
+    let installed = || repository().join("target/tools/bin/containerd-shim-runc-v2-rs");
+    env::var_os("BINDGUARD_RUST_SHIM").map_or_else(installed, PathBuf::from)
+}

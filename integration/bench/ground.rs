@@ -1,0 +1,69 @@
+//! The ground on which candidates meet: one node with containerd 2.1 and runc, every shim on it, one account of CPU time.
+//!
+//! All shims run under the same containerd with the same runc, so what differs is theirs.
+
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::ctr::Container;
+use bindguard_integration::footprint::parent_of;
+use bindguard_integration::programs::Matrix;
+use bindguard_integration::{Ctr, Generation, Node, Setup};
+
+use crate::account::CpuAccount;
+use crate::candidate::Candidate;
+
+/// Figures of idle shims are taken after this time.
+pub const IDLE: Duration = Duration::from_secs(30);
+
+/// A node, and who is on it. The account is closed before the node ends.
+#[derive(Debug)]
+pub struct Ground {
+    pub account: CpuAccount,
+    pub shims: Vec<Candidate>,
+    pub node: Node,
+}
+
+impl Ground {
+    /// Makes the node. A shim that the machine does not have is left out, aloud.
+    pub fn prepare() -> Result<Self> {
+        let matrix = Matrix::locate()?;
+        let node = Setup::on(Generation::V2_1).start()?;
+        let mut shims = Vec::new();
+        for shim in Candidate::SHIMS {
+            match shim.program(&matrix) {
+                None => eprintln!("bench: {} is left out: it is not installed (`make bench` does that)", shim.title()),
+                Some(_) if shim == Candidate::Bindguard => shims.push(shim),
+                Some(program) => {
+                    let link = node.programs().join(shim.link());
+                    symlink(&program, &link).with_context(|| format!("link {}", link.display()))?;
+                    shims.push(shim);
+                }
+            }
+        }
+        Ok(Self { account: CpuAccount::open(&node)?, shims, node })
+    }
+
+    /// Starts a pod: one shim with so many containers. Answers the shim's pid.
+    pub fn start_pod(&self, shim: Candidate, name: &str, containers: u64) -> Result<u32> {
+        let ctr = self.node.ctr();
+        let ids: Vec<String> =
+            (0..containers).map(|n| if n == 0 { name.to_owned() } else { format!("{name}-{n}") }).collect();
+        for id in &ids {
+            in_pod(&ctr, shim, id, name).start()?.success()?;
+        }
+        let pids = ctr.pids()?;
+        let mut shims = ids.iter().map(|id| parent_of(*pids.get(id).with_context(|| format!("find {id}"))?));
+        let pid = shims.next().context("a pod has a container")??;
+        for other in shims {
+            ensure!(other? == pid, "{} has more than one shim for a pod", shim.title());
+        }
+        Ok(pid)
+    }
+}
+
+/// A container in a pod's group: containerd's shims take the CRI's annotation for it.
+pub fn in_pod<'a>(ctr: &'a Ctr, shim: Candidate, id: &str, pod: &str) -> Container<'a> {
+    ctr.container(id).runtime(shim.runtime()).annotation("io.kubernetes.cri.sandbox-id", pod)
+}

@@ -1,0 +1,65 @@
+//! `make bench`: what bindguard costs, beside every peer, in one run and in turns.
+//!
+//! ```text
+//!   main ── a part each ──► Ground (a node, every shim on it, an account of CPU time) ──► Results ──► report
+//! ```
+//! `bench PART...` measures some parts only. Figures are kept in a file until they are measured again, so that the
+//! documents can be written from them at any time. What each figure is, and what is wanted of it: `figure.rs`, `goals.rs`.
+
+mod account;
+mod candidate;
+mod figure;
+mod goals;
+mod ground;
+mod parts;
+mod report;
+mod results;
+mod turns;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use bindguard_integration::doc_commands::repository;
+use bindguard_integration::privilege;
+use clap::Parser;
+
+use crate::parts::Part;
+use crate::results::Results;
+
+/// What bindguard costs, beside its peers.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// What to measure; everything when nothing is named.
+    parts: Vec<Part>,
+    /// Where figures are kept.
+    #[arg(long, value_name = "FILE", default_value_os_t = repository().join("target/bench.json"))]
+    results: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match bench(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(arguments: Arguments) -> Result<()> {
+    if let Some(why) = privilege::missing() {
+        bail!("needs a root shell on a machine with cgroups: {why}");
+    }
+    let parts = if arguments.parts.is_empty() { Part::all() } else { arguments.parts };
+    let mut results = Results::load(&arguments.results)?;
+    for part in parts {
+        eprintln!("bench: {part}");
+        let measured = part.measure()?;
+        println!("\n{}", report::tables(&measured));
+        results.replace(measured);
+        results.save(&arguments.results)?;
+    }
+    println!("\n{}", report::goals(&results));
+    Ok(())
+}

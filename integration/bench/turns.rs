@@ -1,0 +1,31 @@
+//! Round by round: each candidate once a round, and each round another one begins, so that a drift of the machine hits all
+//! alike. Medians are taken over the rounds.
+
+use anyhow::{Context, Result};
+
+use crate::candidate::Candidate;
+use crate::figure::Figure;
+use crate::results::Results;
+
+/// The first round warms caches up and is not counted.
+const WARM_UP: usize = 1;
+
+/// Asks for each candidate's figures in turns; `at` is what [`Results::add`] says.
+pub fn in_turns(
+    results: &mut Results,
+    rounds: usize,
+    candidates: &[Candidate],
+    at: u64,
+    mut once: impl FnMut(Candidate) -> Result<Vec<(Figure, f64)>>,
+) -> Result<()> {
+    for round in 0..WARM_UP + rounds {
+        for turn in 0..candidates.len() {
+            let candidate = candidates[(round + turn) % candidates.len()];
+            let figures = once(candidate).with_context(|| format!("measure {}", candidate.title()))?;
+            if round >= WARM_UP {
+                figures.into_iter().for_each(|(figure, value)| results.add(figure, candidate, at, value));
+            }
+        }
+    }
+    Ok(())
+}
