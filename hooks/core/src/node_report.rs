@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::judge::StaleCause;
-use crate::kubelet::{VolumeSubpath, other_roots, pod_uid_of};
+use crate::kubelet::{PodPath, VolumeSubpath, other_roots};
 use crate::mount_table::{MountEntry, MountTable};
 use crate::pods::{PodContainer, PodName, Pods};
 use crate::policy::Policy;
@@ -100,9 +100,9 @@ impl NodeReport {
 
 impl NodeBind {
     fn from_bind(bind: BindReport, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
-        let subpath = VolumeSubpath::from_path(&bind.source, policy.kubelet_roots());
-        let uid = pod_uid_of(&bind.source, policy.kubelet_roots());
-        let pod = uid.map(|uid| pods.of_uid(uid));
+        let path = PodPath::from_path(&bind.source, policy.kubelet_roots());
+        let subpath = path.as_ref().and_then(VolumeSubpath::from_pod_path);
+        let pod = path.map(|path| pods.of_uid(path.pod_uid()));
         let container = subpath.as_ref().and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
         let entry = table.stack_at(&bind.source).last();
         let is_stale = matches!(bind.verdict, "stale" | "orphaned");

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::kubelet::{MountedVolume, Plugin, VolumeSubpath};
+use crate::kubelet::{MountedVolume, Plugin, PodPath, VolumeSubpath};
 use crate::policy::Policy;
 
 /// The kinds of source that the guard tells apart.
@@ -25,17 +25,20 @@ impl SourceKind {
     /// The kind of an absolute path. `resolved` is the same path with its symlinks followed, where that is known: the
     /// kubelet's paths are recognised as written, the host's root also behind a link such as `/var/run`.
     pub fn from_path(source: &Path, resolved: Option<&Path>, policy: &Policy) -> Self {
-        if let Some(subpath) = VolumeSubpath::from_path(source, policy.kubelet_roots()) {
-            return Self::Subpath(subpath);
-        }
-        if Plugin::holds_payload_path(source, policy.kubelet_roots()) {
-            return Self::InVolume;
-        }
-        if let Some(volume) = MountedVolume::from_path(source, policy.kubelet_roots()) {
-            return Self::MountedVolume(volume);
+        if let Some(kind) = PodPath::from_path(source, policy.kubelet_roots()).and_then(|path| Self::of_pod(&path)) {
+            return kind;
         }
         let host_root = [Some(source), resolved].into_iter().flatten().any(|path| policy.holds_runtime_mounts(path));
         if host_root { Self::HostRoot } else { Self::Foreign }
+    }
+
+    fn of_pod(path: &PodPath<'_, '_>) -> Option<Self> {
+        if Plugin::holds_payload_path(path) {
+            return Some(Self::InVolume);
+        }
+        let subpath = || VolumeSubpath::from_pod_path(path).map(Self::Subpath);
+        let volume = || MountedVolume::from_pod_path(path).map(Self::MountedVolume);
+        subpath().or_else(volume)
     }
 
     /// The kind's name in reports.

@@ -10,19 +10,19 @@
 //! Mirrors `pkg/volume/util/subpath/subpath_linux.go`, `pkg/volume/util/atomic_writer.go` and
 //! `pkg/kubelet/kubelet_getters.go` of Kubernetes.
 
-mod kubelet_path;
 mod mounted_volume;
 mod other_roots;
 mod payload;
 mod plugin;
 mod plugins;
+mod pod_path;
 mod sub_path;
 mod subpath;
 
-pub use kubelet_path::pod_uid_of;
 pub use mounted_volume::MountedVolume;
 pub use other_roots::other_roots;
 pub use payload::{DATA_LINK, TimestampDirectory};
 pub use plugin::{Plugin, RequiredMount, Writer};
+pub use pod_path::PodPath;
 pub use sub_path::{NoSubPath, SubPath};
 pub use subpath::VolumeSubpath;

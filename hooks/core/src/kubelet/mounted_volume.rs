@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::plugin::{Plugin, RequiredMount};
+use super::pod_path::PodPath;
 use super::subpath::VolumeSubpath;
 
 /// `<root>/pods/<uid>/volumes/<plugin>/<volume>`, of a plugin that always mounts.
@@ -22,7 +23,26 @@ pub struct MountedVolume {
 impl MountedVolume {
     /// Takes a path apart that is such a volume, or lies in one; `None` when it is neither.
     pub fn from_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> Option<Self> {
-        kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
+        Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
+    }
+
+    /// The volume that a pod's path is, or lies in.
+    pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
+        let &[volumes, folder, volume, ref rest @ ..] = path.names() else { return None };
+        let plugin = Plugin::from_folder(folder)?;
+        let required = plugin.required_mount()?;
+        let in_mount = plugin.below().is_empty() || rest.first().is_some_and(|first| *first == plugin.below());
+        if volumes != "volumes" || !in_mount {
+            return None;
+        }
+        let mut mount_point = path.kubelet_root().join("pods");
+        mount_point.extend([path.pod_uid().as_ref(), volumes, folder, volume]);
+        // Joining nothing would leave a slash at the end.
+        if !plugin.below().is_empty() {
+            mount_point.push(plugin.below());
+        }
+        let pod_uid = path.pod_uid().to_owned();
+        Some(Self { mount_point, pod_uid, plugin, required, volume: volume.to_str()?.to_owned() })
     }
 
     /// The volume of a subpath, when it belongs to `plugin` and that plugin mounts.
@@ -45,20 +65,6 @@ impl MountedVolume {
             required: RequiredMount::memory(),
             volume: subpath.volume().to_owned(),
         }
-    }
-
-    fn below(root: &Path, path: &Path) -> Option<Self> {
-        let names: Vec<&str> = path.strip_prefix(root).ok()?.iter().map(|name| name.to_str()).collect::<Option<_>>()?;
-        let [pods, pod_uid, volumes, folder, volume, ref rest @ ..] = names[..] else { return None };
-        let plugin = Plugin::from_folder(folder.as_ref())?;
-        let required = plugin.required_mount()?;
-        let in_mount = plugin.below().is_empty() || rest.first() == Some(&plugin.below());
-        if pods != "pods" || volumes != "volumes" || names.contains(&"..") || !in_mount {
-            return None;
-        }
-        let directory: PathBuf = root.join(names[..5].iter().collect::<PathBuf>());
-        let mount_point = if plugin.below().is_empty() { directory } else { directory.join(plugin.below()) };
-        Some(Self { mount_point, pod_uid: pod_uid.to_owned(), plugin, required, volume: volume.to_owned() })
     }
 
     /// The same volume where it was before its files were copied below `prefix`.

@@ -2,9 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::path::Path;
 
 use super::plugins::{HOST_PATH, MEMORY, PLUGINS};
+use super::pod_path::PodPath;
 use crate::mount_table::FsType;
 
 /// Who may change what is in a volume. It decides how far a path in it can be trusted.
@@ -71,14 +71,9 @@ impl Plugin {
     }
 
     /// Whether `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a kubelet-written volume.
-    pub fn holds_payload_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> bool {
-        let below = |root: &Path| {
-            let names: Vec<&OsStr> = path.strip_prefix(root).ok()?.iter().collect();
-            let [pods, _uid, volumes, folder, _volume, _name, ..] = names[..] else { return None };
-            let plugin = Self::from_folder(folder)?;
-            Some(pods == "pods" && volumes == "volumes" && plugin.writer() == Writer::Kubelet)
-        };
-        kubelet_roots.into_iter().any(|root| below(root) == Some(true))
+    pub fn holds_payload_path(path: &PodPath<'_, '_>) -> bool {
+        let &[volumes, folder, _volume, _name, ..] = path.names() else { return false };
+        volumes == "volumes" && Self::from_folder(folder).is_some_and(|plugin| plugin.writer() == Writer::Kubelet)
     }
 }
 

@@ -1,8 +1,10 @@
 //! The path of a volume-subpath bind.
 
-use std::path::{Component, Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use super::plugin::Plugin;
+use super::pod_path::PodPath;
 
 /// `<root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,24 +20,22 @@ impl VolumeSubpath {
     const FOLDER: &'static str = "volume-subpaths";
 
     /// Takes a path apart that lies below one of the kubelet's roots; `None` when it is no such bind's path.
-    ///
-    /// A path with `..` in it is not one, nor is one whose index has a sign or zeros before it: the kubelet writes none.
     pub fn from_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> Option<Self> {
-        kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
+        Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
     }
 
-    fn below(root: &Path, path: &Path) -> Option<Self> {
-        let names: Vec<&str> = path.strip_prefix(root).ok()?.components().map(name).collect::<Option<_>>()?;
-        let [pods, pod_uid, folder, volume, container, index] = names[..] else { return None };
-        if pods != "pods" || folder != Self::FOLDER {
-            return None;
-        }
+    /// The subpath that a pod's path is, if it is one. It is none when its index has a sign or zeros before it: the kubelet
+    /// writes none.
+    pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
+        let &[folder, volume, container, index] = path.names() else { return None };
+        let owned = |name: &OsStr| name.to_str().map(str::to_owned);
+        (folder == Self::FOLDER).then_some(())?;
         Some(Self {
-            kubelet_root: root.to_owned(),
-            pod_uid: pod_uid.to_owned(),
-            volume: volume.to_owned(),
-            container: container.to_owned(),
-            index: index.parse().ok().filter(|number: &u32| number.to_string() == index)?,
+            kubelet_root: path.kubelet_root().to_owned(),
+            pod_uid: path.pod_uid().to_owned(),
+            volume: owned(volume)?,
+            container: owned(container)?,
+            index: index.to_str()?.parse().ok().filter(|number: &u32| index == number.to_string().as_str())?,
         })
     }
 
@@ -76,13 +76,6 @@ impl VolumeSubpath {
     /// The container's name in the pod.
     pub fn container(&self) -> &str {
         &self.container
-    }
-}
-
-fn name(component: Component<'_>) -> Option<&str> {
-    match component {
-        Component::Normal(name) => name.to_str(),
-        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
-use bindguard_core::kubelet::pod_uid_of;
+use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::node_report::NodeReport;
 use bindguard_core::pods::{PodAsked, Pods};
@@ -100,7 +100,8 @@ impl Diagnose {
         Ok(move |path: &Path| match &asked {
             None => true,
             Some(uids) => {
-                pod_uid_of(path, policy.kubelet_roots()).is_some_and(|uid| uids.iter().any(|wanted| wanted == uid))
+                let path = PodPath::from_path(path, policy.kubelet_roots());
+                path.is_some_and(|path| uids.iter().any(|wanted| wanted == path.pod_uid()))
             }
         })
     }

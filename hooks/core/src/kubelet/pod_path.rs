@@ -1,0 +1,75 @@
+//! Paths below a pod's folder, taken apart once for all that ask what they are.
+
+use std::ffi::OsStr;
+use std::path::{Component, Path};
+
+/// `<root>/pods/<uid>/<name>...`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodPath<'p, 'r> {
+    kubelet_root: &'r Path,
+    pod_uid: &'p str,
+    names: Vec<&'p OsStr>,
+}
+
+impl<'p, 'r> PodPath<'p, 'r> {
+    /// Takes a path apart that lies below one of the kubelet's roots; `None` when it is no pod's. Nor is one with `..` in
+    /// it: the kubelet writes none, and nobody can tell where it leads without walking there.
+    pub fn from_path(path: &'p Path, kubelet_roots: impl IntoIterator<Item = &'r Path>) -> Option<Self> {
+        kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
+    }
+
+    fn below(kubelet_root: &'r Path, path: &'p Path) -> Option<Self> {
+        let mut names = path.strip_prefix(kubelet_root).ok()?.components().map(name);
+        names.next().flatten().filter(|name| *name == "pods")?;
+        let pod_uid = names.next().flatten()?.to_str()?;
+        Some(Self { kubelet_root, pod_uid, names: names.collect::<Option<_>>()? })
+    }
+
+    /// The kubelet's root.
+    pub fn kubelet_root(&self) -> &'r Path {
+        self.kubelet_root
+    }
+
+    /// The pod's uid.
+    pub fn pod_uid(&self) -> &'p str {
+        self.pod_uid
+    }
+
+    /// What follows the pod's folder, name by name.
+    pub(super) fn names(&self) -> &[&'p OsStr] {
+        &self.names
+    }
+}
+
+fn name(component: Component<'_>) -> Option<&OsStr> {
+    match component {
+        Component::Normal(name) => Some(name),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(path: &str) -> Option<&str> {
+        PodPath::from_path(Path::new(path), ["/data/kubelet", "/var/lib/kubelet"].map(Path::new))
+            .map(|pod| pod.pod_uid())
+    }
+
+    #[test]
+    fn a_pods_paths_are_those_below_its_folder() {
+        for path in ["", "/", "/volumes/kubernetes.io~secret/token", "//etc-hosts/."] {
+            assert_eq!(uid(&format!("/var/lib/kubelet/pods/u-1{path}")), Some("u-1"), "{path}");
+        }
+        for path in [
+            "/var/lib/kubelet/pods",
+            "/var/lib/kubelet/plugins/u-1",
+            "/var/lib/kubelet/pods/u-1/../u-2",
+            "/var/lib/kubelet/pods/../u-1",
+            "/elsewhere/pods/u-1",
+        ] {
+            assert_eq!(uid(path), None, "{path}");
+        }
+    }
+}
