@@ -120,15 +120,15 @@ impl Policy {
     }
 
     fn is_above_runtime(&self, path: &Path) -> bool {
-        // The kubelet mounts below these two; the rest of its root is ordinary files.
-        let kubelet = self.kubelet_roots.iter().flat_map(|root| [root.join("pods"), root.join("plugins")]);
-        kubelet.chain(self.runtime_directories.iter().cloned()).any(|dir| dir.starts_with(path))
+        let above = |dir: &PathBuf| dir.starts_with(path);
+        let kubelets = |root: &PathBuf| above(root) || path.strip_prefix(root).is_ok_and(is_mounted_in_by_kubelet);
+        self.runtime_directories.iter().any(above) || self.kubelet_roots.iter().any(kubelets)
     }
 
     /// Whether a path lies where the kubelet or a runtime mounts things.
     pub fn is_mounted_below(&self, path: &Path) -> bool {
-        let kubelet = self.kubelet_roots.iter().flat_map(|root| [root.join("pods"), root.join("plugins")]);
-        kubelet.chain(self.runtime_directories.iter().cloned()).any(|dir| path.starts_with(dir))
+        let kubelets = |root: &PathBuf| KUBELET_MOUNTS.iter().any(|folder| path.starts_with(root.join(folder)));
+        self.runtime_directories.iter().any(|dir| path.starts_with(dir)) || self.kubelet_roots.iter().any(kubelets)
     }
 
     /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
@@ -137,6 +137,13 @@ impl Policy {
         let climbs = path.components().any(|component| component == Component::ParentDir);
         !climbs && self.kubelet_roots.iter().chain(&self.runtime_directories).any(|dir| path.starts_with(dir))
     }
+}
+
+/// The kubelet mounts below these two folders of its root; the rest is ordinary files.
+const KUBELET_MOUNTS: [&str; 2] = ["pods", "plugins"];
+
+fn is_mounted_in_by_kubelet(below_root: &Path) -> bool {
+    KUBELET_MOUNTS.iter().any(|folder| below_root == Path::new(folder))
 }
 
 impl Default for Policy {
