@@ -78,7 +78,7 @@ impl Held {
                 match (look.judge_reach(&answers.reach()), resolved) {
                     (Some(dead), _) => (SourceKind::Foreign, dead),
                     // A path that is not itself a host root may be a link to one: `/var/run` is `/run` nearly everywhere.
-                    (None, Some(resolved)) if look.is_host_root(bind, &resolved) => {
+                    (None, Some(resolved)) if look.is_host_root(bind, &path, &resolved) => {
                         (SourceKind::HostRoot, look.judge_host_root(bind, &Handle::follow(&path)))
                     }
                     _ => (SourceKind::Foreign, Verdict::Foreign),
@@ -98,13 +98,15 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn is_host_root(&self, bind: &Bind, resolved: &Path) -> bool {
+    /// Whether a path, that as written is none, leads to a host root.
+    fn is_host_root(&self, bind: &Bind, written: &Path, resolved: &Path) -> bool {
+        let leads_to_one = || resolved != written && self.policy.holds_runtime_mounts(resolved);
         let takes_mounts_along = || {
             self.policy.host_root_scope == Scope::AnySubmounts
                 && bind.is_recursive()
                 && self.mounts.any_below(resolved) == Ok(true)
         };
-        self.policy.host_root != Mode::Off && (self.policy.holds_runtime_mounts(resolved) || takes_mounts_along())
+        self.policy.host_root != Mode::Off && (leads_to_one() || takes_mounts_along())
     }
 
     fn judge_host_root(&self, bind: &Bind, source: &Result<Handle, HandleError>) -> Verdict {

@@ -5,6 +5,7 @@
 mod pod;
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use bindguard_core::policy::{Policy, Scope};
@@ -144,4 +145,20 @@ fn the_scope_says_which_binds_are_made_rslave() {
     };
     assert_eq!([Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts].map(told), [1, 2, 3]);
     nix::mount::umount2(&holding.path().join("disk"), nix::mount::MntFlags::MNT_DETACH).unwrap();
+}
+
+#[test]
+fn a_host_root_behind_a_link_is_one() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(0);
+    let holding = tempfile::tempdir().unwrap();
+    symlink(pod.directory().join("../.."), holding.path().join("kubelet")).unwrap();
+    let binds = ["kubelet", "kubelet/pods", "kubelet/pods/uid-1", "."];
+    pod.write_spec(&binds.map(|path| mount_of(&holding.path().join(path), &format!("/{path}"), "rprivate")));
+    let report = admitted(&pod).report;
+    let told = |bind: &BindReport| (bind.source.clone(), bind.outcome.clone());
+    let expected = |path| (holding.path().join(path), Some(Outcome::MadeRslave));
+    assert_eq!(report.binds.iter().map(told).collect::<Vec<_>>(), ["kubelet", "kubelet/pods"].map(expected));
 }

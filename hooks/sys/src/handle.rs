@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
@@ -18,6 +18,8 @@ const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 pub struct Handle {
     fd: OwnedFd,
     path: PathBuf,
+    /// No link was followed: the path is the kernel's own, too.
+    is_as_written: bool,
     /// What cannot change while it is held, asked for once.
     lasting: OnceLock<Statx>,
 }
@@ -90,9 +92,16 @@ impl Handle {
     /// Holds what an absolute path leads to, a final symlink followed, when the kernel knows the whole way without asking a
     /// disk, a server or a daemon. `None` otherwise, and before Linux 5.12. openat2(2), `RESOLVE_CACHED`
     pub fn cached(path: &Path) -> Option<Self> {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::CACHED).ok()?;
-        Some(Self::from_fd(fd, path.to_owned()))
+        let open = |resolve| {
+            rustix::fs::openat2(rustix::fs::CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
+        };
+        // Most paths have no link in them, and then the kernel need not be asked for its own.
+        if !path.components().any(|component| component == Component::ParentDir)
+            && let Ok(fd) = open(ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS)
+        {
+            return Some(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) });
+        }
+        Some(Self::from_fd(open(ResolveFlags::CACHED).ok()?, path.to_owned()))
     }
 
     fn open(path: &Path, flags: OFlags) -> Result<Self, HandleError> {
@@ -103,7 +112,7 @@ impl Handle {
     }
 
     pub(crate) fn from_fd(fd: OwnedFd, path: PathBuf) -> Self {
-        Self { fd, path, lasting: OnceLock::new() }
+        Self { fd, path, is_as_written: false, lasting: OnceLock::new() }
     }
 
     /// The path that it was opened by.
@@ -171,6 +180,9 @@ impl Handle {
     /// # Errors
     /// readlink(2)'s.
     pub fn resolved_path(&self) -> io::Result<PathBuf> {
+        if self.is_as_written {
+            return Ok(self.path.clone());
+        }
         fs::read_link(self.magic_path())
     }
 
