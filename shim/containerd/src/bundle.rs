@@ -2,6 +2,7 @@
 //!
 //! `runtime`, `options.json` and `init.pid` have the names and forms of Go's shim: after a crash,
 //! `delete` may have to work on a bundle that another shim, or another version of this one, left.
+//! They are written before the runtime is called first and removed when nothing of the container is left.
 //! Of `config.json` only a few fields are read; the shim never writes it.
 
 use std::{
@@ -14,6 +15,13 @@ use std::{
 use serde::Deserialize;
 
 use crate::options::Options;
+
+/// The OCI spec.
+const CONFIG: &str = "config.json";
+/// How the container's runtime is run.
+const OPTIONS: &str = "options.json";
+/// The runtime's name alone; shims older than `options.json` read it.
+const RUNTIME: &str = "runtime";
 
 /// A bundle file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -126,31 +134,45 @@ impl Bundle {
 
     /// Reads what the shim needs of `config.json`.
     pub(crate) fn spec(&self) -> Result<SpecView, BundleError> {
-        let path = self.path.join("config.json");
+        let path = self.path.join(CONFIG);
         let bytes = fs::read(&path).map_err(|source| BundleError::Read { path: path.clone(), source })?;
         serde_json::from_slice(&bytes).map_err(|error| BundleError::Parse { path, why: error.to_string() })
     }
 
     /// Leaves for `delete` how this container's runtime is run.
     pub(crate) fn write_options(&self, options: &Options) -> Result<(), BundleError> {
-        let path = self.path.join("options.json");
+        let path = self.path.join(OPTIONS);
         let json = serde_json::to_vec(options)
             .map_err(|error| BundleError::Parse { path: path.clone(), why: error.to_string() })?;
         write(path, &json)?;
-        write(self.path.join("runtime"), options.binary_name.as_bytes())
+        write(self.path.join(RUNTIME), options.binary_name.as_bytes())
     }
 
     /// The options a shim left here; defaults where it left none.
     pub(crate) fn read_options(&self) -> Result<Options, BundleError> {
-        let mut options: Options = match read_if_there(&self.path.join("options.json"))? {
+        let mut options: Options = match read_if_there(&self.path.join(OPTIONS))? {
             Some(json) if !json.trim().is_empty() => serde_json::from_str(&json)
-                .map_err(|error| BundleError::Parse { path: self.path.join("options.json"), why: error.to_string() })?,
+                .map_err(|error| BundleError::Parse { path: self.path.join(OPTIONS), why: error.to_string() })?,
             _ => Options::default(),
         };
-        if let Some(runtime) = read_if_there(&self.path.join("runtime"))? {
+        if let Some(runtime) = read_if_there(&self.path.join(RUNTIME))? {
             options.binary_name = runtime.trim().to_owned();
         }
         Ok(options)
+    }
+
+    /// Leaves word that the container is gone from the runtime, and its root filesystem unmounted.
+    pub(crate) fn settle(&self) {
+        for file in [self.init_pid_file(), self.path.join(OPTIONS), self.path.join(RUNTIME)] {
+            // What stays makes `delete` look again, no more.
+            let _ = fs::remove_file(file);
+        }
+    }
+
+    /// Has `delete` nothing to do? In a bundle without options either no runtime was called yet, or all is gone.
+    pub(crate) fn is_settled(&self) -> bool {
+        let has = |name: &str| self.path.join(name).try_exists();
+        matches!((has(CONFIG), has(OPTIONS), has(RUNTIME)), (Ok(true), Ok(false), Ok(false)))
     }
 
     /// The pid in a pid-file.
@@ -216,6 +238,23 @@ mod tests {
         bundle.write_options(&options).unwrap();
         assert_eq!(bundle.read_options().unwrap(), options);
         assert_eq!(fs::read_to_string(dir.path().join("runtime")).unwrap(), "crun");
+    }
+
+    #[test]
+    fn a_bundle_is_settled_before_the_runtime_is_called_and_after_all_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let bundle = Bundle::at(dir.path());
+        assert!(!bundle.is_settled(), "no spec: nobody knows");
+        fs::write(dir.path().join(CONFIG), "{}").unwrap();
+        assert!(bundle.is_settled());
+        bundle.write_options(&Options::default()).unwrap();
+        assert!(!bundle.is_settled());
+        fs::remove_file(dir.path().join(OPTIONS)).unwrap();
+        assert!(!bundle.is_settled(), "an older shim's");
+        fs::write(bundle.init_pid_file(), "7").unwrap();
+        bundle.settle();
+        assert!(bundle.is_settled());
+        assert!(!bundle.init_pid_file().try_exists().unwrap());
     }
 
     #[test]

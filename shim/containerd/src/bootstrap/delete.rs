@@ -3,6 +3,9 @@
 //! containerd runs it in a process of its own, with the bundle in `-bundle` or as current directory. The container is removed
 //! from the runtime whatever its state, its root filesystem is unmounted, and the answer is that of a process that was
 //! killed. The bundle may have been made by Go's shim or by another version of this one. containerd removes it afterwards.
+//!
+//! containerd runs it at the end of every container, also of one that the server has deleted itself: a settled bundle is
+//! answered for at once, without a call of the runtime.
 
 use std::{
     io::{self, Write},
@@ -53,8 +56,10 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
     let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
-    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    event_loop.map_err(failed("start an event loop"))?.block_on(clean_up(args, &bundle));
+    if !bundle.is_settled() {
+        let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        event_loop.map_err(failed("start an event loop"))?.block_on(clean_up(args, &bundle));
+    }
     address::remove_stale_socket_of_bundle(bundle.path());
     let answer = DeleteResponse {
         pid,

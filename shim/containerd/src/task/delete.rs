@@ -3,7 +3,7 @@
 //! What a process wrote has been passed on before its delete is answered: the client closes its side then. An exec's end
 //! is no TaskDelete; containerd takes that for the container's.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use containerd_shim_protos::events::task as proto;
 
@@ -58,7 +58,7 @@ impl Task {
             release(&self.init).await;
         }
         rootfs::unmount(self.bundle.rootfs()).await?;
-        let _ = fs::remove_file(self.bundle.init_pid_file());
+        self.bundle.settle();
         self.init.advance(ProcessState::deleted)?;
         self.tell_deleted();
         Ok(())
