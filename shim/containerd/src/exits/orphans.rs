@@ -7,7 +7,10 @@
 
 use std::{fs, sync::Arc, time::Duration};
 
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::{
+    io::Errno,
+    process::{Pid, WaitId, WaitIdOptions, waitid},
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Exits;
@@ -28,12 +31,21 @@ pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
         while !exits.may_reap() {
             tokio::time::sleep(RETRY).await;
         }
+        if !has_zombie() {
+            continue;
+        }
         for pid in children_of_this_process() {
             if !exits.is_known(pid) && is_zombie(pid) {
                 reap(pid);
             }
         }
     }
+}
+
+/// Is there a dead child at all, waited for or not? Usually its own waiter was faster, and that is all.
+fn has_zombie() -> bool {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(waitid(WaitId::All, look), Ok(None) | Err(Errno::CHILD))
 }
 
 /// A child belongs to the thread that forked it, and an orphan to any of our threads: so all threads are asked.

@@ -5,7 +5,8 @@
 //! into the same file, below the level of an error; they are passed on to the shim's log.
 
 use std::{
-    fs,
+    fs::{self, File, OpenOptions},
+    io::{Read, Seek},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -21,7 +22,8 @@ const NOWHERE: &str = "/dev/null";
 #[derive(Debug)]
 pub(crate) struct LogFile {
     path: PathBuf,
-    is_ours: bool,
+    /// None where the bundle takes no file.
+    file: Option<File>,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
@@ -37,11 +39,11 @@ impl LogFile {
     pub(crate) fn in_bundle(bundle: &Path, verb: &str) -> Self {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id()));
-        match fs::write(&path, "") {
-            Ok(()) => Self { path, is_ours: true },
+        match OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path) {
+            Ok(file) => Self { path, file: Some(file) },
             Err(error) => {
                 tracing::warn!(%error, path = %path.display(), "the runtime is called without a log");
-                Self { path: NOWHERE.into(), is_ours: false }
+                Self { path: NOWHERE.into(), file: None }
             }
         }
     }
@@ -53,7 +55,9 @@ impl LogFile {
 
     /// Passes on what is no error, and answers the last error.
     pub(crate) fn read(&self) -> Option<String> {
-        let bytes = fs::read(&self.path).ok()?;
+        let mut bytes = Vec::new();
+        let mut file = self.file.as_ref()?;
+        file.rewind().and_then(|()| file.read_to_end(&mut bytes)).ok()?;
         let lines = parse(&String::from_utf8_lossy(&bytes));
         for line in &lines {
             match line.level.as_str() {
@@ -69,7 +73,7 @@ impl LogFile {
 
 impl Drop for LogFile {
     fn drop(&mut self) {
-        if self.is_ours {
+        if self.file.is_some() {
             let _ = fs::remove_file(&self.path);
         }
     }
