@@ -12,10 +12,11 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{Exits, Known};
+use crate::kernel::Launched;
 
 /// What containerd reports where a status was lost, as Go's shim does.
 const LOST_STATUS: u32 = 255;
@@ -56,6 +57,17 @@ impl Watched {
             .ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         let fd = pidfd_open(raw, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?;
         let pidfd = crate::kernel::watch(fd, Interest::READABLE).map_err(failed)?;
+        Ok(Self { pid, pidfd, _known: known })
+    }
+
+    /// A child that was just started. One that cannot be watched is killed, and is an orphan then.
+    pub(crate) fn child(Launched { pid, pidfd }: Launched, exits: &Arc<Exits>) -> io::Result<Self> {
+        let known = exits.know(pid);
+        let pidfd = crate::kernel::watch(pidfd, Interest::READABLE).inspect_err(|_| {
+            // Nobody has reaped it: the number is still its own.
+            let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            raw.map(|raw| kill_process(raw, Signal::KILL));
+        })?;
         Ok(Self { pid, pidfd, _known: known })
     }
 

@@ -2,9 +2,8 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    process::Stdio,
     sync::{Arc, Mutex},
 };
 
@@ -158,15 +157,9 @@ impl Wiring {
         Ok(())
     }
 
-    /// The process's ends, anew for each run of the runtime: stdin, stdout, stderr.
-    pub(crate) fn child_stdio(&self) -> io::Result<[Stdio; 3]> {
-        let mut ends = [Stdio::null(), Stdio::null(), Stdio::null()];
-        for (end, fd) in ends.iter_mut().zip(&self.child) {
-            if let Some(fd) = fd {
-                *end = fd.try_clone()?.into();
-            }
-        }
-        Ok(ends)
+    /// The process's stdin, stdout and stderr, where they go somewhere; to be lent to each run of the runtime.
+    pub(crate) fn child_ends(&self) -> [Option<BorrowedFd<'_>>; 3] {
+        self.child.each_ref().map(|end| end.as_ref().map(AsFd::as_fd))
     }
 
     /// Whether the process's stderr goes somewhere; otherwise the runtime's own may be caught.

@@ -1,5 +1,6 @@
 //! The calls for which the libraries offer no safe form. All `unsafe` of this crate is in this folder.
 
+mod launch;
 mod mounts;
 
 use std::{
@@ -11,9 +12,10 @@ use std::{
 };
 
 use nix::libc;
-use rustix::{io::fcntl_dupfd_cloexec, process::Signal};
+use rustix::io::fcntl_dupfd_cloexec;
 use tokio::io::{Interest, unix::AsyncFd};
 
+pub(crate) use launch::{Launch, Launched};
 pub(crate) use mounts::{LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device, map_ids};
 
 /// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the classic ones only.
@@ -24,16 +26,6 @@ pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
     let sent =
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, std::ptr::null::<libc::siginfo_t>(), 0) };
     if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Has the kernel kill the child when the shim dies, so that no half-finished `create` goes on while `delete` cleans
-/// up. The kernel ties this to the thread that forks: call it from the event loop's thread only.
-pub(crate) fn die_with_parent(command: &mut tokio::process::Command) {
-    // SAFETY: between fork and exec the closure makes one prctl(2) and neither allocates nor takes a lock.
-    unsafe {
-        command
-            .pre_exec(|| rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from));
-    }
 }
 
 /// Has the child inherit these descriptors as 3, 4, 5 and so on; everything else stays closed to it.

@@ -68,7 +68,7 @@ impl CheckpointCall {
 impl Runtime {
     /// Writes a running or paused container.
     pub(crate) async fn checkpoint(&self, id: &str, call: &CheckpointCall) -> Result<(), RuntimeError> {
-        self.run("checkpoint", call.args().into_iter().chain([id.into()])).await.map(drop)
+        self.run("checkpoint", call.args().into_iter().chain([id.into()])).await
     }
 
     /// Makes a container from what was written; it runs at once.
@@ -85,7 +85,7 @@ impl Runtime {
         args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
         // The shim is the subreaper: what is restored becomes its child.
         args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
-        let restore = Call::new(self, self.resolve_binary()?.into(), "restore", args);
+        let restore = Call::new(self, self.resolve_binary()?, "restore", args);
         restore.run(Ends::Process(call.wiring)).await.map(drop)
     }
 }

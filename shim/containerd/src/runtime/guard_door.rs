@@ -18,15 +18,12 @@
 use std::{
     ffi::OsString,
     io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use rustix::{
-    io::{FdFlags, fcntl_setfd},
-    pipe::{PipeFlags, pipe_with},
-};
+use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 
 use super::{
@@ -126,7 +123,7 @@ impl Runtime {
 
     async fn create_plainly(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
         let program = self.resolve_binary()?;
-        let plain = Call::new(self, program.into(), "create", self.create_args(call));
+        let plain = Call::new(self, program, "create", self.create_args(call));
         plain.run(Ends::Process(call.wiring)).await.map(|_| Created::default())
     }
 
@@ -160,19 +157,20 @@ impl Runtime {
     fn send_guard(&self, guard: &Path, call: &CreateCall<'_>, attempt: u32) -> io::Result<(Running, pipe::Receiver)> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let line = pipe::Receiver::from_owned_fd(read)?;
-        let mut request = Call::new(self, guard.into(), "create", self.create_args(call));
+        let mut request = Call::new(self, guard.to_owned(), "create", self.create_args(call));
         request.env("BINDGUARD_RUNTIME", &self.binary);
         request.env("BINDGUARD_HANDOVER_FD", write.as_raw_fd().to_string());
         request.env("BINDGUARD_ATTEMPT", attempt.to_string());
         // A probe that the guard forked holds the container's streams: it has to go together with a guard that is late.
         request.lead_group();
-        let running = spawn_inheriting(request, call.wiring, write)?;
+        request.keep(write);
+        let running = request.spawn(Ends::Process(call.wiring)).map_err(io::Error::other)?;
         Ok((running, line))
     }
 
     /// Kills a guard that is late. It may, at the very last moment, have become the runtime: then what it began must
     /// go before the runtime is run again.
-    async fn abandon(&self, mut running: Running, line: &mut pipe::Receiver, said: &mut Vec<u8>, id: &str) {
+    async fn abandon(&self, running: Running, line: &mut pipe::Receiver, said: &mut Vec<u8>, id: &str) {
         running.kill_group();
         self.dismiss(running, KILL_GRACE).await;
         let _ = line.try_read_buf(said);
@@ -183,16 +181,12 @@ impl Runtime {
 
     /// Lets a guard that has nothing more to do end. One that hangs in the kernel cannot even be killed: it is left to
     /// a task of its own and never waited for here.
-    async fn dismiss(&self, mut running: Running, grace: Duration) {
-        let known = running.child.id().map(|pid| self.exits.know(pid));
-        let ended = tokio::time::timeout(grace, running.child.wait()).await.is_ok();
+    async fn dismiss(&self, running: Running, grace: Duration) {
+        let ended = tokio::time::timeout(grace, running.ended()).await.is_ok();
         running.forward_log();
         if !ended {
             running.kill_group();
-            tokio::spawn(async move {
-                let _ = running.child.wait().await;
-                drop(known);
-            });
+            tokio::spawn(async move { running.ended().await });
         }
     }
 
@@ -224,10 +218,4 @@ impl Runtime {
 pub(super) fn guard_program() -> Option<PathBuf> {
     let beside = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(GUARD)));
     beside.filter(|path| is_program(path)).or_else(|| look_up(GUARD))
-}
-
-/// The child alone must inherit the pipe. Nothing else is spawned meanwhile: all spawning is done by this one thread.
-fn spawn_inheriting(request: Call, wiring: &Wiring, write: OwnedFd) -> io::Result<Running> {
-    fcntl_setfd(&write, FdFlags::empty())?;
-    request.spawn(Ends::Process(wiring)).map_err(io::Error::other)
 }

@@ -5,10 +5,10 @@
 
 use std::{
     ffi::OsString,
-    fs::File,
+    fs::{File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    process::{ExitStatus, Stdio},
     sync::Arc,
 };
 
@@ -16,10 +16,13 @@ use rustix::{
     fs::{MemfdFlags, memfd_create},
     process::{Pid, Signal, kill_process_group},
 };
-use tokio::process::{Child, Command};
 
 use super::{Runtime, log_file::LogFile};
-use crate::{exits::Exits, io::Wiring};
+use crate::{
+    exits::{Exit, Exits, Watched},
+    io::Wiring,
+    kernel::Launch,
+};
 
 /// So much of a talkative runtime's stderr is kept for the error.
 const STDERR_TAIL: u64 = 2048;
@@ -65,99 +68,128 @@ pub(crate) enum RuntimeError {
 
 /// Where a run's streams go.
 pub(crate) enum Ends<'a> {
-    /// To the shim.
+    /// To the shim, for the case of an error.
     Caught,
+    /// To the shim, which wants the answer on stdout.
+    Answer,
     /// To the process that the runtime makes.
     Process(&'a Wiring),
 }
 
 /// A run of the runtime, not started yet.
 pub(crate) struct Call {
-    program: OsString,
+    program: PathBuf,
     verb: &'static str,
-    command: Command,
+    arguments: Vec<OsString>,
+    environment: Vec<(&'static str, OsString)>,
+    directory: PathBuf,
+    kept: Option<OwnedFd>,
+    leads_group: bool,
     log: LogFile,
     exits: Arc<Exits>,
 }
 
 /// A run that goes on.
 pub(crate) struct Running {
-    /// The process.
-    pub(crate) child: Child,
+    child: Watched,
     verb: &'static str,
     log: LogFile,
-    stdout: File,
-    stderr: File,
+    answer: Option<File>,
+    complaint: Option<File>,
 }
 
 impl Call {
     /// `PROGRAM --root R --log L --log-format json [--systemd-cgroup] VERB ARGS`
-    pub(crate) fn new(runtime: &Runtime, program: OsString, verb: &'static str, args: Vec<OsString>) -> Self {
-        let log = LogFile::in_bundle(runtime.bundle.path(), verb);
-        let mut command = Command::new(&program);
-        command.arg("--root").arg(&runtime.root).arg("--log").arg(log.path()).args(["--log-format", "json"]);
-        if runtime.systemd_cgroup {
-            command.arg("--systemd-cgroup");
-        }
-        command.arg(verb).args(args).current_dir(runtime.bundle.path()).stdin(Stdio::null());
-        crate::kernel::die_with_parent(&mut command);
-        Self { program, verb, command, log, exits: Arc::clone(&runtime.exits) }
+    pub(crate) fn new(runtime: &Runtime, program: PathBuf, verb: &'static str, args: Vec<OsString>) -> Self {
+        let directory = runtime.bundle.path().to_owned();
+        let log = LogFile::in_bundle(&directory, verb);
+        let mut arguments: Vec<OsString> = vec!["--root".into(), (&runtime.root).into()];
+        arguments.extend(["--log".into(), log.path().into(), "--log-format".into(), "json".into()]);
+        arguments.extend(runtime.systemd_cgroup.then(|| "--systemd-cgroup".into()));
+        arguments.push(verb.into());
+        arguments.extend(args);
+        let exits = Arc::clone(&runtime.exits);
+        Self { program, verb, arguments, environment: vec![], directory, kept: None, leads_group: false, log, exits }
     }
 
     /// Adds to the program's environment.
-    pub(crate) fn env(&mut self, name: &str, value: impl Into<OsString>) {
-        self.command.env(name, value.into());
+    pub(crate) fn env(&mut self, name: &'static str, value: impl Into<OsString>) {
+        self.environment.push((name, value.into()));
+    }
+
+    /// Hands it a descriptor, which keeps its number; it alone has it from the start on.
+    pub(crate) fn keep(&mut self, fd: OwnedFd) {
+        self.kept = Some(fd);
     }
 
     /// Gives it a process group, so that `kill_group` reaches what it forked, too.
     pub(crate) fn lead_group(&mut self) {
-        self.command.process_group(0);
+        self.leads_group = true;
     }
 
-    /// Runs it to its end; the answer is what it printed.
+    /// Runs it to its end; the answer is what it printed, if that was asked for.
     pub(crate) async fn run(self, ends: Ends<'_>) -> Result<Vec<u8>, RuntimeError> {
         let _hold = self.exits.hold();
         self.spawn(ends)?.finish().await
     }
 
     /// Starts it. The caller holds off the orphans' reaper.
-    pub(crate) fn spawn(mut self, ends: Ends<'_>) -> Result<Running, RuntimeError> {
-        let program = PathBuf::from(self.program).display().to_string();
-        let failed = |source: io::Error| RuntimeError::Spawn { program: program.clone(), source };
-        let (stdout, stderr) = (memory_file().map_err(failed)?, memory_file().map_err(failed)?);
-        match ends {
-            Ends::Caught => {
-                self.command.stdout(stdout.try_clone().map_err(failed)?).stderr(stderr.try_clone().map_err(failed)?);
-            }
+    pub(crate) fn spawn(self, ends: Ends<'_>) -> Result<Running, RuntimeError> {
+        let failed = |source| RuntimeError::Spawn { program: self.program.display().to_string(), source };
+        let (answer, complaint) = match &ends {
+            Ends::Caught => (None, Some(memory_file().map_err(failed)?)),
+            Ends::Answer => (Some(memory_file().map_err(failed)?), Some(memory_file().map_err(failed)?)),
+            // With a terminal nobody else has the runtime's stderr; the process itself never sees it.
             Ends::Process(wiring) => {
-                let [stdin, out, err] = wiring.child_stdio().map_err(failed)?;
-                self.command.stdin(stdin).stdout(out).stderr(err);
-                // With a terminal nobody else has the runtime's stderr; the process itself never sees it.
-                if !wiring.has_stderr() && wiring.console_socket().is_some() {
-                    self.command.stderr(stderr.try_clone().map_err(failed)?);
-                }
+                let is_free = !wiring.has_stderr() && wiring.console_socket().is_some();
+                (None, is_free.then(memory_file).transpose().map_err(failed)?)
             }
-        }
-        let child = self.command.spawn().map_err(failed)?;
-        Ok(Running { child, verb: self.verb, log: self.log, stdout, stderr })
+        };
+        let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
+        let [stdin, stdout, stderr] = match ends {
+            Ends::Caught | Ends::Answer => [None; 3],
+            Ends::Process(wiring) => wiring.child_ends(),
+        };
+        let caught = complaint.as_ref().map(AsFd::as_fd);
+        let stderr = stderr.or(caught);
+        let stdout = match ends {
+            Ends::Caught => caught,
+            Ends::Answer => answer.as_ref().map(AsFd::as_fd),
+            Ends::Process(_) => stdout,
+        };
+        let launch = Launch {
+            program: &self.program,
+            arguments: &self.arguments,
+            environment: &self.environment,
+            directory: &self.directory,
+            streams: [stdin, stdout, stderr].map(|end| end.unwrap_or(nowhere.as_fd())),
+            kept: self.kept.as_ref().map(AsFd::as_fd),
+            leads_group: self.leads_group,
+        };
+        let child = launch.launch().and_then(|launched| Watched::child(launched, &self.exits)).map_err(failed)?;
+        Ok(Running { child, verb: self.verb, log: self.log, answer, complaint })
     }
 }
 
 impl Running {
     /// Waits for the end.
-    pub(crate) async fn finish(mut self) -> Result<Vec<u8>, RuntimeError> {
-        let waited = self.child.wait().await;
-        let status = waited.map_err(|source| RuntimeError::Spawn { program: self.verb.to_owned(), source })?;
+    pub(crate) async fn finish(self) -> Result<Vec<u8>, RuntimeError> {
+        let exit = self.ended().await;
         let last_error = self.log.read();
-        if status.success() {
-            return Ok(read_from(&mut self.stdout, 0));
+        if exit.status == 0 {
+            return Ok(self.answer.map(|file| read_from(file, 0)).unwrap_or_default());
         }
-        Err(RuntimeError::Failed { message: self.message(status, last_error) })
+        Err(RuntimeError::Failed { message: self.message(exit, last_error) })
     }
 
-    /// Kills it and what it forked; to be used for a run that leads a group.
-    pub(crate) fn kill_group(&mut self) {
-        let group = self.child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    /// Resolves once, when it has ended.
+    pub(crate) async fn ended(&self) -> Exit {
+        self.child.exit().await
+    }
+
+    /// Kills it and what it forked; to be used before its end, for a run that leads a group.
+    pub(crate) fn kill_group(&self) {
+        let group = i32::try_from(self.child.pid()).ok().and_then(Pid::from_raw);
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -168,16 +200,16 @@ impl Running {
         self.log.read();
     }
 
-    fn message(&mut self, status: ExitStatus, last_error: Option<String>) -> String {
-        let tail = || {
-            let length = self.stderr.metadata().map_or(0, |meta| meta.len());
-            let bytes = read_from(&mut self.stderr, length.saturating_sub(STDERR_TAIL));
+    fn message(self, exit: Exit, last_error: Option<String>) -> String {
+        let tail = |file: File| {
+            let length = file.metadata().map_or(0, |meta| meta.len());
+            let bytes = read_from(file, length.saturating_sub(STDERR_TAIL));
             Some(String::from_utf8_lossy(&bytes).trim().to_owned()).filter(|text| !text.is_empty())
         };
         last_error
             .filter(|message| !message.is_empty())
-            .or_else(tail)
-            .unwrap_or_else(|| format!("{}: {status}", self.verb))
+            .or_else(|| self.complaint.and_then(tail))
+            .unwrap_or_else(|| format!("{}: exit status {}", self.verb, exit.status))
     }
 }
 
@@ -185,7 +217,7 @@ fn memory_file() -> io::Result<File> {
     Ok(memfd_create("runtime-output", MemfdFlags::CLOEXEC)?.into())
 }
 
-fn read_from(file: &mut File, start: u64) -> Vec<u8> {
+fn read_from(mut file: File, start: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_to_end(&mut bytes));
     if let Err(error) = read {

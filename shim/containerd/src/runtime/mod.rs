@@ -64,43 +64,44 @@ impl Runtime {
 
     /// Runs the program of a created container.
     pub(crate) async fn start(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("start", [id.into()]).await.map(drop)
+        self.run("start", [id.into()]).await
     }
 
     /// Sends a signal to the container's init, or to all its processes.
     pub(crate) async fn kill(&self, id: &str, signal: u32, all: bool) -> Result<(), RuntimeError> {
         let all = all.then(|| OsString::from("--all"));
-        self.run("kill", all.into_iter().chain([id.into(), signal.to_string().into()])).await.map(drop)
+        self.run("kill", all.into_iter().chain([id.into(), signal.to_string().into()])).await
     }
 
     /// Removes a container that has stopped, or was never started.
     pub(crate) async fn delete(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("delete", [id.into()]).await.map(drop)
+        self.run("delete", [id.into()]).await
     }
 
     /// Removes a container in whatever state it is.
     pub(crate) async fn force_delete(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("delete", ["--force".into(), id.into()]).await.map(drop)
+        self.run("delete", ["--force".into(), id.into()]).await
     }
 
     /// Freezes all processes.
     pub(crate) async fn pause(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("pause", [id.into()]).await.map(drop)
+        self.run("pause", [id.into()]).await
     }
 
     /// Thaws all processes.
     pub(crate) async fn resume(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("resume", [id.into()]).await.map(drop)
+        self.run("resume", [id.into()]).await
     }
 
     /// Changes resource limits; `resources` is a file with an OCI LinuxResources.
     pub(crate) async fn update(&self, id: &str, resources: &Path) -> Result<(), RuntimeError> {
-        self.run("update", ["--resources".into(), resources.into(), id.into()]).await.map(drop)
+        self.run("update", ["--resources".into(), resources.into(), id.into()]).await
     }
 
     /// The pids of all processes of the container.
     pub(crate) async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
-        let json = self.run("ps", ["--format".into(), "json".into(), id.into()]).await?;
+        let args = vec!["--format".into(), "json".into(), id.into()];
+        let json = Call::new(self, self.resolve_binary()?, "ps", args).run(Ends::Answer).await?;
         // An empty container is `null` in Go's JSON.
         serde_json::from_slice::<Option<Vec<u32>>>(&json)
             .map(Option::unwrap_or_default)
@@ -115,7 +116,7 @@ impl Runtime {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.push(id.into());
-        let call = Call::new(self, self.resolve_binary()?.into(), "exec", args);
+        let call = Call::new(self, self.resolve_binary()?, "exec", args);
         call.run(Ends::Process(exec.wiring)).await.map(drop)
     }
 
@@ -125,9 +126,9 @@ impl Runtime {
         self.root.join(id).try_exists().unwrap_or(true)
     }
 
-    async fn run(&self, verb: &'static str, args: impl IntoIterator<Item = OsString>) -> Result<Vec<u8>, RuntimeError> {
-        let call = Call::new(self, self.resolve_binary()?.into(), verb, args.into_iter().collect());
-        call.run(Ends::Caught).await
+    async fn run(&self, verb: &'static str, args: impl IntoIterator<Item = OsString>) -> Result<(), RuntimeError> {
+        let call = Call::new(self, self.resolve_binary()?, verb, args.into_iter().collect());
+        call.run(Ends::Caught).await.map(drop)
     }
 
     fn resolve_binary(&self) -> Result<PathBuf, RuntimeError> {

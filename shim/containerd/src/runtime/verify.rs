@@ -18,21 +18,19 @@ impl Runtime {
     pub(crate) fn verify_apart(&self, id: &str, pid: u32, patience: Duration) {
         let Some(guard) = guard_program() else { return };
         let args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into(), pid.to_string().into()];
-        let mut look = Call::new(self, guard.into(), VERB, args);
+        let mut look = Call::new(self, guard, VERB, args);
         look.lead_group();
         let _hold = self.exits.hold();
-        let mut running = match look.spawn(Ends::Caught) {
+        let running = match look.spawn(Ends::Caught) {
             Ok(running) => running,
             Err(error) => return tracing::warn!(id, %error, "the container's mounts are not looked at"),
         };
-        let known = running.child.id().map(|pid| self.exits.know(pid));
         tokio::spawn(async move {
-            if tokio::time::timeout(patience, running.child.wait()).await.is_err() {
+            if tokio::time::timeout(patience, running.ended()).await.is_err() {
                 running.kill_group();
-                let _ = running.child.wait().await;
+                running.ended().await;
             }
             running.forward_log();
-            drop(known);
         });
     }
 }

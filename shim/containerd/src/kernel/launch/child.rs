@@ -1,0 +1,130 @@
+//! The child's part: what it does between its birth and execve(2), in memory that is its parent's.
+
+use std::{
+    ffi::{c_char, c_int, c_void},
+    io,
+    mem::MaybeUninit,
+    os::fd::{FromRawFd, OwnedFd, RawFd},
+    ptr::{null, null_mut},
+};
+
+use nix::libc;
+
+use super::Launched;
+
+/// The child makes some dozens of system calls and needs little of it.
+const STACK: usize = 16 * 1024;
+/// What a child exits with that did not become the program; nobody else sees it.
+const FAILED: c_int = 127;
+
+/// All that the child needs, and the place for its answer: it must not allocate.
+pub(super) struct Orders<'a> {
+    pub(super) program: *const c_char,
+    /// These two end with a null pointer.
+    pub(super) arguments: *const *const c_char,
+    pub(super) environment: *const *const c_char,
+    pub(super) directory: *const c_char,
+    /// Above 2.
+    pub(super) streams: [RawFd; 3],
+    pub(super) kept: Option<RawFd>,
+    pub(super) leads_group: bool,
+    pub(super) parent: libc::pid_t,
+    /// The signals the program begins with blocked.
+    pub(super) mask: libc::sigset_t,
+    /// Stays 0 when the program runs.
+    pub(super) errno: &'a mut c_int,
+}
+
+/// Does something while this thread takes no signals: a handler would run in the child, too, and so in the parent's memory.
+pub(super) fn without_signals<T>(work: impl FnOnce(libc::sigset_t) -> T) -> T {
+    let mut all = MaybeUninit::uninit();
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: sigfillset(3) makes `all` whole; pthread_sigmask(3), which fails for an unknown verb only, makes `before` so.
+    let before = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    };
+    let done = work(before);
+    // SAFETY: the set is the one that the same call gave.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut()) };
+    done
+}
+
+/// Returns when the child has become the program, or has given up.
+pub(super) fn clone(orders: &mut Orders<'_>) -> io::Result<Launched> {
+    let mut stack = MaybeUninit::<[u8; STACK]>::uninit();
+    let mut pidfd: RawFd = -1;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    // SAFETY: the child has a stack of its own, aligned as the C ABI wants it, and reads and writes `orders`; this thread
+    // touches neither until CLONE_VFORK lets it go on. CLONE_PIDFD has the kernel write a descriptor to the last argument.
+    let pid = unsafe {
+        let end = stack.as_mut_ptr().cast::<u8>().add(STACK);
+        let top = end.sub(end.addr() % 64);
+        libc::clone(child, top.cast(), flags, (&raw mut *orders).cast(), &raw mut pidfd)
+    };
+    match u32::try_from(pid) {
+        // SAFETY: the kernel has just made this descriptor, and nobody else knows of it.
+        Ok(pid) => Ok(Launched { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn child(orders: *mut c_void) -> c_int {
+    // SAFETY: it is the address that `clone` gave, and nobody else uses what is there until this process has ended or has
+    // become the program.
+    let orders = unsafe { &mut *orders.cast::<Orders<'_>>() };
+    if let Err(errno) = follow(orders) {
+        *orders.errno = errno;
+    }
+    // SAFETY: _exit(2) leaves all that a normal exit would tidy up, which is the parent's.
+    unsafe { libc::_exit(FAILED) }
+}
+
+/// Becomes the program; returns when that fails. Nothing is allocated here and no lock is taken, which a thread of the
+/// parent may hold.
+fn follow(orders: &Orders<'_>) -> Result<(), c_int> {
+    // SAFETY: the calls are given numbers only, or pointers of the orders, which are strings and lists of strings that live
+    // as long as the parent waits, and a mask.
+    unsafe {
+        done(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+        if libc::getppid() != orders.parent {
+            // It died before it could be asked for.
+            return Err(libc::ESRCH);
+        }
+        if orders.leads_group {
+            done(libc::setpgid(0, 0))?;
+        }
+        for (place, source) in (0..).zip(orders.streams) {
+            done(libc::dup2(source, place))?;
+        }
+        if let Some(kept) = orders.kept {
+            done(libc::fcntl(kept, libc::F_SETFD, 0))?;
+        }
+        done(libc::chdir(orders.directory))?;
+        forget_handlers();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const orders.mask, null_mut());
+        done(libc::execve(orders.program, orders.arguments, orders.environment))
+    }
+}
+
+fn done(result: c_int) -> Result<(), c_int> {
+    // SAFETY: the place of this thread's errno; the parent's thread, whose it is as well, waits.
+    if result >= 0 { Ok(()) } else { Err(unsafe { *libc::__errno_location() }) }
+}
+
+/// Signals do what they do in a program without handlers: SIGPIPE, too, which Rust's runtime ignores. No real-time signal
+/// has a handler here.
+fn forget_handlers() {
+    for signal in 1..=libc::SIGSYS {
+        // SAFETY: sigaction(2) reads and writes a struct of its own kind, for which all zeros stand for SIG_DFL.
+        unsafe {
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            libc::sigaction(signal, null(), &raw mut action);
+            if signal == libc::SIGPIPE || !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+                let default: libc::sigaction = MaybeUninit::zeroed().assume_init();
+                libc::sigaction(signal, &raw const default, null_mut());
+            }
+        }
+    }
+}
