@@ -115,7 +115,6 @@ peer: setup
 
 bench: build matrix peer
 	cargo run --quiet --locked -p bindguard-integration --bin bench
-	cargo bench --locked -p bindguard-guard
 
 clean:
 	cargo clean

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bindguard_integration::Node;
-use nix::sys::time::TimeValLike;
-use nix::time::{ClockId, clock_gettime};
+
+use crate::clocks;
 
 const HIERARCHY: &str = "/sys/fs/cgroup/cpuacct";
 
@@ -34,10 +34,16 @@ impl CpuAccount {
         Ok(account)
     }
 
+    /// An account within this one, for processes that are moved there.
+    pub fn within(&self, name: &str) -> Result<SubAccount> {
+        let folder = self.0.join(name);
+        fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;
+        Ok(SubAccount(folder))
+    }
+
     /// Milliseconds so far, without those of the bench itself.
     pub fn spent(&self) -> Result<f64> {
-        let own = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).context("read the clock of the own CPU time")?;
-        Ok(usage(&self.0)? - own.num_nanoseconds() as f64 / 1e6)
+        Ok(usage(&self.0)? - clocks::of_this_process()?)
     }
 
     /// Waits until the bench and containerd are alone: a shim ends a moment after its last client got its answer.
@@ -67,6 +73,22 @@ impl Drop for CpuAccount {
         if let Err(error) = enter(Path::new(HIERARCHY), std::process::id()) {
             eprintln!("{error:#}");
         }
+    }
+}
+
+/// CPU time of some of the processes.
+#[derive(Debug)]
+pub struct SubAccount(PathBuf);
+
+impl SubAccount {
+    /// Counts a process, and what it starts from now on.
+    pub fn take(&self, pid: u32) -> Result<()> {
+        enter(&self.0, pid)
+    }
+
+    /// Milliseconds so far.
+    pub fn spent(&self) -> Result<f64> {
+        usage(&self.0)
     }
 }
 

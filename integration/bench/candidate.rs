@@ -68,8 +68,10 @@ impl Candidate {
 
     /// The name of its program on the node's `PATH`.
     pub fn link(self) -> String {
-        match self.runtime() {
-            Runtime::Named(name) => format!("containerd-shim-{name}-v2"),
+        match (self, self.runtime()) {
+            (Self::Runc, _) => "runc".to_owned(),
+            (Self::Crun, _) => "crun".to_owned(),
+            (_, Runtime::Named(name)) => format!("containerd-shim-{name}-v2"),
             _ => SHIM.to_owned(),
         }
     }

@@ -23,47 +23,90 @@ pub enum Figure {
     LifeCpu,
     /// The same, by the clock on the wall.
     LifeWall,
+    /// The same, with so many more mounts on the host.
+    LifeAmongMounts,
+    /// What of it a shim's own process does, for a further container of a pod.
+    ShimAmongMounts,
+    /// The shim and its `runc exec`, above a bare `runc exec`.
+    ExecAboveBare,
+    /// Fifty pods at once by eight clients.
+    BurstWall,
+    /// The same, CPU time.
+    BurstCpu,
+    /// The guard with its exec, above the runtime alone.
+    GuardCpu,
+    /// The same, by the clock on the wall.
+    GuardWall,
+    /// A create that mends stale subpaths, above one that finds nothing.
+    RepairCpu,
+    /// The same, by the clock on the wall.
+    RepairWall,
+    /// The guard's work on a spec with 30 binds and nothing stale.
+    WorkClean,
+    /// The same with five stale subpaths.
+    WorkMended,
+    /// Reading and parsing mountinfo, which the guard does not do.
+    MountinfoRead,
+    /// A shim's program as it comes.
+    ShippedSize,
+    /// The same after strip(1).
+    StrippedSize,
 }
 
+/// A figure's words.
+struct Words(&'static str, &'static str, Option<&'static str>);
+
 impl Figure {
+    /// Title, unit, and what the columns of its table are, where it is measured more than once.
+    fn words(self) -> Words {
+        let mounts = Some("more mounts");
+        match self {
+            Self::PrivateDirty => Words("private dirty memory of an idle shim", "KiB", Some("containers")),
+            Self::Pss => Words("PSS of an idle shim", "KiB", Some("pods")),
+            Self::Threads => Words("threads of an idle shim", "", None),
+            Self::WakeUps => Words("wake-ups of an idle shim in 60 s", "", None),
+            Self::StartWall => Words("`start` until the first answer, wall", "ms", None),
+            Self::StartCpu => Words("`start` and the shim until the first answer, CPU", "ms", None),
+            Self::StartCommandCpu => Words("the command `start` alone, CPU", "ms", None),
+            Self::LifeCpu => Words("`ctr run --rm`, CPU", "ms", None),
+            Self::LifeWall => Words("`ctr run --rm`, wall", "ms", None),
+            Self::LifeAmongMounts => Words("`ctr run --rm`, CPU", "ms", mounts),
+            Self::ShimAmongMounts => Words("of it the shim's own process, CPU", "ms", mounts),
+            Self::ExecAboveBare => Words("exec, CPU above a bare `runc exec`", "ms", None),
+            Self::BurstWall => Words("50 pods at once by 8 clients, wall", "s", None),
+            Self::BurstCpu => Words("50 pods at once by 8 clients, CPU", "s", None),
+            Self::GuardCpu => Words("the guard with its exec, CPU", "ms", mounts),
+            Self::GuardWall => Words("the guard with its exec, wall", "ms", mounts),
+            Self::RepairCpu => Words("a repaired create over a clean one, CPU", "ms", Some("stale")),
+            Self::RepairWall => Words("a repaired create over a clean one, wall", "ms", Some("stale")),
+            Self::WorkClean => Words("the guard's work, nothing stale, CPU", "µs", mounts),
+            Self::WorkMended => Words("the guard's work, 5 stale ones mended, CPU", "µs", mounts),
+            Self::MountinfoRead => Words("for comparison: reading and parsing mountinfo, CPU", "µs", mounts),
+            Self::ShippedSize => Words("the shim's program as it comes", "MB", None),
+            Self::StrippedSize => Words("the shim's program, stripped", "MB", None),
+        }
+    }
+
     /// As tables call it.
     pub fn title(self) -> &'static str {
-        match self {
-            Self::PrivateDirty => "private dirty memory of an idle shim",
-            Self::Pss => "PSS of a shim, with as many shims",
-            Self::Threads => "threads of an idle shim",
-            Self::WakeUps => "wake-ups of an idle shim in 60 s",
-            Self::StartWall => "`start` until the first answer, wall",
-            Self::StartCpu => "`start` until the first answer, CPU",
-            Self::StartCommandCpu => "the command `start` alone, CPU",
-            Self::LifeCpu => "a container's life, CPU",
-            Self::LifeWall => "a container's life, wall",
-        }
+        self.words().0
     }
 
     /// Of its values.
     pub fn unit(self) -> &'static str {
-        match self {
-            Self::PrivateDirty | Self::Pss => "KiB",
-            Self::Threads | Self::WakeUps => "",
-            Self::StartWall | Self::StartCpu | Self::StartCommandCpu | Self::LifeCpu | Self::LifeWall => "ms",
-        }
+        self.words().1
     }
 
     /// What the columns of its table are, where it is measured more than once: containers in the shim, pods, mounts.
     pub fn columns(self) -> Option<&'static str> {
-        match self {
-            Self::PrivateDirty => Some("containers"),
-            Self::Pss => Some("pods"),
-            Self::LifeCpu | Self::LifeWall => Some("more mounts"),
-            Self::Threads | Self::WakeUps | Self::StartWall | Self::StartCpu | Self::StartCommandCpu => None,
-        }
+        self.words().2
     }
 
     /// A value as tables show it.
     pub fn show(self, value: f64) -> String {
         match self.unit() {
-            "KiB" | "" => format!("{value:.0}"),
+            "KiB" | "µs" | "" => format!("{value:.0}"),
+            "s" => format!("{value:.2}"),
             _ => format!("{value:.1}"),
         }
     }

@@ -22,10 +22,17 @@ pub enum Limit {
     AtMost(f64),
     /// This part of a peer's.
     Of(Candidate, f64),
+    /// This part of the best peer's.
+    OfBestPeer(f64),
+    /// So many times what it is with so few mounts.
+    OfItselfAt(u64, f64),
 }
 
+/// What counts as not growing, on machines that are never quite idle.
+const FLAT: f64 = 1.25;
+
 /// Everything that is wanted.
-pub const GOALS: [Goal; 9] = [
+pub const GOALS: [Goal; 23] = [
     Goal { figure: Figure::PrivateDirty, at: 1, limit: Limit::AtMost(300.0) },
     Goal { figure: Figure::PrivateDirty, at: 5, limit: Limit::AtMost(450.0) },
     Goal { figure: Figure::Pss, at: 50, limit: Limit::Of(Candidate::Go21, 1.0 / 8.0) },
@@ -35,6 +42,20 @@ pub const GOALS: [Goal; 9] = [
     Goal { figure: Figure::StartCommandCpu, at: 0, limit: Limit::AtMost(1.0) },
     Goal { figure: Figure::StartCpu, at: 0, limit: Limit::AtMost(1.0) },
     Goal { figure: Figure::LifeCpu, at: 0, limit: Limit::Of(Candidate::Rust, 0.9) },
+    Goal { figure: Figure::LifeAmongMounts, at: 10_000, limit: Limit::OfBestPeer(0.7) },
+    Goal { figure: Figure::ShimAmongMounts, at: 10_000, limit: Limit::OfItselfAt(100, FLAT) },
+    Goal { figure: Figure::WorkClean, at: 100, limit: Limit::AtMost(300.0) },
+    Goal { figure: Figure::WorkClean, at: 30_000, limit: Limit::AtMost(300.0) },
+    Goal { figure: Figure::GuardCpu, at: 100, limit: Limit::AtMost(1.5) },
+    Goal { figure: Figure::GuardCpu, at: 30_000, limit: Limit::AtMost(1.5) },
+    Goal { figure: Figure::GuardCpu, at: 10_000, limit: Limit::OfItselfAt(100, FLAT) },
+    Goal { figure: Figure::RepairCpu, at: 1, limit: Limit::AtMost(3.0) },
+    Goal { figure: Figure::RepairCpu, at: 5, limit: Limit::AtMost(3.0) },
+    Goal { figure: Figure::RepairWall, at: 1, limit: Limit::AtMost(3.0) },
+    Goal { figure: Figure::ExecAboveBare, at: 0, limit: Limit::AtMost(1.5) },
+    Goal { figure: Figure::BurstWall, at: 0, limit: Limit::OfBestPeer(0.9) },
+    Goal { figure: Figure::BurstCpu, at: 0, limit: Limit::OfBestPeer(0.9) },
+    Goal { figure: Figure::ShippedSize, at: 0, limit: Limit::AtMost(2.5) },
 ];
 
 impl Goal {
@@ -55,6 +76,8 @@ impl Goal {
         match self.limit {
             Limit::AtMost(most) => Some(most),
             Limit::Of(peer, part) => Some(results.median(self.figure, peer, self.at)? * part),
+            Limit::OfBestPeer(part) => Some(self.best_peer(results)?.1 * part),
+            Limit::OfItselfAt(at, times) => Some(Self { at, ..*self }.ours(results)? * times),
         }
     }
 }

@@ -31,18 +31,26 @@ impl Ground {
         let matrix = Matrix::locate()?;
         let node = Setup::on(Generation::V2_1).start()?;
         let mut shims = Vec::new();
-        for shim in Candidate::SHIMS {
-            match shim.program(&matrix) {
-                None => eprintln!("bench: {} is left out: it is not installed (`make bench` does that)", shim.title()),
-                Some(_) if shim == Candidate::Bindguard => shims.push(shim),
-                Some(program) => {
-                    let link = node.programs().join(shim.link());
-                    symlink(&program, &link).with_context(|| format!("link {}", link.display()))?;
-                    shims.push(shim);
-                }
+        for candidate in Candidate::ALL {
+            let Some(program) = candidate.program(&matrix) else {
+                eprintln!("bench: {} is left out: it is not installed (`make bench` does that)", candidate.title());
+                continue;
+            };
+            let link = node.programs().join(candidate.link());
+            // a node has the shim under test and runc
+            if !link.exists() {
+                symlink(&program, &link).with_context(|| format!("link {}", link.display()))?;
+            }
+            if Candidate::SHIMS.contains(&candidate) {
+                shims.push(candidate);
             }
         }
         Ok(Self { account: CpuAccount::open(&node)?, shims, node })
+    }
+
+    /// The shims that are here, and the bare runtimes.
+    pub fn everybody(&self) -> Vec<Candidate> {
+        self.shims.iter().copied().chain([Candidate::Runc, Candidate::Crun]).collect()
     }
 
     /// Starts a pod: one shim with so many containers. Answers the shim's pid.

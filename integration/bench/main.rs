@@ -7,7 +7,10 @@
 //! documents can be written from them at any time. What each figure is, and what is wanted of it: `figure.rs`, `goals.rs`.
 
 mod account;
+mod bare;
 mod candidate;
+mod clocks;
+mod crowd;
 mod figure;
 mod goals;
 mod ground;

@@ -3,6 +3,7 @@
 //! `ctr` writes the spec itself, so a container of a story has exactly the mounts that the story names.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -160,6 +161,16 @@ impl Ctr {
     pub fn remove(&self, id: &str) -> Result<()> {
         run(self.command(&["task", "rm", "--force", id]))?.success()?;
         self.forget(id)
+    }
+
+    /// The same with many containers, by one client.
+    pub fn remove_all<S: AsRef<OsStr>>(&self, ids: &[S]) -> Result<()> {
+        for words in [&["task", "rm", "--force"][..], &["container", "rm"]] {
+            let mut command = self.command(words);
+            command.args(ids);
+            run(command)?.success()?;
+        }
+        Ok(())
     }
 
     /// Removes a container that has no task: one whose create failed.

@@ -1,9 +1,15 @@
 //! A part a file: what it measures, on a ground of its own.
 
+mod burst;
+mod exec;
+mod guard;
 mod lives;
 mod memory;
+mod mounts;
 mod pods;
+mod sizes;
 mod start;
+mod work;
 
 use std::fmt;
 
@@ -24,6 +30,18 @@ pub enum Part {
     Start,
     /// A container's life, by CPU and wall time.
     Lives,
+    /// The same among many mounts on the host.
+    Mounts,
+    /// An exec into a running container.
+    Exec,
+    /// Fifty pods at once.
+    Burst,
+    /// The guard with its exec, and a repair.
+    Guard,
+    /// The guard's work within the process.
+    Work,
+    /// The programs' sizes.
+    Sizes,
 }
 
 impl Part {
@@ -32,17 +50,27 @@ impl Part {
         Self::value_variants().to_vec()
     }
 
-    /// Makes a node, measures, and ends the node.
+    /// Measures.
     pub fn measure(self) -> Result<Results> {
-        let (ground, mut results) = (Ground::prepare()?, Results::default());
-        let measured = match self {
-            Self::Memory => memory::measure(&ground, &mut results),
-            Self::Pods => pods::measure(&ground, &mut results),
-            Self::Start => start::measure(&ground, &mut results),
-            Self::Lives => lives::measure(&ground, &mut results),
-        };
-        measured.with_context(|| self.to_string())?;
+        let mut results = Results::default();
+        self.measure_into(&mut results).with_context(|| self.to_string())?;
         Ok(results)
+    }
+
+    fn measure_into(self, results: &mut Results) -> Result<()> {
+        let measure = match self {
+            Self::Work => return work::measure(results),
+            Self::Sizes => return sizes::measure(results),
+            Self::Memory => memory::measure,
+            Self::Pods => pods::measure,
+            Self::Start => start::measure,
+            Self::Lives => lives::measure,
+            Self::Mounts => mounts::measure,
+            Self::Exec => exec::measure,
+            Self::Burst => burst::measure,
+            Self::Guard => guard::measure,
+        };
+        measure(&Ground::prepare()?, results)
     }
 }
 

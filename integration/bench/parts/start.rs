@@ -13,15 +13,14 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::node::SOCKET;
 use containerd_shim_protos::api::ConnectRequest;
 use nix::libc;
-use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
-use nix::sys::time::TimeValLike;
 use nix::unistd::{Pid, mkfifo};
 use protobuf::Message;
 use serde_json::{Value, json};
 
 use crate::candidate::Candidate;
+use crate::clocks;
 use crate::figure::Figure;
 use crate::ground::Ground;
 use crate::results::Results;
@@ -55,9 +54,9 @@ fn lay_out_bundle(ground: &Ground) -> Result<File> {
 
 fn once(ground: &Ground, shim: Candidate) -> Result<Vec<(Figure, f64)>> {
     let mut command = start_command(ground, shim);
-    let (cpu, of_command, begun) = (ground.account.spent()?, cpu_of_children()?, Instant::now());
+    let (cpu, of_command, begun) = (ground.account.spent()?, clocks::of_children()?, Instant::now());
     let done = command.output().context("run start")?;
-    let of_command = cpu_of_children()? - of_command;
+    let of_command = clocks::of_children()? - of_command;
     ensure!(done.status.success(), "start: {}: {}", done.status, String::from_utf8_lossy(&done.stderr));
     let listener = Listener::of(&done.stdout)?;
     listener.ask()?;
@@ -95,8 +94,7 @@ fn start_command(ground: &Ground, shim: Candidate) -> Command {
         ("GRPC_ADDRESS", SOCKET),
     ]);
     command.env("TTRPC_ADDRESS", format!("{SOCKET}.ttrpc"));
-    command.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", node.programs().display()));
-    command.current_dir(BUNDLE).stdin(Stdio::null());
+    command.envs(node.environment()).current_dir(BUNDLE).stdin(Stdio::null());
     command
 }
 
@@ -148,10 +146,4 @@ fn end(ground: &Ground, listener: &Listener) -> Result<()> {
     let _ = fs::remove_file(&listener.socket);
     sleep(Duration::from_millis(5));
     Ok(())
-}
-
-/// Milliseconds of those children that have ended.
-fn cpu_of_children() -> Result<f64> {
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("read the CPU time of children")?;
-    Ok((usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e3)
 }

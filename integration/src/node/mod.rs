@@ -106,8 +106,13 @@ impl Node {
         command
             .args(["-c", "echo $$ > \"$1\" && shift && exec \"$@\"", "sh"])
             .arg(self.own_group()?.join("cgroup.procs"));
-        command.arg(program.as_ref()).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.arg(program.as_ref()).envs(self.environment());
         Ok(command)
+    }
+
+    /// containerd's environment, as far as it is not the test's: shims and guards inherit it.
+    pub fn environment(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     /// Runs the operator's command line with these words.
