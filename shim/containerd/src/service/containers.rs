@@ -35,8 +35,8 @@ pub(crate) struct Containers {
     around: Surroundings,
     register: Mutex<Register>,
     over: Notify,
-    /// There may be nobody left.
-    emptied: Notify,
+    /// The first container came, or the last one went.
+    peopled: Notify,
 }
 
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Containers {
     pub(crate) fn new(around: Surroundings) -> Self {
         let (by_id, expected) = (HashMap::new(), HashMap::new());
         let register = Register { by_id, expected, deserted_at: Instant::now() + UNUSED_LIMIT, closed: false };
-        Self { around, register: Mutex::new(register), over: Notify::new(), emptied: Notify::new() }
+        Self { around, register: Mutex::new(register), over: Notify::new(), peopled: Notify::new() }
     }
 
     /// The container of that name.
@@ -139,7 +139,7 @@ impl Containers {
         while !self.close_if_deserted() {
             let moment = self.may_be_deserted();
             tokio::select! {
-                () = self.emptied.notified() => {}
+                () = self.peopled.notified() => {}
                 () = tokio::time::sleep_until(moment.unwrap_or_else(Instant::now).into()), if moment.is_some() => {}
             }
         }
@@ -163,7 +163,7 @@ impl Containers {
         register.by_id.remove(id);
         if register.by_id.is_empty() {
             register.deserted_at = Instant::now() + DESERTED_LIMIT;
-            self.emptied.notify_one();
+            self.peopled.notify_one();
         }
     }
 
@@ -173,6 +173,10 @@ impl Containers {
             return Err(Refusal::shutting_down());
         }
         register.expected.remove(id);
+        if register.by_id.is_empty() {
+            // Nobody waits for the end of a shim that is in use: its timer would wake an idle process.
+            self.peopled.notify_one();
+        }
         match register.by_id.entry(id.to_owned()) {
             Entry::Occupied(_) => Err(TaskError::AlreadyExists(id.to_owned()).into()),
             Entry::Vacant(free) => {
