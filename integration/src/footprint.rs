@@ -2,8 +2,15 @@
 //! proc_pid_status(5).
 
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+
+/// A shim gives memory back when none of its children has ended for one second.
+const REST: Duration = Duration::from_secs(2);
+/// So often it is looked whether a shim has come to rest.
+const LOOKS: u32 = 15;
 
 /// Of one process, at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +45,20 @@ impl Footprint {
             descriptors: descriptors as u64,
             children: children.split_whitespace().count() as u64,
         })
+    }
+
+    /// Of a shim that has given back what it needs no more: the same at two looks.
+    pub fn at_rest(pid: u32) -> Result<Self> {
+        let mut seen = Self::of(pid)?;
+        for _ in 0..LOOKS {
+            thread::sleep(REST);
+            let now = Self::of(pid)?;
+            if now == seen {
+                return Ok(now);
+            }
+            seen = now;
+        }
+        bail!("process {pid} does not come to rest: {seen:?}")
     }
 
     /// Of the parent of `pid`: a container's init is its shim's child.

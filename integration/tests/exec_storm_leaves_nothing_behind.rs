@@ -20,9 +20,9 @@ fn tell(node: &Node) -> Result<()> {
     node.ctr().container("busy").start()?.success()?;
     let shim = node.shims()?.first().copied().context("find the shim")?;
     execs(node, WARM_UP)?;
-    let before = Footprint::of(shim)?;
+    let before = Footprint::at_rest(shim)?;
     execs(node, EXECS)?;
-    let after = Footprint::of(shim)?;
+    let after = Footprint::at_rest(shim)?;
     eprintln!("before: {before:?}, after: {after:?}");
     after.has_not_grown_since(&before)?;
     let bundle = format!("/run/containerd/io.containerd.runtime.v2.task/{}/busy", node.name());

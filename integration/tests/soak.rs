@@ -39,11 +39,11 @@ fn tell(node: &Node) -> Result<()> {
     node.ctr().container("sandbox").annotation(GROUP, "pod").start()?.success()?;
     let shim = *node.shims()?.first().context("find the shim")?;
     at_once(node)?;
-    let (before, begun) = (settled(shim)?, Leftovers::of(node)?);
+    let (before, begun) = (Footprint::at_rest(shim)?, Leftovers::of(node)?);
     eprintln!("after the first {AT_ONCE} containers: {before:?}");
     let check = |what: &str, begin: Instant| -> Result<()> {
         begun.are_all(node).with_context(|| what.to_owned())?;
-        let now = settled(shim)?;
+        let now = Footprint::at_rest(shim)?;
         eprintln!("{what}, in {:.0?}: {now:?}", begin.elapsed());
         now.has_not_grown_since(&before).with_context(|| what.to_owned())
     };
@@ -64,12 +64,6 @@ fn tell(node: &Node) -> Result<()> {
     }
     node.ctr().remove("sandbox")?;
     nothing.are_all(node)
-}
-
-/// The last events leave a moment after the last call.
-fn settled(shim: u32) -> Result<Footprint> {
-    thread::sleep(std::time::Duration::from_secs(1));
-    Footprint::of(shim)
 }
 
 fn start(node: &Node, number: usize) -> Result<Child> {

@@ -7,10 +7,17 @@ use std::{io, thread};
 
 use tokio::sync::oneshot;
 
+use crate::kernel;
+
 /// Runs `work` on a thread of its own; an error means there was no thread, or the work panicked.
 pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let (send, receive) = oneshot::channel();
-    thread::Builder::new().stack_size(256 * 1024).spawn(move || drop(send.send(work())))?;
+    thread::Builder::new().stack_size(256 * 1024).spawn(move || {
+        let done = work();
+        // glibc keeps the stack for the next thread.
+        kernel::give_back_stack();
+        drop(send.send(done));
+    })?;
     receive.await.map_err(io::Error::other)
 }
 

@@ -15,6 +15,7 @@ mod exits;
 mod io;
 mod kernel;
 mod logging;
+mod memory;
 mod options;
 mod rootfs;
 mod runtime;

@@ -14,7 +14,7 @@ use crate::{
     bootstrap::address,
     events::Events,
     exits::{Exits, reap_on_sigchld},
-    logging,
+    logging, memory,
     service::{self, Containers},
     task::Surroundings,
 };
@@ -23,6 +23,8 @@ use crate::{
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// How long the answer to `Shutdown` may take to leave.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
+/// So many descriptors are served before the kernel is asked for more; tokio would make room for 1024.
+const EVENTS_AT_ONCE: usize = 128;
 /// How often a shim that was asked to terminate looks whether it may.
 const TERMINATE_POLL: Duration = Duration::from_millis(500);
 
@@ -48,6 +50,7 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
 
 /// Serves until containerd has no more use for this shim.
 pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
+    memory::hand_on_nothing();
     let listener = take_over_socket().map_err(failed("take over the socket from `start`"))?;
     if let Err(error) = logging::all_to_fifo(Path::new(logging::FIFO), args.debug) {
         // Started by hand, or containerd is gone already. The containers matter more.
@@ -56,7 +59,8 @@ pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
     let this = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(this))
         .map_err(|errno| failed("become the subreaper of containers")(errno.into()))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_io_events_per_tick(EVENTS_AT_ONCE).build();
     runtime.map_err(failed("start the event loop"))?.block_on(run(args, listener))
 }
 
@@ -76,6 +80,7 @@ fn take_over_socket() -> io::Result<UnixListener> {
 async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     let exits = Arc::new(Exits::default());
     tokio::spawn(reap_on_sigchld(Arc::clone(&exits)));
+    tokio::spawn(memory::give_back_when_quiet());
     let around = Surroundings {
         namespace: args.namespace.clone(),
         events: Events::publish_to(address::of_events(&args.address), args.namespace.clone()),

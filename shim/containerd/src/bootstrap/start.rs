@@ -24,7 +24,7 @@ use super::{
 use crate::{
     args::Args,
     bundle::Bundle,
-    logging,
+    logging, memory,
     service::{Expectation, expect},
 };
 
@@ -105,6 +105,7 @@ fn start_server(args: &Args, sent: &Sent, listener: UnixListener) -> Result<(), 
     if !sent.ttrpc_address.is_empty() {
         server.env("TTRPC_ADDRESS", &sent.ttrpc_address);
     }
+    memory::set_up(&mut server);
     // A group of its own: a signal to containerd's does not reach it.
     server.process_group(0);
     server.stdin(Stdio::from(OwnedFd::from(listener))).stdout(Stdio::null()).stderr(Stdio::null());

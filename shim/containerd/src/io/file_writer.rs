@@ -13,8 +13,8 @@ use std::{
 
 use super::progress::{Mover, Patience, Progress, Rest, progress};
 
-/// What a pipe holds.
-const STEP: usize = 64 * 1024;
+/// As much as one step moves; the buffer is there as long as the stream is.
+const STEP: usize = 16 * 1024;
 /// The buffer and some calls.
 const STACK: usize = 256 * 1024;
 

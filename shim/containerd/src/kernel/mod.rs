@@ -1,6 +1,7 @@
 //! The calls for which the libraries offer no safe form. All `unsafe` of this crate is in this folder.
 
 mod launch;
+mod memory;
 mod mounts;
 
 use std::{
@@ -16,6 +17,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 use tokio::io::{Interest, unix::AsyncFd};
 
 pub(crate) use launch::{Launch, Launched};
+pub(crate) use memory::{give_back_heap, give_back_stack, set_environment};
 pub(crate) use mounts::{LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device, map_ids};
 
 /// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the classic ones only.

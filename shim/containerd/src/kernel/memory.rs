@@ -1,0 +1,97 @@
+//! What the allocator and the stack keep after a burst, given back; the process's environment.
+
+use std::{env, ffi::OsString};
+
+use nix::libc;
+
+/// Of a stack, this much below the caller is given back. The kernel gives the main thread's 128 KiB from the start
+/// (setup_arg_pages in fs/exec.c), and leaves a gap of a megabyte below, so nothing else can lie there.
+const STACK: usize = 128 * 1024;
+/// What stays below the caller: the frames of the very call that gives back.
+const MARGIN: usize = 1024;
+const PAGE: usize = 4096;
+
+/// Sets a variable of this process's environment, or takes it out. To be called while there is one thread.
+pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
+    // SAFETY: no other thread is there that could read the environment meanwhile.
+    unsafe {
+        match value {
+            Some(value) => env::set_var(name, value),
+            None => env::remove_var(name),
+        }
+    }
+}
+
+/// Gives the system back the pages of the heap that hold nothing, those between what is in use included.
+pub(crate) fn give_back_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim(3) takes a number and locks the heaps itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Gives the system back the pages that deeper calls than this one left on the calling thread's stack. The stack must have
+/// 128 KiB below the caller, used or not: the event loop's has, and those of this crate's own threads.
+#[inline(never)]
+pub(crate) fn give_back_stack() {
+    let here = 0_u8;
+    let here = std::hint::black_box(&raw const here).addr();
+    let end = (here - MARGIN) & !(PAGE - 1);
+    // SAFETY: the range lies on this thread's stack, or where nothing can be mapped, and below all live frames: nobody
+    // reads it before writing. The result says at most that a part of it was never used.
+    unsafe {
+        libc::madvise(std::ptr::with_exposed_provenance_mut(end - STACK), STACK, libc::MADV_DONTNEED);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, io::Read, os::unix::fs::FileExt};
+
+    use super::*;
+
+    /// How many of the pages below the caller are there, see "pagemap" in the kernel's documentation.
+    #[inline(never)]
+    fn pages_below() -> usize {
+        let here = 0_u8;
+        let first = (std::hint::black_box(&raw const here).addr() - MARGIN - 64 * 1024) / PAGE;
+        let mut entries = [0; 8 * 16];
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        pagemap.read_exact_at(&mut entries, (first * 8) as u64).unwrap();
+        entries.chunks(8).filter(|entry| entry[7] & 0x80 != 0).count()
+    }
+
+    #[inline(never)]
+    fn go_deep() {
+        let mut deep = [7_u8; 96 * 1024];
+        std::hint::black_box(&mut deep);
+    }
+
+    #[test]
+    fn a_stack_is_given_back() {
+        let thread = std::thread::Builder::new().stack_size(512 * 1024).spawn(|| {
+            go_deep();
+            let before = pages_below();
+            give_back_stack();
+            (before, pages_below())
+        });
+        assert_eq!(thread.unwrap().join().unwrap(), (16, 0));
+    }
+
+    #[test]
+    fn holes_in_the_heap_are_given_back() {
+        let resident = || {
+            let mut statm = String::new();
+            File::open("/proc/self/statm").unwrap().read_to_string(&mut statm).unwrap();
+            statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
+        };
+        // Every hundredth stays: the heap cannot shrink, but most of its pages hold nothing.
+        let mut boxes: Vec<_> = (0..100_000).map(|number| Some(Box::new([number; 60]))).collect();
+        boxes.iter_mut().enumerate().filter(|(number, _)| number % 100 != 0).for_each(|(_, one)| drop(one.take()));
+        let before = resident();
+        give_back_heap();
+        assert!(resident() + 3000 < before, "{before} pages before, {} after", resident());
+        drop(boxes);
+    }
+}

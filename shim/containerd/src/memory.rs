@@ -1,0 +1,87 @@
+//! Memory goes back to the system when there is nothing to do.
+//!
+//! A shim is idle nearly always, and there is one for each pod; but its allocator keeps the pages of its busiest moment, and
+//! its stack those of its deepest call. All that takes memory for a while ends with the end of a child: a run of the
+//! runtime, a process of a container. So when no child has ended for a moment, what is free is given back, once. No timer
+//! runs before the next child ends.
+//!
+//! That is worth little as long as each page holds some freed piece that glibc keeps for the next request of its size, so a
+//! server runs without such lists. They can be switched off only by the environment in which a program starts, see "Memory
+//! Allocation Tunables" in glibc's manual: `start` puts the settings there, and the server takes them out again.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    process::Command,
+    time::Duration,
+};
+
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+
+use crate::kernel;
+
+/// A pod's containers come and go within less; the next one would take the same pages again.
+const MOMENT: Duration = Duration::from_secs(1);
+
+const TUNABLES: &str = "GLIBC_TUNABLES";
+/// No lists of freed pieces, one heap for all threads, and no stack kept of a thread that has ended.
+const OURS: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
+
+/// Puts the settings into the environment of a server that is about to be started, after those that are there.
+pub(crate) fn set_up(server: &mut Command) {
+    server.env(TUNABLES, with_ours(env::var_os(TUNABLES).unwrap_or_default()));
+}
+
+/// Takes the settings out of this server's environment: the runtime and its hooks get what containerd gave. To be called
+/// before the first thread is started.
+pub(crate) fn hand_on_nothing() {
+    let without = env::var_os(TUNABLES).as_deref().and_then(without_ours).map(OsStr::to_owned);
+    if let Some(theirs) = without {
+        kernel::set_environment(TUNABLES, Some(theirs).filter(|theirs| !theirs.is_empty()));
+    }
+}
+
+fn with_ours(theirs: OsString) -> OsString {
+    let mut both = theirs.into_vec();
+    if !both.is_empty() {
+        both.push(b':');
+    }
+    both.extend_from_slice(OURS.as_bytes());
+    OsString::from_vec(both)
+}
+
+/// None where ours are not among them.
+fn without_ours(both: &OsStr) -> Option<&OsStr> {
+    let theirs = both.as_bytes().strip_suffix(OURS.as_bytes())?;
+    Some(OsStr::from_bytes(theirs.strip_suffix(b":").unwrap_or(theirs)))
+}
+
+/// Gives back what is free, whenever no child has ended for a moment.
+pub(crate) async fn give_back_when_quiet() {
+    let mut ended = match signal(SignalKind::child()) {
+        Ok(ended) => ended,
+        Err(error) => return tracing::error!(%error, "memory of a burst will be kept: no SIGCHLD"),
+    };
+    while ended.recv().await.is_some() {
+        while timeout(MOMENT, ended.recv()).await.is_ok() {}
+        kernel::give_back_heap();
+        kernel::give_back_stack();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operators_settings_stay() {
+        for theirs in ["", "glibc.malloc.check=3", "a=1:b=2"] {
+            assert_eq!(without_ours(&with_ours(theirs.into())), Some(OsStr::new(theirs)));
+        }
+        assert_eq!(without_ours(OsStr::new("glibc.malloc.check=3")), None);
+    }
+}
