@@ -16,7 +16,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-use super::{RootfsError, call, mount_all, unmount_all};
+use super::{RootfsError, call, mount_all, take_down, unmount_all};
 
 /// The folder has an empty `rootfs` and lies on the machine's own disk: not every filesystem can be id-mapped.
 fn in_namespace(tell: impl FnOnce(&Path) + Send + 'static) {
@@ -95,6 +95,21 @@ fn a_bind_with_other_ids() {
             assert_eq!(mounts_below(&rootfs), 1);
             unmount_all(&rootfs).unwrap();
         }
+        assert_eq!(mounts_below(dir), 0);
+    });
+}
+
+#[test]
+fn the_mount_point_goes_and_a_full_directory_stays() {
+    in_namespace(|dir| {
+        let rootfs = dir.join("rootfs");
+        mount_all(&[mount("tmpfs", Path::new("t"), "", "ro")], &rootfs).unwrap();
+        take_down(&rootfs).unwrap();
+        assert!(!rootfs.try_exists().unwrap());
+        take_down(&rootfs).unwrap();
+        fs::write(make(rootfs.clone()).join("file"), "").unwrap();
+        take_down(&rootfs).unwrap();
+        assert!(rootfs.join("file").try_exists().unwrap());
         assert_eq!(mounts_below(dir), 0);
     });
 }

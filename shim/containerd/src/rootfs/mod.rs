@@ -12,21 +12,17 @@ mod loop_device;
 mod mount_options;
 mod overlay;
 mod place;
+mod take_down;
 
 use std::{
     fs::DirBuilder,
     io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    thread,
-    time::Duration,
 };
 
 use containerd_shim_protos::types::mount::Mount;
-use nix::{
-    errno::Errno,
-    mount::{MntFlags, MsFlags, umount2},
-};
+use nix::mount::MsFlags;
 
 use crate::aside::aside;
 use fuse::Fuse;
@@ -34,13 +30,11 @@ use id_map::IdMap;
 use loop_device::LoopDevice;
 use mount_options::MountOptions;
 use overlay::What;
+use take_down::{take_down, unmount_all};
 
 const OVERLAY: &str = "overlay";
 /// Beside the root filesystem, and only while it is being mounted.
 const MAPPED_LAYERS: &str = "mapped-layers";
-/// How often a busy root filesystem is tried before it is only detached.
-const BUSY_TRIES: u32 = 10;
-const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A root filesystem that could not be put up or taken down.
 #[derive(Debug, thiserror::Error)]
@@ -102,10 +96,10 @@ pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), Roo
     aside(move || mount_all(&mounts, &rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
 }
 
-/// Takes down whatever is mounted there; nothing mounted is fine.
+/// Takes down whatever is mounted there, and the mount point; nothing mounted is fine.
 pub(crate) async fn unmount(rootfs: PathBuf) -> Result<(), RootfsError> {
     let target = rootfs.clone();
-    aside(move || unmount_all(&rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
+    aside(move || take_down(&rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
 }
 
 fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), RootfsError> {
@@ -195,22 +189,4 @@ fn call(
     data: Option<&str>,
 ) -> io::Result<()> {
     Ok(nix::mount::mount(source, target, kind, flags, data)?)
-}
-
-fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
-    let mut busy = 0;
-    loop {
-        let lazy = if busy > BUSY_TRIES { MntFlags::MNT_DETACH } else { MntFlags::empty() };
-        match umount2(rootfs, lazy | MntFlags::UMOUNT_NOFOLLOW) {
-            // There may be another one underneath.
-            Ok(()) => {}
-            // EINVAL: nothing is mounted there (any more).
-            Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
-            Err(Errno::EBUSY) if busy <= BUSY_TRIES => {
-                busy += 1;
-                thread::sleep(BUSY_PAUSE);
-            }
-            Err(errno) => return Err(RootfsError::Unmount { target: rootfs.to_owned(), source: errno.into() }),
-        }
-    }
 }

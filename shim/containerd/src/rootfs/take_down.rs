@@ -1,0 +1,42 @@
+//! Taking a root filesystem down, without a look at the mount table.
+
+use std::{fs, path::Path, thread, time::Duration};
+
+use nix::{
+    errno::Errno,
+    mount::{MntFlags, umount2},
+};
+
+use super::RootfsError;
+
+/// How often a busy root filesystem is tried before it is only detached.
+const BUSY_TRIES: u32 = 10;
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
+/// containerd reads the node's whole mount table before it removes a bundle that still has a mount point, see
+/// `UnmountRecursive` in its `mount` package: without one it does not.
+pub(super) fn take_down(rootfs: &Path) -> Result<(), RootfsError> {
+    unmount_all(rootfs)?;
+    // A directory with something in it is not only a mount point, and stays.
+    let _ = fs::remove_dir(rootfs);
+    Ok(())
+}
+
+/// Unmounts until nothing is mounted there any more; a filesystem that stays busy is only detached.
+pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
+    let mut busy = 0;
+    loop {
+        let lazy = if busy > BUSY_TRIES { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+        match umount2(rootfs, lazy | MntFlags::UMOUNT_NOFOLLOW) {
+            // There may be another one underneath.
+            Ok(()) => {}
+            // EINVAL: nothing is mounted there (any more).
+            Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
+            Err(Errno::EBUSY) if busy <= BUSY_TRIES => {
+                busy += 1;
+                thread::sleep(BUSY_PAUSE);
+            }
+            Err(errno) => return Err(RootfsError::Unmount { target: rootfs.to_owned(), source: errno.into() }),
+        }
+    }
+}
