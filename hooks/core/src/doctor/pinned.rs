@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::holders::SeenNamespace;
-use crate::mount_table::{MountEntry, MountTable};
+use crate::mount_table::{MountEntry, MountIndex, MountTable};
 use crate::policy::Policy;
 
 use super::Point;
@@ -16,8 +16,10 @@ const NAME: &str = "pinned";
 /// The point on them. `problems`: namespaces that could not be looked at.
 pub fn pinned(own: &MountTable, others: &[SeenNamespace], problems: &[String], policy: &Policy) -> Point {
     let mut found: Vec<PathBuf> = Vec::new();
+    let own = MountIndex::of(own);
     for table in others.iter().filter_map(|namespace| namespace.table.as_ref().ok()) {
-        found.extend(table.entries().iter().filter_map(|entry| host_path_of_pinned(entry, table, own, policy)));
+        let index = MountIndex::of(table);
+        found.extend(table.entries().iter().filter_map(|entry| host_path_of_pinned(entry, &index, &own, policy)));
     }
     found.sort();
     found.dedup();
@@ -33,8 +35,13 @@ pub fn pinned(own: &MountTable, others: &[SeenNamespace], problems: &[String], p
 }
 
 /// Where a pinned mount was on the host; `None`: it is not pinned, or not where the kubelet or a runtime mounts.
-fn host_path_of_pinned(entry: &MountEntry, table: &MountTable, own: &MountTable, policy: &Policy) -> Option<PathBuf> {
-    let parent = table.mount(entry.parent).filter(|parent| parent.id != entry.id)?;
+fn host_path_of_pinned(
+    entry: &MountEntry,
+    table: &MountIndex<'_>,
+    own: &MountIndex<'_>,
+    policy: &Policy,
+) -> Option<PathBuf> {
+    let parent = table.parent(entry)?;
     // A container's own root is on the host, too, and what is mounted in it, or in a copy of it, is the container's.
     let root = table.stack_at(Path::new("/")).last()?;
     let is_its_own = parent.device == root.device && parent.root.path.starts_with(&root.root.path);
@@ -42,10 +49,10 @@ fn host_path_of_pinned(entry: &MountEntry, table: &MountTable, own: &MountTable,
         return None;
     }
     let place = parent.place_in_filesystem(&entry.mount_point)?;
-    let host = own.entries().iter().find(|host| host.device == parent.device && place.starts_with(&host.root.path))?;
+    let host = own.of_device(parent.device).iter().find(|host| place.starts_with(&host.root.path))?;
     let below = place.strip_prefix(&host.root.path).ok()?;
     let path = if below.as_os_str().is_empty() { host.mount_point.clone() } else { host.mount_point.join(below) };
-    let is_there = own.stack_at(&path).any(|mount| mount.device == entry.device);
+    let is_there = own.stack_at(&path).iter().any(|mount| mount.device == entry.device);
     (!is_there && policy.is_mounted_below(&path)).then_some(path)
 }
 

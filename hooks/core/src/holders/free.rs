@@ -2,10 +2,8 @@
 
 use serde::Serialize;
 
-use crate::mount_table::MountEntry;
-
 use super::KeptBy;
-use super::report::{Holder, KeptMount};
+use super::report::{Here, Holder, KeptMount};
 
 /// One way to free it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -26,9 +24,9 @@ fn from_outside(pid: u32, mount: &KeptMount) -> String {
 }
 
 /// What frees a mount, mildest first.
-pub(super) fn ways(kept_by: &KeptBy, holder: &Holder, mount: &KeptMount, here: &[&MountEntry]) -> Vec<Way> {
+pub(super) fn ways(kept_by: &KeptBy, holder: &Holder, mount: &KeptMount, here: &Here<'_>) -> Vec<Way> {
     let mut ways = Vec::new();
-    if let Some(own) = here.first().filter(|_| mount.follows) {
+    if let Some(own) = here.mounts.first().filter(|_| mount.follows) {
         let run = format!("umount {}", own.mount_point.display());
         ways.push(Way { what: "a umount here reaches it", run });
         return ways;

@@ -1,10 +1,11 @@
 //! What is told of who holds what, and what would free it.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::mount_table::{MountEntry, MountTable, Propagation};
+use crate::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use crate::pods::{PodName, Pods};
 
 use super::cgroup::looks_like_an_id;
@@ -81,21 +82,38 @@ pub struct KeptMount {
 }
 
 impl KeptMount {
-    fn from_entry(entry: &MountEntry, own: &[&MountEntry]) -> Self {
+    fn from_entry(entry: &MountEntry, here: &Here<'_>) -> Self {
         Self {
             mount_point: entry.mount_point.clone(),
             root: entry.root.for_people(),
             fs_type: entry.fs_type.0.clone(),
             device: entry.device.to_string(),
             propagation: in_words(&entry.propagation),
-            follows: own.iter().any(|mount| reaches(&mount.propagation, &entry.propagation)),
+            follows: here.reaches(&entry.propagation),
         }
     }
 }
 
-/// A umount spreads within a peer group and to the slaves of it: mount_namespaces(7).
-fn reaches(from: &Propagation, to: &Propagation) -> bool {
-    from.peer_group.is_some_and(|group| to.peer_group == Some(group) || to.master == Some(group))
+/// What is asked about in the reader's own namespace.
+#[derive(Debug)]
+pub(super) struct Here<'t> {
+    /// The mounts at or below the path.
+    pub mounts: Vec<&'t MountEntry>,
+    peer_groups: HashSet<u32>,
+}
+
+impl<'t> Here<'t> {
+    fn at_or_below(path: &Path, own: &'t MountTable) -> Self {
+        let below = own.entries().iter().filter(|entry| entry.mount_point.starts_with(path));
+        let mounts: Vec<&MountEntry> = below.collect();
+        let peer_groups = mounts.iter().filter_map(|entry| entry.propagation.peer_group).collect();
+        Self { mounts, peer_groups }
+    }
+
+    /// A umount spreads within a peer group and to the slaves of it: mount_namespaces(7).
+    fn reaches(&self, to: &Propagation) -> bool {
+        [to.peer_group, to.master].iter().flatten().any(|group| self.peer_groups.contains(group))
+    }
 }
 
 fn in_words(propagation: &Propagation) -> &'static str {
@@ -111,10 +129,10 @@ fn in_words(propagation: &Propagation) -> &'static str {
 impl HoldersReport {
     /// Finds who has what is wanted mounted. `own`: the reader's own namespace.
     pub fn find(path: &Path, wanted: &Wanted, own: &MountTable, others: &[SeenNamespace], pods: &Pods) -> Self {
-        let here: Vec<&MountEntry> = own.entries().iter().filter(|entry| entry.mount_point.starts_with(path)).collect();
+        let here = Here::at_or_below(path, own);
         let mut report = Self {
             path: path.to_owned(),
-            mounts: here.iter().map(|entry| KeptMount::from_entry(entry, &here)).collect(),
+            mounts: here.mounts.iter().map(|entry| KeptMount::from_entry(entry, &here)).collect(),
             ..Self::default()
         };
         report.holders.extend(elsewhere_here(path, wanted, own, &here));
@@ -129,8 +147,9 @@ impl HoldersReport {
 }
 
 /// The same filesystem at another place of the reader's own namespace.
-fn elsewhere_here(path: &Path, wanted: &Wanted, own: &MountTable, here: &[&MountEntry]) -> Option<Holder> {
-    let others = own.entries().iter().filter(|entry| !entry.mount_point.starts_with(path) && wanted.is(entry, own));
+fn elsewhere_here(path: &Path, wanted: &Wanted, own: &MountTable, here: &Here<'_>) -> Option<Holder> {
+    let index = MountIndex::of(own);
+    let others = own.entries().iter().filter(|entry| !entry.mount_point.starts_with(path) && wanted.is(entry, &index));
     let mounts: Vec<KeptMount> = others.map(|entry| KeptMount::from_entry(entry, here)).collect();
     let first = mounts.first()?.mount_point.display().to_string();
     let free = vec![Way { what: "take this other mount of it away", run: format!("umount {first}") }];
@@ -141,10 +160,11 @@ fn holder(
     namespace: &SeenNamespace,
     table: &MountTable,
     wanted: &Wanted,
-    here: &[&MountEntry],
+    here: &Here<'_>,
     pods: &Pods,
 ) -> Option<Holder> {
-    let found = table.entries().iter().filter(|entry| wanted.is(entry, table));
+    let index = MountIndex::of(table);
+    let found = table.entries().iter().filter(|entry| wanted.is(entry, &index));
     let mounts: Vec<KeptMount> = found.map(|entry| KeptMount::from_entry(entry, here)).collect();
     let first = mounts.iter().find(|mount| !mount.follows).or(mounts.first())?;
     let mut holder = Holder { namespace: namespace.id, processes: namespace.processes, ..Holder::nobody() };

@@ -1,14 +1,15 @@
 //! What is asked about: mounts by what they show and by what they cover.
 
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use crate::mount_table::{Device, MountEntry, MountTable};
+use crate::mount_table::{Device, MountEntry, MountIndex, MountTable};
 
 /// The mounts at or below a path, or of a device, told in a way that holds in every namespace.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
-    /// Any mount of these shows the same.
-    shown: Vec<(Device, PathBuf)>,
+    /// Any mount of these devices that shows one of these directories, or what lies below one, shows the same.
+    shown: HashMap<Device, HashSet<PathBuf>>,
     /// A mount on any of these covers the same.
     covered: Option<(Device, PathBuf)>,
 }
@@ -16,27 +17,28 @@ pub struct Wanted {
 impl Wanted {
     /// What is mounted at or below `path`, as this namespace's table has it. `path` is as the kernel prints it.
     pub fn at_or_below(path: &Path, own: &MountTable) -> Self {
-        let below = own.entries().iter().filter(|entry| entry.mount_point.starts_with(path));
-        let shown = below.map(|entry| (entry.device, entry.root.path.clone())).collect();
+        let mut shown: HashMap<Device, HashSet<PathBuf>> = HashMap::new();
+        for entry in own.entries().iter().filter(|entry| entry.mount_point.starts_with(path)) {
+            shown.entry(entry.device).or_default().insert(entry.root.path.clone());
+        }
         Self { shown, covered: place_under(path, own) }
     }
 
     /// Whatever is mounted of a device.
     pub fn of_device(device: Device) -> Self {
-        Self { shown: vec![(device, PathBuf::from("/"))], covered: None }
+        Self { shown: HashMap::from([(device, HashSet::from([PathBuf::from("/")]))]), covered: None }
     }
 
     /// Whether a mount of a table shows or covers what is wanted.
-    pub fn is(&self, entry: &MountEntry, table: &MountTable) -> bool {
-        let shows = |(device, root): &(Device, PathBuf)| entry.device == *device && entry.root.path.starts_with(root);
+    pub fn is(&self, entry: &MountEntry, table: &MountIndex<'_>) -> bool {
+        let shows = |roots: &HashSet<PathBuf>| entry.root.path.ancestors().any(|above| roots.contains(above));
         let covers = |(device, place): &(Device, PathBuf)| {
-            let parent = table.mount(entry.parent).filter(|parent| parent.id != entry.id);
-            let covered = parent.filter(|parent| parent.device == *device);
+            let covered = table.parent(entry).filter(|parent| parent.device == *device);
             covered
                 .and_then(|parent| parent.place_in_filesystem(&entry.mount_point))
                 .is_some_and(|it| it.starts_with(place))
         };
-        self.shown.iter().any(shows) || self.covered.as_ref().is_some_and(covers)
+        self.shown.get(&entry.device).is_some_and(shows) || self.covered.as_ref().is_some_and(covers)
     }
 }
 
@@ -62,7 +64,8 @@ mod tests {
     const CONTAINER: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rw - ext4 /dev/sda1 rw\n13 12 8:2 / /host/mnt/disk rw - ext4 /dev/sdb rw\n14 11 8:2 /sub /data rw - ext4 /dev/sdb rw\n";
 
     fn found(wanted: &Wanted, table: &MountTable) -> Vec<u32> {
-        table.entries().iter().filter(|entry| wanted.is(entry, table)).map(|entry| entry.id.0).collect()
+        let index = MountIndex::of(table);
+        table.entries().iter().filter(|entry| wanted.is(entry, &index)).map(|entry| entry.id.0).collect()
     }
 
     #[test]

@@ -5,12 +5,14 @@
 
 mod entry;
 mod escape;
+mod index;
 mod parse;
 mod render;
 mod statmount;
 mod table;
 
 pub use entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
+pub use index::MountIndex;
 pub use parse::{ParseError, WrongField};
 pub use statmount::{STATMOUNT_MASK, StatmountEntry, StatmountError};
 pub use table::MountTable;

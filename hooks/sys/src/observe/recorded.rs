@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 use bindguard_core::evidence::{FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume, VolumeMount};
 use bindguard_core::judge::recorded_identity;
 use bindguard_core::kubelet::{DATA_LINK, MountedVolume, Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
-use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 
 /// A recorded node. Paths are the node's own.
 #[derive(Debug)]
 pub struct Recorded<'r> {
-    table: &'r MountTable,
+    table: MountIndex<'r>,
     root: &'r Path,
 }
 
 impl<'r> Recorded<'r> {
     /// The node with this mount table, whose `/` was copied to `root`.
     pub fn new(table: &'r MountTable, root: &'r Path) -> Self {
-        Self { table, root }
+        Self { table: MountIndex::of(table), root }
     }
 
     /// Where the copy has a path of the node.
@@ -38,7 +38,7 @@ impl<'r> Recorded<'r> {
     /// What is recorded of a subpath.
     pub fn subpath(&self, subpath: &VolumeSubpath) -> SubpathEvidence {
         let path = subpath.path();
-        let stack: Vec<&MountEntry> = self.table.stack_at(&path).collect();
+        let stack = self.table.stack_at(&path);
         let Some(entry) = stack.last() else {
             let (mount, volume, target) = (Observed::Absent, Observed::Absent, Observed::Absent);
             return SubpathEvidence { mount, reach: Reach::NotAsked, volume, target };

@@ -1,0 +1,68 @@
+//! A table to which as many questions are put as it has mounts: each is a look-up, not a walk.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::entry::{Device, MountEntry, MountId};
+use super::table::MountTable;
+
+/// The mounts of a table by their ids, places and devices; those of one place or device in the kernel's order.
+#[derive(Debug)]
+pub struct MountIndex<'t> {
+    by_id: HashMap<MountId, &'t MountEntry>,
+    by_mount_point: HashMap<&'t Path, Vec<&'t MountEntry>>,
+    by_device: HashMap<Device, Vec<&'t MountEntry>>,
+}
+
+impl<'t> MountIndex<'t> {
+    /// An index of this table.
+    pub fn of(table: &'t MountTable) -> Self {
+        let mut index = Self { by_id: HashMap::new(), by_mount_point: HashMap::new(), by_device: HashMap::new() };
+        for entry in table.entries() {
+            index.by_id.entry(entry.id).or_insert(entry);
+            index.by_mount_point.entry(&entry.mount_point).or_default().push(entry);
+            index.by_device.entry(entry.device).or_default().push(entry);
+        }
+        index
+    }
+
+    /// The mount that another one is mounted on; `None` for the root of the namespace.
+    pub fn parent(&self, entry: &MountEntry) -> Option<&'t MountEntry> {
+        self.by_id.get(&entry.parent).copied().filter(|parent| parent.id != entry.id)
+    }
+
+    /// The mounts at exactly this mount point, hidden ones included.
+    pub fn stack_at(&self, mount_point: &Path) -> &[&'t MountEntry] {
+        self.by_mount_point.get(mount_point).map_or(&[], Vec::as_slice)
+    }
+
+    /// The mount that a path is on: the topmost at the nearest mount point above it.
+    pub fn mount_over(&self, path: &Path) -> Option<&'t MountEntry> {
+        path.ancestors().find_map(|above| self.stack_at(above).last().copied())
+    }
+
+    /// The mounts of a device.
+    pub fn of_device(&self, device: Device) -> &[&'t MountEntry] {
+        self.by_device.get(&device).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_as_the_table_does() {
+        let text = "1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / /run rw - tmpfs b rw\n3 1 8:2 /x /run rw - tmpfs b rw\n4 9 8:1 / /gone rw - ext4 a rw\n";
+        let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        let index = MountIndex::of(&table);
+        for path in ["/", "/run", "/run/deep/er", "/running", "/gone/x"].map(Path::new) {
+            assert_eq!(index.mount_over(path), table.mount_over(path), "{}", path.display());
+            assert!(index.stack_at(path).iter().copied().eq(table.stack_at(path)), "{}", path.display());
+        }
+        let parents: Vec<_> =
+            table.entries().iter().map(|entry| index.parent(entry).map(|parent| parent.id.0)).collect();
+        assert_eq!(parents, [None, Some(1), Some(1), None]);
+        assert_eq!(index.of_device(Device { major: 8, minor: 1 }).len(), 2);
+    }
+}
