@@ -17,6 +17,7 @@ use serde_json::Value;
 fn says_what_it_can() {
     Setup::on(Generation::V1_7).story(|node| {
         servers_that_do_not_answer(node)?;
+        many_servers_that_do_not_answer(node)?;
         more_subpaths_than_descriptors(node)?;
         on_a_terminal(node)?;
         without_permission(node)
@@ -52,6 +53,22 @@ fn servers_that_do_not_answer(node: &Node) -> Result<()> {
     pod.delete()
 }
 
+/// Fifty servers that do not answer are asked side by side: all are told dead, where one after the other there would be
+/// patience for a dozen.
+fn many_servers_that_do_not_answer(node: &Node) -> Result<()> {
+    if !Path::new("/dev/fuse").exists() {
+        return Ok(());
+    }
+    let pod = node.kubelet().pod("uid-dead")?;
+    let volumes = (0..50).map(|n| Fuse::mounted(&pod, &format!("silent-{n}"))).collect::<Result<Vec<_>>>()?;
+    let told = node.bindguard(["diagnose", "--pod", "uid-dead", "--json"])?;
+    let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
+    let dead = report["binds"].as_array().context("binds")?.iter().filter(|bind| bind["verdict"] == "dead").count();
+    ensure!(dead == volumes.len(), "{dead} of {} are told dead: {report}", volumes.len());
+    drop(volumes);
+    pod.delete()
+}
+
 fn more_subpaths_than_descriptors(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-many")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
@@ -61,7 +78,7 @@ fn more_subpaths_than_descriptors(node: &Node) -> Result<()> {
     let mut few = node.command("sh")?;
     few.args(["-ec", "ulimit -n 256; exec bindguard diagnose --pod uid-many"]);
     let told = run(few)?;
-    ensure!(told.code() == 0 && told.stdout == "150 looked at, 0 with findings\n", "{told:?}");
+    ensure!(told.code() == 0 && told.stdout == "151 looked at, 0 with findings\n", "{told:?}");
     pod.delete()
 }
 

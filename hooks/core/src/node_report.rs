@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::judge::StaleCause;
 use crate::kubelet::{PodPath, VolumeSubpath, other_roots};
-use crate::mount_table::{MountEntry, MountTable};
+use crate::mount_table::{MountEntry, MountIndex, MountTable};
 use crate::pods::{PodContainer, PodName, Pods};
 use crate::policy::Policy;
 use crate::report::{BindReport, Outcome, Report};
@@ -70,7 +70,8 @@ impl NodeReport {
     /// Tells more of what was found: names, origins, what to do next.
     pub fn from_report(report: Report, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
         let looked_at = report.binds.len();
-        let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, table, pods, policy)).collect();
+        let index = MountIndex::of(table);
+        let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, &index, pods, policy)).collect();
         let others = other_roots(table, policy.kubelet_roots()).into_iter().map(|root| {
             format!(
                 "the pods of the kubelet at {0} are not looked at: name it in [kubelet] roots of config.toml",
@@ -99,14 +100,14 @@ impl NodeReport {
 }
 
 impl NodeBind {
-    fn from_bind(bind: BindReport, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
+    fn from_bind(bind: BindReport, table: &MountIndex<'_>, pods: &Pods, policy: &Policy) -> Self {
         let path = PodPath::from_path(&bind.source, policy.kubelet_roots());
         let subpath = path.as_ref().and_then(VolumeSubpath::from_pod_path);
         let pod = path.map(|path| pods.of_uid(path.pod_uid()));
         let container = subpath.as_ref().and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
         let entry = table.stack_at(&bind.source).last();
         let is_stale = matches!(bind.verdict, "stale" | "orphaned");
-        let origin = entry.filter(|_| is_stale).map(Origin::of);
+        let origin = entry.filter(|_| is_stale).map(|entry| Origin::of(entry));
         let next = next(&bind, pod.as_ref());
         Self { bind, pod, container: container.cloned(), origin, next }
     }

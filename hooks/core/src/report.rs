@@ -136,6 +136,18 @@ impl BindReport {
         }
     }
 
+    /// The report of a volume that no plugin has to mount, and that nothing but a look at the node speaks of.
+    pub fn of_volume(directory: &Path, verdict: &Verdict) -> Self {
+        Self {
+            source: directory.to_owned(),
+            destination: None,
+            kind: "volume",
+            verdict: verdict.name(),
+            reason: verdict.reason(),
+            outcome: None,
+        }
+    }
+
     /// What a log should say of it; `None` when all is well.
     pub fn remark(&self) -> Option<(Loudness, String)> {
         let reason = self.reason.as_deref()?;

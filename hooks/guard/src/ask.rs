@@ -1,4 +1,4 @@
-//! Asking sources whether they are alive, all in one go, by a process that may hang in this one's place.
+//! Asking sources whether they are alive, by processes that may hang in this one's place.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use bindguard_core::evidence::{Reach, SubpathEvidence};
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::HeldSubpath;
-use bindguard_sys::probe::{Answer, Patience, probe};
+use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
 
 /// How long sources that may hang are asked: well within the guard's own deadline.
 const PATIENCE: Patience = Patience { each: Duration::from_millis(700), all: Duration::from_millis(1200) };
 
 /// How long an operator waits for all of a node's sources.
 const OPERATORS_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many sources are asked at the same time when some do not answer.
+const SIDE_BY_SIDE: usize = 32;
 
 /// The answers of one source's paths, in their order.
 #[derive(Debug, Default)]
@@ -41,32 +44,64 @@ impl Answers {
 /// Asks every source's paths; one set of answers for each, in the same order.
 pub(crate) fn ask(sources: &[Vec<PathBuf>]) -> Vec<Answers> {
     // Without a process to ask with, nobody is called dead.
-    let mut answers = probe(&sources.concat(), PATIENCE).unwrap_or_default().into_iter();
+    shared_out(probe(&sources.concat(), PATIENCE).unwrap_or_default(), sources)
+}
+
+/// The answers to all paths, by whose they are.
+fn shared_out(answers: Vec<Answer>, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
+    let mut answers = answers.into_iter();
     let mut answer = |_: &PathBuf| answers.next().unwrap_or(Answer::NotAsked);
     sources.iter().map(|paths| Answers(paths.iter().map(&mut answer).collect())).collect()
 }
 
-/// What each of a node's sources answers, in their order, asked for somebody who can wait longer than a create can. One that
-/// is silent ends a round; those behind it get a round of their own, until there is no time left.
-pub(crate) fn ask_patiently(paths: &[PathBuf]) -> Vec<Reach> {
-    let (start, mut reaches) = (Instant::now(), Vec::new());
-    while reaches.len() < paths.len() {
-        let all = OPERATORS_PATIENCE.saturating_sub(start.elapsed());
-        let answers = probe(&paths[reaches.len()..], Patience { all, ..PATIENCE }).unwrap_or_default();
-        let heard = answers.iter().take_while(|answer| !matches!(answer, Answer::NotAsked));
-        let before = reaches.len();
-        reaches.extend(heard.map(reach));
-        if reaches.len() == before {
-            reaches.resize(paths.len(), Reach::NotAsked);
-        }
-    }
-    reaches
+/// Somebody who can wait longer than a create can, but for all of a node's sources together.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    until: Instant,
 }
 
-/// Looks at subpaths, those on servers after asking them.
-pub(crate) fn observe_all(held: &[HeldSubpath], mounts: &Mounts) -> Vec<SubpathEvidence> {
-    let paths: Vec<_> = held.iter().map(|held| held.to_ask(mounts)).collect();
-    held.iter().zip(ask(&paths)).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
+impl Asking {
+    /// Begins now.
+    pub(crate) fn of_an_operator() -> Self {
+        Self { until: Instant::now() + OPERATORS_PATIENCE }
+    }
+
+    /// What each path answers, in their order. They are asked one after the other; once one is silent, the rest is asked
+    /// side by side, until there is no time left.
+    fn ask(&self, paths: &[PathBuf]) -> Vec<Answer> {
+        let all = self.left();
+        if all.is_zero() {
+            return paths.iter().map(|_| Answer::NotAsked).collect();
+        }
+        // Without a process to ask with, nobody is called dead.
+        let mut answers = probe(paths, Patience { all, ..PATIENCE }).unwrap_or_default();
+        answers.truncate(answers.iter().take_while(|answer| !matches!(answer, Answer::NotAsked)).count());
+        while answers.len() < paths.len() && self.left() >= PATIENCE.each {
+            let group = &paths[answers.len()..paths.len().min(answers.len() + SIDE_BY_SIDE)];
+            match probe_side_by_side(group, PATIENCE.each) {
+                Ok(more) => answers.extend(more),
+                Err(_) => break,
+            }
+        }
+        answers.resize_with(paths.len(), || Answer::NotAsked);
+        answers
+    }
+
+    /// What each path answers, as evidence.
+    pub(crate) fn reaches(&self, paths: &[PathBuf]) -> Vec<Reach> {
+        self.ask(paths).iter().map(reach).collect()
+    }
+
+    /// Looks at subpaths, those on servers after asking them.
+    pub(crate) fn observe(&self, held: &[HeldSubpath], mounts: &Mounts) -> Vec<SubpathEvidence> {
+        let paths: Vec<_> = held.iter().map(|held| held.to_ask(mounts)).collect();
+        let answers = shared_out(self.ask(&paths.concat()), &paths);
+        held.iter().zip(answers).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
 }
 
 /// Looks at one subpath.

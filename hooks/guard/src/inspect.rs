@@ -32,7 +32,7 @@ impl Held {
                 Self::Subpath(Box::new(HeldSubpath::hold_among(&subpath, directories)))
             }
             SourceKind::MountedVolume(volume) if policy.unmounted_volumes != Alarm::Off => {
-                let held = HeldVolume::hold(&volume);
+                let held = HeldVolume::hold(volume.mount_point());
                 Self::Volume(volume, held)
             }
             SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(source)),

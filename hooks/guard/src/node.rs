@@ -12,15 +12,15 @@ use bindguard_core::source::SourceKind;
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, list_subpaths};
 
-use crate::ask::observe_all;
+use crate::ask::Asking;
 use crate::causes::in_full;
 use crate::check::would_be;
 use crate::detach::detach_stale;
 use crate::rebind::{Rebound, rebind};
 
 /// The volume-subpaths of this node that are `wanted`, judged. Changes nothing.
-pub(crate) fn diagnose_subpaths(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    look_and_tell(policy, wanted, |finding| {
+pub(crate) fn diagnose_subpaths(policy: &Policy, asking: &Asking, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    look_and_tell(policy, asking, wanted, |finding| {
         would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
     })
 }
@@ -29,12 +29,15 @@ pub(crate) fn diagnose_subpaths(policy: &Policy, wanted: impl Fn(&VolumeSubpath)
 /// for it. What is not wanted is not looked at.
 pub(crate) fn repair_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
     let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
-    look_and_tell(&policy, wanted, |finding| Rebind::from_finding(finding, &policy).map(|order| mended(&order)))
+    let asking = Asking::of_an_operator();
+    look_and_tell(&policy, &asking, wanted, |finding| {
+        Rebind::from_finding(finding, &policy).map(|order| mended(&order))
+    })
 }
 
 /// Takes away the stale mount of every subpath that is `wanted`, and of no other kind of subpath.
 pub(crate) fn detach_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    look_and_tell(policy, wanted, |finding| match (&finding.kind, &finding.verdict) {
+    look_and_tell(policy, &Asking::of_an_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
         (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
             Ok(()) => Outcome::Detached,
             Err(error) => Outcome::Failed { why: error.to_string() },
@@ -53,6 +56,7 @@ fn mended(order: &Rebind) -> Outcome {
 
 fn look_and_tell(
     policy: &Policy,
+    asking: &Asking,
     wanted: impl Fn(&VolumeSubpath) -> bool,
     outcome: impl Fn(&Finding) -> Option<Outcome>,
 ) -> Report {
@@ -66,7 +70,7 @@ fn look_and_tell(
         }
     }
     subpaths.retain(wanted);
-    report.tell(&judged(&subpaths), outcome);
+    report.tell(&judged(&subpaths, asking), outcome);
     report.took(start.elapsed());
     report
 }
@@ -74,14 +78,14 @@ fn look_and_tell(
 /// How many are held at a time, by two descriptors each: a shell's limit is 1024, and a node may have thousands.
 pub(crate) const AT_A_TIME: usize = 100;
 
-fn judged(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
-    subpaths.chunks(AT_A_TIME).flat_map(judged_at_once).collect()
+fn judged(subpaths: &[VolumeSubpath], asking: &Asking) -> Vec<Finding> {
+    subpaths.chunks(AT_A_TIME).flat_map(|some| judged_at_once(some, asking)).collect()
 }
 
-fn judged_at_once(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
+fn judged_at_once(subpaths: &[VolumeSubpath], asking: &Asking) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
     let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath, &directories)).collect();
-    let evidence = observe_all(&held, &Mounts::default());
+    let evidence = asking.observe(&held, &Mounts::default());
     let judged = subpaths.iter().zip(evidence).map(|(subpath, evidence)| Finding {
         bind: None,
         source: subpath.path(),

@@ -1,17 +1,17 @@
 //! The survey of a node that is not here.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, judge_recorded, judge_volume};
+use bindguard_core::judge::{Finding, Verdict, judge_recorded, judge_volume};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::node_report::NodeReport;
 use bindguard_core::plan::Plan;
 use bindguard_core::pods::Pods;
 use bindguard_core::policy::{Mode, Policy};
-use bindguard_core::report::Report;
+use bindguard_core::report::{BindReport, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_sys::observe::{Recorded, list_subpaths, list_volumes};
 
@@ -31,10 +31,14 @@ pub fn survey_recorded(
     let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
     let (recorded, mut report) = (Recorded::new(table, root), Report::default());
     let mut findings = subpaths(&policy, table, &recorded, &mut report);
-    findings.extend(volumes(&policy, root, &recorded, &mut report));
+    let (mounted, mut plain) = volumes(&policy, root, &recorded, &mut report);
+    findings.extend(mounted);
     findings.retain(|finding| wanted(&finding.source));
+    plain.retain(|directory| wanted(directory));
     report
         .tell(&findings, |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), &policy), &policy));
+    // Nobody can ask a server from here.
+    report.binds.extend(plain.iter().map(|directory| BindReport::of_volume(directory, &Verdict::Current)));
     report.took(start.elapsed());
     NodeReport::from_report(report, table, pods, &policy)
 }
@@ -62,20 +66,25 @@ fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report
     judged.collect()
 }
 
-fn volumes(policy: &Policy, root: &Path, recorded: &Recorded<'_>, report: &mut Report) -> Vec<Finding> {
-    let mut found = Vec::new();
+/// Those that have to be mounted, judged by the mount table, and where the others were.
+fn volumes(policy: &Policy, root: &Path, recorded: &Recorded<'_>, report: &mut Report) -> (Vec<Finding>, Vec<PathBuf>) {
+    let (mut mounted, mut plain) = (Vec::new(), Vec::new());
     for kubelet_root in policy.kubelet_roots() {
         match list_volumes(&recorded.copy_of(kubelet_root)) {
-            Ok(copies) => found.extend(copies.iter().filter_map(|copy| copy.without_prefix(root))),
+            Ok(copies) => {
+                mounted.extend(copies.mounted.iter().filter_map(|copy| copy.without_prefix(root)));
+                let below = copies.plain.iter().filter_map(|copy| copy.strip_prefix(root).ok());
+                plain.extend(below.map(|path| Path::new("/").join(path)));
+            }
             Err(error) => report.problems.push(in_full(error)),
         }
     }
-    let judged = found.into_iter().map(|volume| Finding {
+    let judged = mounted.into_iter().map(|volume| Finding {
         bind: None,
         source: volume.mount_point().to_owned(),
         destination: None,
         verdict: judge_volume(&volume, &recorded.volume_mount(&volume)),
         kind: SourceKind::MountedVolume(volume),
     });
-    judged.collect()
+    (judged.collect(), plain)
 }

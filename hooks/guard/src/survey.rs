@@ -1,20 +1,21 @@
-//! The node as an operator looks at it: every volume-subpath and every volume that has to be mounted, with names.
+//! The node as an operator looks at it: every volume-subpath and every volume, with names.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, judge_reach, judge_volume};
+use bindguard_core::evidence::{Observed, VolumeMount};
+use bindguard_core::judge::{Finding, Verdict, judge_plain_volume, judge_reach, judge_volume};
 use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::node_report::NodeReport;
 use bindguard_core::pods::Pods;
 use bindguard_core::policy::{Mode, Policy};
-use bindguard_core::report::Report;
+use bindguard_core::report::{BindReport, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_sys::observe::{HeldVolume, list_volumes};
+use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
 use bindguard_sys::{Mounts, read_mount_table};
 
-use crate::ask::ask_patiently;
+use crate::ask::Asking;
 use crate::causes::in_full;
 use crate::node::{AT_A_TIME, detach_node, diagnose_subpaths, repair_node};
 
@@ -32,8 +33,9 @@ pub enum Act {
 /// Judges the volumes of this node, and its subpaths: those that are `wanted`, by their paths.
 pub fn survey_node(policy: &Policy, pods: &Pods, wanted: impl Fn(&Path) -> bool) -> NodeReport {
     let start = Instant::now();
-    let mut report = diagnose_subpaths(&for_operators(policy), |subpath| wanted(&subpath.path()));
-    let mut volumes = diagnose_volumes(policy, &wanted);
+    let asking = Asking::of_an_operator();
+    let mut report = diagnose_subpaths(&for_operators(policy), &asking, |subpath| wanted(&subpath.path()));
+    let mut volumes = diagnose_volumes(policy, &asking, &wanted);
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
     report.took(start.elapsed());
@@ -45,7 +47,7 @@ pub fn mend_node(policy: &Policy, pods: &Pods, act: Act, wanted: impl Fn(&Volume
     // Where the mounts came from is told as it was before they were mended.
     let table = read_mount_table();
     let report = match act {
-        Act::Look => diagnose_subpaths(&for_operators(policy), wanted),
+        Act::Look => diagnose_subpaths(&for_operators(policy), &Asking::of_an_operator(), wanted),
         Act::Rebind => repair_node(policy, wanted),
         Act::Detach => detach_node(policy, wanted),
     };
@@ -69,46 +71,52 @@ fn with_table(mut report: Report, table: Result<MountTable, String>, policy: &Po
     NodeReport::from_report(report, &table, pods, policy)
 }
 
-fn diagnose_volumes(policy: &Policy, wanted: impl Fn(&Path) -> bool) -> Report {
+fn diagnose_volumes(policy: &Policy, asking: &Asking, wanted: impl Fn(&Path) -> bool) -> Report {
     let mut report = Report::default();
-    let mut volumes = Vec::new();
+    let mut volumes = Volumes::default();
     for root in policy.kubelet_roots() {
         match list_volumes(root) {
-            Ok(found) => volumes.extend(found),
+            Ok(found) => {
+                volumes.mounted.extend(found.mounted);
+                volumes.plain.extend(found.plain);
+            }
             Err(error) => report.problems.push(in_full(error)),
         }
     }
-    volumes.retain(|volume| wanted(volume.mount_point()));
-    let judged: Vec<Finding> = volumes.chunks(AT_A_TIME).flat_map(judged).collect();
-    report.tell(&judged, |_| None);
+    volumes.mounted.retain(|volume| wanted(volume.mount_point()));
+    volumes.plain.retain(|directory| wanted(directory));
+    let findings = judged(&volumes.mounted, asking, MountedVolume::mount_point, judge_volume).into_iter();
+    let findings: Vec<Finding> = findings.zip(volumes.mounted).map(finding).collect();
+    report.tell(&findings, |_| None);
+    let plain = judged(&volumes.plain, asking, PathBuf::as_path, |_, mount| judge_plain_volume(mount));
+    report.binds.extend(plain.iter().zip(&volumes.plain).map(|(verdict, at)| BindReport::of_volume(at, verdict)));
     report
 }
 
-fn judged(volumes: &[MountedVolume]) -> Vec<Finding> {
-    let held: Vec<_> = volumes.iter().map(|volume| (HeldVolume::hold(volume), volume)).collect();
-    let mounts = Mounts::default();
-    let on_servers: Vec<PathBuf> = held
-        .iter()
-        .filter(|(held, _)| is_on_a_server(held, &mounts))
-        .map(|(_, v)| v.mount_point().to_owned())
-        .collect();
-    let mut answers = ask_patiently(&on_servers).into_iter();
-    let judged = held.iter().map(|(held, volume)| {
-        let answer = is_on_a_server(held, &mounts).then(|| answers.next()).flatten();
-        let dead = answer.as_ref().and_then(judge_reach);
-        Finding {
-            bind: None,
-            source: volume.mount_point().to_owned(),
-            destination: None,
-            kind: SourceKind::MountedVolume((*volume).clone()),
-            verdict: dead.unwrap_or_else(|| judge_volume(volume, &held.observe(&mounts))),
-        }
-    });
-    judged.collect()
+/// Judges volumes by what is mounted at their places, those on servers after asking them.
+fn judged<V>(
+    volumes: &[V],
+    asking: &Asking,
+    place: impl Fn(&V) -> &Path,
+    judge: impl Fn(&V, &Observed<VolumeMount>) -> Verdict,
+) -> Vec<Verdict> {
+    let some = |volumes: &[V]| {
+        let mounts = Mounts::default();
+        let held: Vec<_> = volumes.iter().map(|volume| HeldVolume::hold(place(volume))).collect();
+        let on_server: Vec<bool> = held.iter().map(|held| held.is_on_a_server(&mounts)).collect();
+        let to_ask = volumes.iter().zip(&on_server).filter(|(_, on_server)| **on_server);
+        let to_ask: Vec<PathBuf> = to_ask.map(|(volume, _)| place(volume).to_owned()).collect();
+        let mut answers = asking.reaches(&to_ask).into_iter();
+        let mut verdict = |((volume, held), on_server): ((&V, &HeldVolume), &bool)| {
+            let dead = on_server.then(|| answers.next()).flatten().as_ref().and_then(judge_reach);
+            dead.unwrap_or_else(|| judge(volume, &held.observe(&mounts)))
+        };
+        volumes.iter().zip(&held).zip(&on_server).map(&mut verdict).collect::<Vec<_>>()
+    };
+    volumes.chunks(AT_A_TIME).flat_map(some).collect()
 }
 
-/// Its own mount may wait for somebody: the kernel alone cannot tell whether it is alive.
-fn is_on_a_server(held: &HeldVolume, mounts: &Mounts) -> bool {
-    let mount = held.handle().and_then(|handle| mounts.mount_of(handle).ok());
-    mount.is_some_and(|mount| mount.is_mount_point && !mount.entry.fs_type.is_local())
+fn finding((verdict, volume): (Verdict, MountedVolume)) -> Finding {
+    let source = volume.mount_point().to_owned();
+    Finding { bind: None, source, destination: None, kind: SourceKind::MountedVolume(volume), verdict }
 }

@@ -55,6 +55,23 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     Ok(answers)
 }
 
+/// Asks each of these paths by a process of its own, all at the same time, for `patience` in all: what sleeps keeps nobody
+/// else waiting. The answers are in the same order. A process costs a millisecond: for those that [`probe`] left.
+///
+/// # Errors
+/// When no process can be made.
+pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
+    let asked = paths.iter().map(|path| Apart::start(|pipe| tell(pipe, ask(path))));
+    let mut asked = asked.collect::<io::Result<Vec<_>>>()?;
+    let start = Instant::now();
+    let mut answer = |apart: &mut Apart| {
+        let left = patience.saturating_sub(start.elapsed());
+        let (heard, end) = listen(apart.said(), Patience { each: left, all: left })?;
+        Ok(answers(&heard).pop().unwrap_or(if end == End::Closed { Answer::NotAsked } else { Answer::Silent }))
+    };
+    asked.iter_mut().map(&mut answer).collect()
+}
+
 fn ask(path: &Path) -> Result<PathBuf, i32> {
     let number = |error: io::Error| error.raw_os_error().unwrap_or(0);
     let handle = Handle::follow(path).map_err(|error| number(error.into_io()))?;
@@ -141,6 +158,15 @@ mod tests {
         let answers = probe(&paths, patience).unwrap();
         assert_eq!(answers.len(), paths.len());
         assert!(answers.iter().all(|answer| matches!(answer, Answer::Reached(_) | Answer::NotAsked)));
+    }
+
+    #[test]
+    fn side_by_side_the_order_stays() {
+        let paths = ["/", "/nowhere", "/proc/version"].map(PathBuf::from);
+        let answers = probe_side_by_side(&paths, Duration::from_secs(10)).unwrap();
+        assert!(matches!(&answers[0], Answer::Reached(path) if path == Path::new("/")));
+        assert!(matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound));
+        assert!(matches!(&answers[2], Answer::Reached(path) if path == Path::new("/proc/version")));
     }
 
     #[test]

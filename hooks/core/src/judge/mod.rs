@@ -14,4 +14,4 @@ pub use reach::judge_reach;
 pub use recorded::{judge_recorded, recorded_identity};
 pub use subpath::judge_subpath;
 pub use verdict::{Finding, Lack, Pinning, Remedy, StaleCause, Unmounted, Verdict, Way};
-pub use volume::judge_volume;
+pub use volume::{judge_plain_volume, judge_volume};

@@ -1,4 +1,4 @@
-//! When a volume that has to be mounted is not.
+//! When a volume that has to be mounted is not; and what can be told of the others.
 
 use crate::evidence::{Observed, VolumeMount};
 use crate::kubelet::MountedVolume;
@@ -14,4 +14,12 @@ pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Ve
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
     Verdict::Unmounted(Unmounted::Volume { volume: volume.clone(), found })
+}
+
+/// Judges a volume that is whatever its directory holds, mounted or not.
+pub fn judge_plain_volume(mount: &Observed<VolumeMount>) -> Verdict {
+    match mount {
+        Observed::Seen(_) | Observed::Absent => Verdict::Current,
+        Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
+    }
 }

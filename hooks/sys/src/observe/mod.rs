@@ -18,7 +18,7 @@ pub use subpath::HeldSubpath;
 pub use subpaths::{SubpathsError, list_subpaths};
 pub use volume::HeldVolume;
 pub use volume_directory::HeldVolumeDirectories;
-pub use volumes::list_volumes;
+pub use volumes::{Volumes, list_volumes};
 
 use bindguard_core::evidence::Observed;
 

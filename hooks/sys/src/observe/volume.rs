@@ -1,23 +1,30 @@
-//! A volume that has to be mounted.
+//! A volume, and what is mounted on it.
+
+use std::path::Path;
 
 use bindguard_core::evidence::{Observed, VolumeMount};
-use bindguard_core::kubelet::MountedVolume;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::unreadable;
 
-/// A volume's mount point, held. Its server is not asked anything: `O_PATH` of a mount's root does not reach it.
+/// The directory that a volume is, or is mounted on, held. Its server is not asked anything: `O_PATH` of a mount's root does not reach it.
 #[derive(Debug)]
 pub struct HeldVolume(Result<Handle, HandleError>);
 
 impl HeldVolume {
-    /// Takes hold of a volume's mount point.
-    pub fn hold(volume: &MountedVolume) -> Self {
-        Self(Handle::of(volume.mount_point()))
+    /// Takes hold of it.
+    pub fn hold(directory: &Path) -> Self {
+        Self(Handle::of(directory))
     }
 
-    /// The mount point itself.
+    /// Its own mount may wait for somebody: the kernel alone cannot tell whether it is alive.
+    pub fn is_on_a_server(&self, mounts: &Mounts) -> bool {
+        let mount = self.handle().and_then(|handle| mounts.mount_of(handle).ok());
+        mount.is_some_and(|mount| mount.is_mount_point && !mount.entry.fs_type.is_local())
+    }
+
+    /// The directory itself.
     pub fn handle(&self) -> Option<&Handle> {
         self.0.as_ref().ok()
     }

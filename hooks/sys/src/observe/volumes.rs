@@ -1,4 +1,4 @@
-//! All volumes of a node that have to be mounted, by the kubelet's folders.
+//! All volumes of a node, by the kubelet's folders.
 
 use std::path::{Path, PathBuf};
 
@@ -6,20 +6,35 @@ use bindguard_core::kubelet::MountedVolume;
 
 use super::subpaths::{SubpathsError, children};
 
-/// Lists the volumes below one kubelet root that are nothing without a mount, sorted. A root that is not there has none.
+/// The volumes below a kubelet root, sorted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Volumes {
+    /// Those that are nothing without a mount.
+    pub mounted: Vec<MountedVolume>,
+    /// The directories of the others: whatever is in them, on whichever filesystem, is the volume.
+    pub plain: Vec<PathBuf>,
+}
+
+/// Lists the volumes below one kubelet root. A root that is not there has none.
 ///
 /// The folders above a volume are the kubelet's own and on its disk; the volumes themselves are not touched.
 ///
 /// # Errors
 /// When a folder cannot be read.
-pub fn list_volumes(kubelet_root: &Path) -> Result<Vec<MountedVolume>, SubpathsError> {
-    let mut found = Vec::new();
+pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, SubpathsError> {
+    let mut found = Volumes::default();
     for pod in children(&kubelet_root.join("pods"))? {
         for plugin in children(&pod.join("volumes"))? {
-            found.extend(children(&plugin)?.into_iter().filter_map(|volume| mounted(&volume, kubelet_root)));
+            for volume in children(&plugin)? {
+                match mounted(&volume, kubelet_root) {
+                    Some(mounted) => found.mounted.push(mounted),
+                    None => found.plain.push(volume),
+                }
+            }
         }
     }
-    found.sort_by(|one: &MountedVolume, other| one.mount_point().cmp(other.mount_point()));
+    found.mounted.sort_by(|one, other| one.mount_point().cmp(other.mount_point()));
+    found.plain.sort();
     Ok(found)
 }
 

@@ -86,8 +86,11 @@ fn helpers(policy: &Policy) -> Point {
     let volumes = policy.kubelet_roots().map(list_volumes).collect::<Result<Vec<_>, _>>();
     match volumes {
         Ok(volumes) => {
-            let in_use: BTreeSet<String> =
-                volumes.iter().flatten().map(|volume| volume.plugin_folder().to_owned()).collect();
+            let in_use: BTreeSet<String> = volumes
+                .iter()
+                .flat_map(|volumes| &volumes.mounted)
+                .map(|volume| volume.plugin_folder().to_owned())
+                .collect();
             doctor::mount_helpers(&in_use, is_there)
         }
         Err(error) => Point::no_answer("mount-helpers", format!("{error}: {}", error.source)),
