@@ -8,8 +8,8 @@
 mod file;
 
 use std::env;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +19,9 @@ use bindguard_core::policy::Policy;
 pub const ENVIRONMENT: &str = "BINDGUARD_CONFIG";
 /// Where the config file is when the environment names none.
 pub const DEFAULT_PATH: &str = "/etc/bindguard/config.toml";
+
+/// More than this is no config, and would take its reader's time for nothing.
+const LARGEST: u64 = 1 << 20;
 
 /// The file that a node gets: every key, commented out, with what is in force without it.
 pub const SHIPPED: &str = include_str!("../config.toml");
@@ -66,8 +69,18 @@ impl Config {
     /// # Errors
     /// When it cannot be read, or as [`Config::from_toml`].
     pub fn from_file(path: &Path) -> Result<Self, Error> {
-        let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        Self::from_toml(&text).map_err(|source| Error::Parse { path: path.to_owned(), source: Box::new(source) })
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        let mut bytes = Vec::new();
+        File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes)).map_err(failed)?;
+        if bytes.len() as u64 > LARGEST {
+            return Err(failed(io::Error::other("it is larger than 1 MiB, and so is no config of bindguard's")));
+        }
+        let text = String::from_utf8(bytes).map_err(|_| failed(io::Error::other("it is not text")))?;
+        Self::from_toml(&text).map_err(|source| Error::Parse {
+            path: path.to_owned(),
+            line: line_of(&source, &text),
+            source,
+        })
     }
 }
 
@@ -90,30 +103,29 @@ pub enum Error {
         source: io::Error,
     },
     /// It is not a config.
-    #[error("understand {}", path.display())]
+    #[error("understand {}, line {line}", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// The line, and what was expected there.
+        /// The line that cannot be taken, counted from 1.
+        line: usize,
+        /// What was expected there.
         #[source]
-        source: Box<toml::de::Error>,
+        source: toml::de::Error,
     },
 }
 
-impl Error {
-    /// What is wrong, as TOML's own parser says it: with the line, over several lines.
-    pub fn cause(&self) -> String {
-        match self {
-            Self::Read { source, .. } => source.to_string(),
-            Self::Parse { source, .. } => source.to_string(),
-        }
-    }
+fn line_of(error: &toml::de::Error, text: &str) -> usize {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    before.matches('\n').count() + 1
+}
 
+impl Error {
     /// The error and its cause in one line.
     pub fn in_full(&self) -> String {
         match self {
             Self::Read { source, .. } => format!("{self}: {source}"),
-            Self::Parse { source, .. } => format!("{self}: {}", source.to_string().trim_end().replace('\n', " ")),
+            Self::Parse { source, .. } => format!("{self}: {}", source.message().trim_end().replace('\n', " ")),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -60,4 +61,20 @@ fn a_file_that_cannot_be_read_is_named() {
     let error = Config::from_file(Path::new("/nowhere/config.toml")).unwrap_err();
     assert!(matches!(error, Error::Read { .. }));
     assert_eq!(error.in_full(), "read /nowhere/config.toml: No such file or directory (os error 2)");
+}
+
+#[test]
+fn what_is_no_config_is_told_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    for (bytes, told) in [
+        (&b"[guard]\n[checks]\nhost-root = 'fix'\n"[..], "config.toml, line 3: "),
+        (b"22 27 0:21 / /proc rw,relatime - proc proc rw\n", "config.toml, line 1: "),
+        (b"\xff\xfe\x00", "it is not text"),
+        (&[0; 1 << 21], "larger than 1 MiB"),
+    ] {
+        fs::write(&file, bytes).unwrap();
+        let error = Config::from_file(&file).unwrap_err().in_full();
+        assert!(error.contains(told) && error.lines().count() == 1, "{error:?}");
+    }
 }
