@@ -1,8 +1,32 @@
 # Sourced by scripts that take packages of several Debian suites without installing them.
-#   apt_dir=DIR       where apt keeps lists and packages of its own; the machine's own stay as they are
-#   suite_lists SUITE     fetches the suite's lists
-#   suite_apt SUITE TOOL ARGS...     runs an apt tool on that suite
+#   begin SCRIPT DIR RESULT     makes DIR and waits for whoever fills it; ends the script when this edition of it has done so
+#   finish RESULT               puts DIR/making/RESULT in place, and notes who made it
+#   suite_lists SUITE           fetches the suite's lists
+#   suite_apt SUITE TOOL ARGS...      runs an apt tool on that suite
+#   unpack SUITE TREE PACKAGE...      fetches packages, and unpacks them into TREE
+#   lay_out PROGRAM TREE BIN    puts a program of TREE into BIN, so that it runs here
+# `dir` is DIR's own path, and `apt_dir` where apt keeps lists and packages of its own; the machine's own stay as they are.
 # Packages come from the mirror that the machine's own apt uses.
+
+# A run that was broken off, and a DIR that was moved (its path is baked into programs), are noticed by the stamp.
+begin() {
+  mkdir -p "$2"
+  dir=$(cd "$2" && pwd -P)
+  exec 9>"$dir/lock"
+  flock 9
+  stamp="$dir $(dpkg --print-architecture) $(cat "$1" "${1%/*}/../debian.sh" | cksum)"
+  if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+  command -v patchelf >/dev/null || { echo "$1: patchelf is missing: run integration/matrix/setup.sh" >&2; exit 1; }
+  rm -rf "$dir/stamp" "${dir:?}/$3" "$dir/x" "$dir/making"
+  apt_dir=$dir/making
+  mkdir -p "$apt_dir"
+}
+
+finish() {
+  mv "$dir/making/$1" "$dir/$1"
+  rm -rf "$dir/making"
+  echo "$stamp" > "$dir/stamp"
+}
 
 # apt knows its mirror once it has lists; before that, its sources say it. Security updates live elsewhere.
 debian_mirror() {
@@ -26,4 +50,28 @@ suite_apt() {
   "$tool" -o "Dir::Etc::sourcelist=$suite_root/sources.list" -o Dir::Etc::sourceparts=/nonexistent \
     -o "Dir::State=$suite_root/state" -o "Dir::State::lists=$suite_root/lists" -o Dir::State::status=/dev/null \
     -o "Dir::Cache=$suite_root/cache" -o APT::Sandbox::User=root -o Acquire::Retries=3 -o Acquire::Languages=none "$@"
+}
+
+unpack() {
+  suite=$1; tree=$2; shift 2
+  echo "fetching from $suite: $*" | cut -c 1-120 >&2
+  mkdir -p "$apt_dir/$suite/deb" "$tree"
+  (cd "$apt_dir/$suite/deb" && suite_apt "$suite" apt-get -qq download "$@")
+  for package in "$apt_dir/$suite"/deb/*.deb; do dpkg-deb -x "$package" "$tree"; done
+}
+
+# A program whose libraries the machine has not gets those of its tree baked in, and the loader that belongs to them where
+# the tree has one. A wrapper around ld.so would not do for runc, which executes /proc/self/exe again.
+lay_out() {
+  found=$(find "$2/usr/bin" "$2/usr/sbin" -name "$1" 2>/dev/null | head -n 1)
+  [ -n "$found" ] || { echo "no $1 in $2" >&2; return 1; }
+  mkdir -p "$3"
+  if ldd "$found" 2>&1 | grep -q 'not found'; then
+    loader=$(find "$2" -name 'ld-linux*.so.*' | head -n 1)
+    cp -L "$found" "$3/$1"
+    patchelf ${loader:+--set-interpreter "$loader"} --force-rpath \
+      --set-rpath "$(find "$2" -name '*.so.*' -exec dirname {} \; | sort -u | tr '\n' ':')" "$3/$1"
+  else
+    ln -s "$found" "$3/$1"
+  fi
 }
