@@ -1,39 +1,54 @@
 //! The results of kubediag's subpath processors, so that bindguard can stand in for them.
 //!
-//! kubediag hands a map of strings from processor to processor. One processor's result is one line here: the mount
-//! table's collector, then the diagnoser for each stale subpath; from `repair --unmount`, the recoverer for each that was
-//! detached. The keys and the values' forms are those of `pkg/processors` of kubediag/kubediag.
+//! A processor of kubediag answers with one JSON object of strings, which its agent adds to what the next processor gets, and
+//! a diagnosis is of one pod and one mount: its recoverer unmounts the one `original_destination_path`. So that is what is
+//! printed: the collector's and the diagnoser's keys in one object, of the first stale subpath. The keys and the values'
+//! forms are those of `pkg/processors` of kubediag/kubediag.
 
 use std::path::Path;
 
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::node_report::{ISSUE, NodeBind, NodeReport};
-use serde_json::json;
+use serde_json::{Map, Value};
 
 use crate::show::print_text;
 
+const MOUNTINFO: &str = "collector.system.mountinfo";
+const DIAGNOSER: &str = "diagnoser.kubernetes.subpath_remount";
+const RECOVERER: &str = "recover.kubernetes.subpath_remount.result";
+
 /// Prints what the collector and the diagnoser would.
 pub fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable) -> anyhow::Result<()> {
-    let mut lines = vec![json!({ "collector.system.mountinfo": String::from_utf8_lossy(mountinfo) })];
-    for bind in report.binds.iter().filter(|bind| is_stale_subpath(bind)) {
-        let Some((root, mount_point)) = as_written(table, &bind.bind.source) else { continue };
-        lines.push(json!({
-            "diagnoser.kubernetes.subpath_remount.result": told(bind),
-            "diagnoser.kubernetes.subpath_remount.bug_link": ISSUE,
-            "diagnoser.kubernetes.subpath_remount.original_source_path": root,
-            "diagnoser.kubernetes.subpath_remount.original_destination_path": mount_point,
-        }));
+    let mut keys = Map::new();
+    keys.insert(MOUNTINFO.to_owned(), String::from_utf8_lossy(mountinfo).into());
+    let mut stale = report.binds.iter().filter(|bind| is_stale_subpath(bind));
+    let first = stale.find_map(|bind| Some((bind, as_written(table, &bind.bind.source)?)));
+    if let Some((bind, (root, mount_point))) = first {
+        for (key, value) in [
+            ("result", told(bind)),
+            ("bug_link", ISSUE.to_owned()),
+            ("original_source_path", root),
+            ("original_destination_path", mount_point),
+        ] {
+            keys.insert(format!("{DIAGNOSER}.{key}"), value.into());
+        }
     }
-    print_lines(&lines)
+    let more = stale.count();
+    if more > 0 {
+        eprintln!("bindguard: {more} more subpaths are stale, and kubediag takes one at a time: ask again afterwards");
+    }
+    print_object(keys)
 }
 
-/// Prints what the recoverer would, of those that were detached or mended.
+/// Prints what the recoverer would, of all that were detached or mended.
 pub fn print_recovery(report: &NodeReport) -> anyhow::Result<()> {
     let mended = report.binds.iter().filter(|bind| bind.is_mended()).map(|bind| {
         let outcome = bind.bind.outcome.as_ref().map(|outcome| outcome.in_words()).unwrap_or_default();
-        json!({ "recover.kubernetes.subpath_remount.result": format!("{}: {outcome}", bind.bind.source.display()) })
+        format!("{}: {outcome}", bind.bind.source.display())
     });
-    print_lines(&mended.collect::<Vec<_>>())
+    let mended: Vec<String> = mended.collect();
+    let result = (!mended.is_empty()).then(|| (RECOVERER.to_owned(), mended.join("; ").into()));
+    print_object(result.into_iter().collect())
 }
 
 fn is_stale_subpath(bind: &NodeBind) -> bool {
@@ -53,6 +68,6 @@ fn as_written(table: &MountTable, path: &Path) -> Option<(String, String)> {
     Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
 }
 
-fn print_lines(lines: &[serde_json::Value]) -> anyhow::Result<()> {
-    print_text(&lines.iter().map(|line| format!("{line}\n")).collect::<String>())
+fn print_object(keys: Map<String, Value>) -> anyhow::Result<()> {
+    print_text(&format!("{}\n", Value::Object(keys)))
 }
