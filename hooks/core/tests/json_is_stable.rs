@@ -10,15 +10,16 @@ use bindguard_core::holders::{Holder, HoldersReport, KeptMount, Looked, Way};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::node_report::{ISSUE, NodeBind, NodeReport, Origin};
 use bindguard_core::pods::{PodContainer, PodName};
-use bindguard_core::report::{BindReport, Outcome};
+use bindguard_core::report::{BindReport, Container, Outcome, Report};
 use serde::Serialize;
 
-/// The `json` blocks of the document, in their order.
-fn shown() -> Vec<String> {
+/// The `json` block below a heading of the document.
+fn shown(heading: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/json.md");
     let text = fs::read_to_string(path).unwrap();
-    let blocks = text.split("```json\n").skip(1);
-    blocks.map(|block| block.split("\n```").next().unwrap().to_owned()).collect()
+    let (_, below) = text.split_once(&format!("\n## {heading}\n")).unwrap();
+    let (_, block) = below.split_once("```json\n").unwrap();
+    block.split("\n```").next().unwrap().to_owned()
 }
 
 fn pod(namespace: &str, name: &str) -> PodName {
@@ -90,12 +91,29 @@ fn held() -> HoldersReport {
     }
 }
 
+fn checked() -> Report {
+    let some = |word: &str| Some(word.to_owned());
+    let [mut bind] = <[NodeBind; 1]>::try_from(stale().binds).unwrap().map(|bind| bind.bind);
+    bind.destination = Some("/etc/app/app.conf".into());
+    Report {
+        bundle: Some("/run/containerd/io.containerd.runtime.v2.task/k8s.io/bb344d713010".into()),
+        container: Container { name: some("app"), pod: some("web"), namespace: some("default"), uid: some("eea5c325") },
+        binds: vec![bind],
+        foreign: 6,
+        took_us: 287,
+        ..Report::default()
+    }
+}
+
 #[test]
 fn is_what_the_document_shows() {
     let table = MountTable::from_mountinfo(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n").unwrap();
     let doctor = DoctorReport { points: vec![host_root(&table)] };
-    // What install prints comes behind these, and is held where it is made.
-    assert_eq!(shown()[..3], [pretty(&stale()), pretty(&held()), pretty(&doctor)]);
+    // What the other verbs print is held where it is made.
+    assert_eq!(shown("`diagnose`, `repair`"), pretty(&stale()));
+    assert_eq!(shown("`holders`"), pretty(&held()));
+    assert_eq!(shown("`doctor`"), pretty(&doctor));
+    assert_eq!(shown("`check`"), pretty(&checked()));
 }
 
 /// A report as `--json` prints it.

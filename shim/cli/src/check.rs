@@ -3,11 +3,15 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use bindguard_core::policy::Policy;
 use bindguard_guard::check_bundle;
 use clap::Args;
 
 use crate::show;
+
+/// Where containerd keeps them.
+const A_BUNDLE: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/ID";
 
 /// Arguments of `check`.
 #[derive(Debug, Args)]
@@ -25,6 +29,9 @@ impl Check {
         // The report names the bundle, and a relative path is of no use to who reads it elsewhere.
         let bundle = std::path::absolute(&self.bundle)?;
         let report = check_bundle(&bundle, policy);
+        if let ([problem], true, false) = (&report.problems[..], report.binds.is_empty(), self.json) {
+            bail!("{problem}: BUNDLE is a folder with a container's config.json, such as {A_BUNDLE}");
+        }
         show::print(&report, self.json)?;
         Ok(show::exit_code(&report))
     }

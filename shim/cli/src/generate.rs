@@ -1,7 +1,6 @@
 //! `bindguard completions` and `bindguard man`: generated from the command line's own description, so they cannot lie.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,6 +8,8 @@ use anyhow::Context;
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
+
+use crate::show::print_bytes;
 
 /// Arguments of `completions`.
 #[derive(Debug, Args)]
@@ -22,7 +23,7 @@ impl Completions {
     pub fn run(self, mut command: Command) -> anyhow::Result<ExitCode> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut command, "bindguard", &mut script);
-        io::stdout().write_all(&script).context("write the completions")?;
+        print_bytes(&script)?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -40,7 +41,7 @@ impl Manual {
     pub fn run(self, command: Command) -> anyhow::Result<ExitCode> {
         match &self.dir {
             Some(folder) => write_pages(command, folder)?,
-            None => io::stdout().write_all(&page(command)?).context("write the manual")?,
+            None => print_bytes(&page(command)?)?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -67,7 +67,7 @@ fn tell(admission: &Admission, config: &Config) {
         eprintln!("bindguard: {remark}");
     }
     for problem in &admission.report.problems {
-        eprintln!("bindguard: {problem}; the container is created as it is");
+        eprintln!("bindguard: {problem}");
     }
     let entry = Entry { id: None, pid: None, attempt: 0, report: &admission.report };
     if let Some(problem) = config.journal().and_then(|journal| record(journal, &entry).err()) {

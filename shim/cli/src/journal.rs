@@ -8,11 +8,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use bindguard_config::Config;
 use bindguard_core::pods::{PodAsked, PodName};
 use clap::Args;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
@@ -35,12 +37,28 @@ pub struct Journal {
     json: bool,
 }
 
-/// What was read.
-#[derive(Debug, Default)]
+/// What was read. Its JSON form is what `--json` prints.
+#[derive(Debug, Default, Serialize)]
 struct Read {
-    admissions: Vec<Value>,
+    admissions: Vec<Admission>,
     /// Whole lines that are no admissions.
+    #[serde(rename = "problems")]
     strange: Vec<String>,
+}
+
+/// A line of the journal.
+#[derive(Debug)]
+struct Admission {
+    /// As it stands there.
+    line: Box<RawValue>,
+    /// The same, to look at.
+    value: Value,
+}
+
+impl Serialize for Admission {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.line.serialize(serializer)
+    }
 }
 
 impl Journal {
@@ -53,15 +71,15 @@ impl Journal {
             (None, None) => bail!("there is no journal: [journal] enabled is false in config.toml"),
         };
         let mut read = self.read(&journal)?;
-        read.admissions.retain(|admission| since.is_none_or(|since| time_of(admission) >= Some(since)));
+        read.admissions.retain(|admission| since.is_none_or(|since| time_of(&admission.value) >= Some(since)));
         let pod = self.pod.as_deref().map(PodAsked::from_argument);
-        read.admissions.retain(|admission| pod.as_ref().is_none_or(|pod| pod.is(&pod_of(admission))));
+        read.admissions.retain(|admission| pod.as_ref().is_none_or(|pod| pod.is(&pod_of(&admission.value))));
         if self.json {
-            print_json(&json!({ "admissions": read.admissions, "problems": read.strange }))?;
+            print_json(&read)?;
         } else {
             print_text(text(&read).text())?;
         }
-        Ok(show::code(!read.strange.is_empty(), read.admissions.iter().any(is_left)))
+        Ok(show::code(!read.strange.is_empty(), read.admissions.iter().any(|admission| is_left(&admission.value))))
     }
 
     fn read(&self, journal: &Path) -> anyhow::Result<Read> {
@@ -92,15 +110,19 @@ impl Read {
     fn take(&mut self, file: &Path, text: &str) {
         let mut lines = text.split_inclusive('\n').enumerate().peekable();
         while let Some((index, line)) = lines.next() {
-            let admission = serde_json::from_str::<Value>(line).ok().filter(|value| value.get("binds").is_some());
-            match admission {
+            match admission(line) {
                 Some(admission) => self.admissions.push(admission),
                 // A guard is writing it.
-                None if lines.peek().is_none() && !line.ends_with('\n') => {}
+                None if lines.peek().is_none() && line.starts_with('{') && !line.ends_with('\n') => {}
                 None => self.strange.push(format!("line {} of {} is no admission", index + 1, file.display())),
             }
         }
     }
+}
+
+fn admission(line: &str) -> Option<Admission> {
+    let value = serde_json::from_str::<Value>(line).ok().filter(|value| value.get("binds").is_some())?;
+    Some(Admission { line: RawValue::from_string(line.trim().to_owned()).ok()?, value })
 }
 
 /// A time, or how long before `now`.
@@ -118,8 +140,8 @@ fn since(text: &str, now: OffsetDateTime) -> anyhow::Result<OffsetDateTime> {
     });
     match ago {
         Some(time) => Ok(time),
-        None => OffsetDateTime::parse(text, &Rfc3339).with_context(|| {
-            format!("{text:?} is neither a time such as 2026-11-21T05:10:00Z nor how long ago, such as 30m")
+        None => OffsetDateTime::parse(text, &Rfc3339).map_err(|_| {
+            anyhow!("{text:?} is neither a time such as 2026-11-21T05:10:00Z nor how long ago, such as 30m")
         }),
     }
 }
@@ -147,7 +169,7 @@ fn text(read: &Read) -> Lines {
     for strange in &read.strange {
         lines.headed("problem", verdict_style("problem"), strange);
     }
-    for admission in &read.admissions {
+    for Admission { value: admission, .. } in &read.admissions {
         lines.line(&headline(admission));
         for problem in admission["problems"].as_array().into_iter().flatten() {
             lines.headed("problem", verdict_style("problem"), problem.as_str().unwrap_or_default());
@@ -156,7 +178,7 @@ fn text(read: &Read) -> Lines {
             tell(bind, &mut lines);
         }
     }
-    let left = read.admissions.iter().filter(|admission| is_left(admission)).count();
+    let left = read.admissions.iter().filter(|admission| is_left(&admission.value)).count();
     lines.line(&format!("{} admissions, {left} of them with something that was left as it was", read.admissions.len()));
     lines
 }
@@ -190,6 +212,7 @@ fn tell(bind: &Value, lines: &mut Lines) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::show::documented;
 
     #[test]
     fn since_is_a_time_or_how_long_ago() {
@@ -202,10 +225,22 @@ mod tests {
     }
 
     #[test]
+    fn json_is_what_the_document_shows() {
+        let shown = documented("`journal`");
+        let line = shown.lines().map(str::trim).find(|line| line.starts_with("{\"time\"")).unwrap();
+        let mut read = Read::default();
+        read.take(Path::new("/run/bindguard/journal.jsonl"), &format!("{line}\nno\n"));
+        assert_eq!(serde_json::to_string_pretty(&read).unwrap(), shown.trim_end());
+    }
+
+    #[test]
     fn only_a_half_written_last_line_is_passed_over() {
         let whole = r#"{"time":"2026-11-21T05:10:00Z","id":"a","binds":[]}"#;
         let mut read = Read::default();
         read.take(Path::new("j"), &format!("{whole}\nno\n{whole}\n{}", &whole[..20]));
         assert_eq!((read.admissions.len(), read.strange), (2, vec!["line 2 of j is no admission".to_owned()]));
+        let mut foreign = Read::default();
+        foreign.take(Path::new("j"), "no journal");
+        assert_eq!(foreign.strange.len(), 1);
     }
 }

@@ -23,15 +23,23 @@ use bindguard_config::{Config, Loaded, load};
 use bindguard_sys::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// What every verb ends with.
+/// What every verb that looks ends its help with.
 const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.";
+const CHANGE_CODES: &str = "Exit codes: 0 it is done, 1 something is left to do, 2 it could not be done.";
+const WHERE_TO_BEGIN: &str = "Where to begin:
+  bindguard diagnose --pod default/web   a pod does not start, or shows old files
+  bindguard holders /mnt/disk            \"device or resource busy\"
+  bindguard doctor                       the node itself
+  bindguard install --dry-run            what an installation would change
 
-/// Checks bind sources against the kernel's mount table.
+Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.";
+
+/// No container starts on a bind mount that lies: finds stale, dead and pinning mounts of this node, and mends them.
 #[derive(Debug, Parser)]
-#[command(name = "bindguard", version, about, arg_required_else_help = true, after_help = EXIT_CODES)]
+#[command(name = "bindguard", version, about, arg_required_else_help = true, after_help = WHERE_TO_BEGIN)]
 struct Arguments {
     /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", display_order = 100)]
     config: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,
@@ -40,20 +48,28 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Say what admission would find in a bundle, and what it would do. Changes nothing.
+    #[command(after_help = EXIT_CODES)]
     Check(check::Check),
     /// Judge every volume-subpath and volume of this node, or of a support bundle. Changes nothing.
+    #[command(after_help = EXIT_CODES)]
     Diagnose(diagnose::Diagnose),
     /// Bind the current files over stale volume-subpaths, now.
+    #[command(after_help = EXIT_CODES)]
     Repair(repair::Repair),
     /// Say who keeps the mounts at or below a path alive: "device or resource busy". Changes nothing.
+    #[command(after_help = EXIT_CODES)]
     Holders(holders::Holders),
     /// Check this node, point by point, and say what to run about each that is not good. Changes nothing.
+    #[command(after_help = EXIT_CODES)]
     Doctor(doctor::Doctor),
     /// Print the admissions of this node.
+    #[command(after_help = EXIT_CODES)]
     Journal(journal::Journal),
     /// Put bindguard onto this node: the programs, and a runtime `bindguard` in the runtimes' own files.
+    #[command(after_help = CHANGE_CODES)]
     Install(install::Install),
     /// Take it off again: every file as it was before.
+    #[command(after_help = CHANGE_CODES)]
     Uninstall(install::Uninstall),
     /// Stand in an engine's hook: admit the spec that it hands over.
     #[command(subcommand)]

@@ -26,7 +26,7 @@ pub struct Repair {
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
     /// Mend every stale subpath of this node.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["paths", "pod"])]
     all: bool,
     /// Only take the stale mounts away; the kubelet binds anew when it starts the container next.
     #[arg(long)]
@@ -37,7 +37,7 @@ pub struct Repair {
     /// Print the report as JSON, in the journal's words.
     #[arg(long)]
     json: bool,
-    /// `kubediag`: one line of JSON for each subpath that was mended, as kubediag's recoverer says it.
+    /// `kubediag`: the key of kubediag's recoverer, as one JSON object.
     #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
     format: Format,
     #[command(flatten)]

@@ -3,7 +3,7 @@
 mod origin;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -39,7 +39,7 @@ impl ConfigVerb {
             Self::Check { file } => check(&file.or(asked).unwrap_or_else(in_force)),
             Self::Show { json } => show(asked, json),
             Self::Default => {
-                io::stdout().write_all(SHIPPED.as_bytes())?;
+                print_text(SHIPPED)?;
                 Ok(ExitCode::SUCCESS)
             }
         }
@@ -49,10 +49,10 @@ impl ConfigVerb {
 fn check(path: &Path) -> anyhow::Result<ExitCode> {
     match Config::from_file(path) {
         Ok(_) => {
-            println!("{} is good", path.display());
+            print_text(&format!("{} is good\n", path.display()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => anyhow::bail!("{error:#}: {}", error.cause()),
+        Err(error) => anyhow::bail!("{}: `bindguard config default` prints one that can", error.in_full()),
     }
 }
 

@@ -50,6 +50,17 @@ fn shipped() -> Vec<(String, String, Value)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::show::documented;
+
+    #[test]
+    fn json_is_what_the_document_shows() {
+        let shown = documented("`config show`");
+        let file: Table = "guard.deadline-ms = 500\n".parse().unwrap();
+        let mut keys = in_force(Some((Path::new("/etc/bindguard/config.toml"), &file)));
+        // the document shows two of them
+        keys.retain(|key| shown.contains(&format!("{:?}", key.key)));
+        assert_eq!(serde_json::to_string_pretty(&keys).unwrap(), shown.trim_end());
+    }
 
     #[test]
     fn every_key_of_the_shipped_file_is_listed_with_its_origin() {

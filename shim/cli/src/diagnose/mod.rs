@@ -4,6 +4,7 @@
 pub mod kubediag;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -31,7 +32,7 @@ pub struct Diagnose {
     /// Print the report as JSON, in the journal's words.
     #[arg(long)]
     json: bool,
-    /// `kubediag`: one line of JSON for each of kubediag's processors that this stands in for.
+    /// `kubediag`: the keys of kubediag's processors that this stands in for, as one JSON object.
     #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
     format: Format,
     /// Not this node, but the one whose mountinfo this is.
@@ -71,6 +72,7 @@ impl Diagnose {
 
     fn report(&self, policy: &Policy, table: &MountTable) -> anyhow::Result<NodeReport> {
         let Some(root) = &self.root else {
+            has_a_kubelet(policy)?;
             let pods = self.pods.pods();
             let wanted = self.wanted(&pods, policy)?;
             return self.unless_unknown(survey_node(policy, &pods, wanted), &pods);
@@ -89,7 +91,7 @@ impl Diagnose {
         let is_here = |pod: &str| pods.containers.iter().any(|one| PodAsked::from_argument(pod).is(&one.pod));
         match &self.pod {
             Some(pod) if report.looked_at == 0 && report.problems.is_empty() && !is_here(pod) => {
-                bail!("this node has no subpath and no mounted volume of a pod {pod}: is it another node's?")
+                bail!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
             }
             _ => Ok(report),
         }
@@ -128,4 +130,16 @@ impl Diagnose {
             None => "understand this node's mountinfo".to_owned(),
         }
     }
+}
+
+/// Nothing was found where nothing was looked for: that is no good news.
+fn has_a_kubelet(policy: &Policy) -> anyhow::Result<()> {
+    let roots = || policy.kubelet_roots();
+    // One that may not be looked at is there.
+    let is_missing = |root: &Path| root.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    if roots().all(is_missing) {
+        let looked: Vec<String> = roots().map(|root| root.display().to_string()).collect();
+        bail!("no kubelet has its folders at {}: name it in [kubelet] roots of config.toml", looked.join(" or "));
+    }
+    Ok(())
 }

@@ -1,7 +1,6 @@
 //! What was done, or would be: for people, and as JSON.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
@@ -11,6 +10,7 @@ use super::change::Change;
 use super::planned::Planned;
 use super::record::Owner;
 use super::{How, name};
+use crate::show::print_text;
 
 /// What both verbs print.
 #[derive(Debug, Default, Serialize)]
@@ -83,7 +83,7 @@ impl Shown {
         self.dry_run = how.dry_run;
         self.files = work.iter().map(|(owner, change)| ShownFile::of(*owner, change)).collect();
         let out = if how.json { serde_json::to_string_pretty(&self)? + "\n" } else { self.text() };
-        io::stdout().write_all(out.as_bytes()).context("write what was done")?;
+        print_text(&out)?;
         let is_left = self.unfinished || how.dry_run && !work.is_empty();
         Ok(if is_left { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
@@ -131,12 +131,11 @@ fn run(line: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::show::documented;
 
     #[test]
     fn json_is_what_the_document_shows() {
-        let document = include_str!("../../../../docs/json.md");
-        let shown = document.split("## `install`, `uninstall`").nth(1).and_then(|text| text.split("```").nth(1));
-        let shown: serde_json::Value = serde_json::from_str(shown.unwrap().trim_start_matches("json")).unwrap();
+        let shown: serde_json::Value = serde_json::from_str(documented("`install`, `uninstall`")).unwrap();
         let file = |owner, path: &str, what, diff: Option<&str>| ShownFile {
             owner,
             path: path.to_owned(),

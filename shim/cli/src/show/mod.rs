@@ -6,7 +6,7 @@ mod bundle;
 mod node;
 mod style;
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -26,10 +26,16 @@ pub fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
 
 /// Prints text, with its colours where they are wanted.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
-    match anstream::stdout().write_all(text.as_bytes()) {
+    print_bytes(text.as_bytes())
+}
+
+/// Prints what may be no text.
+pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut out = anstream::stdout();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         // `bindguard diagnose | head`: who reads has seen enough.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("write the report"),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("write to stdout"),
     }
 }
 
@@ -40,4 +46,13 @@ pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
         (false, true) => ExitCode::FAILURE,
         (false, false) => ExitCode::SUCCESS,
     }
+}
+
+/// What docs/json.md shows below a heading.
+#[cfg(test)]
+pub fn documented(heading: &str) -> &'static str {
+    let document = include_str!("../../../../docs/json.md");
+    let below = document.split_once(&format!("\n## {heading}\n")).map(|(_, below)| below);
+    let block = below.and_then(|below| below.split_once("```json\n")).and_then(|(_, block)| block.split_once("```"));
+    block.map(|(block, _)| block).unwrap_or_else(|| panic!("docs/json.md has no JSON below {heading}"))
 }

@@ -1,0 +1,227 @@
+//! What is not what it should be: missing, empty, cut off, foreign, binary, too large, or not the reader's to read. Each is
+//! one line that says what and what to do, exit code 2, and nothing on the node is changed.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::process::{Finished, run};
+use bindguard_integration::{Generation, Node, Setup, VolumeKind};
+use nix::unistd::chown;
+
+#[test]
+fn is_told_in_one_line() {
+    Setup::on(Generation::V1_7).cri().story(|node| {
+        let pod = node.kubelet().pod("uid-bad")?;
+        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+        let subpath = volume.subpath("app", 0, "app.conf");
+        subpath.bind()?;
+        volume.update(&[("app.conf", "two")])?;
+        let before = subpath.mounts()?;
+        let files = BadFiles::below(node.disk())?;
+        configs(node, &files)?;
+        mount_tables(node, &files)?;
+        bundles(node, &files)?;
+        journals(node, &files)?;
+        command_lines(node)?;
+        readers_that_leave(node)?;
+        ensure!(subpath.mounts()? == before, "bad input changed the mounts");
+        pod.delete()
+    });
+}
+
+/// A kubelet that bindguard was not told of is none that is well.
+#[test]
+fn a_node_without_a_kubelet() {
+    Setup::on(Generation::V1_7).story(|node| {
+        fs::write(node.disk().join("bindguard.toml"), "kubelet.roots = [\"/nowhere/kubelet\"]\n")?;
+        refused(
+            &node.bindguard(["diagnose"])?,
+            "no kubelet has its folders at /nowhere/kubelet: name it in [kubelet] roots",
+        )
+    });
+}
+
+/// Files that anybody may put where bindguard reads, and a folder.
+struct BadFiles {
+    folder: PathBuf,
+}
+
+const NAMES: [&str; 7] = ["missing", "directory", "empty", "half", "junk", "huge", "secret"];
+
+impl BadFiles {
+    fn below(disk: &Path) -> Result<Self> {
+        let folder = disk.join("bad");
+        fs::create_dir_all(folder.join("directory"))?;
+        let mountinfo = fs::read("/proc/thread-self/mountinfo")?;
+        let junk: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        for (name, bytes) in [
+            ("empty", &[][..]),
+            ("half", &mountinfo[..mountinfo.len() / 2]),
+            ("junk", &junk),
+            ("huge", &vec![0; 50 << 20]),
+            ("secret", b"{}\n"),
+        ] {
+            fs::write(folder.join(name), bytes).with_context(|| format!("write {name}"))?;
+        }
+        let bundle = folder.join("secret");
+        fs::set_permissions(&bundle, Permissions::from_mode(0o600))?;
+        chown(&bundle, Some(0.into()), Some(0.into()))?;
+        Ok(Self { folder })
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+}
+
+fn configs(node: &Node, files: &BadFiles) -> Result<()> {
+    for (name, said) in NAMES.into_iter().zip([
+        "No such file",
+        "Is a directory",
+        "",
+        ", line 1: ",
+        "it is not text",
+        "larger than 1 MiB",
+        ", line 1: ",
+    ]) {
+        let file = files.path(name);
+        if name == "empty" {
+            // every key is optional
+            node.bindguard(["config", "check", &file])?.success()?;
+            continue;
+        }
+        for words in [
+            &["config", "check", &file][..],
+            &["--config", &file, "diagnose"],
+            &["--config", &file, "repair", "--all", "--dry-run"],
+        ] {
+            refused(&node.bindguard(words)?, said).with_context(|| format!("{words:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn mount_tables(node: &Node, files: &BadFiles) -> Result<()> {
+    for name in NAMES.iter().filter(|name| **name != "secret") {
+        let said = if matches!(*name, "missing" | "directory") { "read " } else { "take it again, whole" };
+        let (file, root) = (files.path(name), files.path("directory"));
+        let told = node.bindguard(["diagnose", "--mountinfo", &file, "--root", &root])?;
+        refused(&told, said).with_context(|| (*name).to_owned())?;
+    }
+    Ok(())
+}
+
+fn bundles(node: &Node, files: &BadFiles) -> Result<()> {
+    for name in NAMES.iter().filter(|name| **name != "secret") {
+        let bundle = files.folder.join("bundles").join(name);
+        fs::create_dir_all(&bundle)?;
+        let (file, config) = (files.folder.join(name), bundle.join("config.json"));
+        match *name {
+            "missing" => {}
+            "directory" => fs::create_dir(&config)?,
+            _ => fs::copy(&file, &config).map(drop)?,
+        }
+        let told = node.bindguard(["check".as_ref(), bundle.as_os_str()])?;
+        refused(&told, "BUNDLE is a folder with a container's config.json").with_context(|| (*name).to_owned())?;
+        let told = node.bindguard(["check".as_ref(), bundle.as_os_str(), "--json".as_ref()])?;
+        let report: serde_json::Value = serde_json::from_str(&told.stdout)?;
+        ensure!(told.code() == 2 && report["problems"].as_array().is_some_and(|all| all.len() == 1), "{told:?}");
+    }
+    Ok(())
+}
+
+fn journals(node: &Node, files: &BadFiles) -> Result<()> {
+    for (name, said) in [
+        ("missing", "no such file"),
+        ("directory", "Is a directory"),
+        ("half", "is no journal"),
+        ("junk", "is no journal"),
+        ("huge", "is no journal"),
+        ("secret", "is no journal"),
+    ] {
+        refused(&node.bindguard(["journal", "--file", &files.path(name)])?, said).with_context(|| name.to_owned())?;
+    }
+    let empty = node.bindguard(["journal", "--file", &files.path("empty")])?;
+    ensure!(empty.code() == 0 && empty.stdout.starts_with("0 admissions"), "{empty:?}");
+    refused(&as_nobody(node, &["journal", "--file", &files.path("secret")])?, ": run it as root")
+}
+
+fn command_lines(node: &Node) -> Result<()> {
+    let gone = gone_process()?;
+    for (words, said) in [
+        (&["holders", "/nowhere"][..], "open /nowhere"),
+        (&["holders", "/", "--proc", "/nowhere"], "/nowhere"),
+        (&["holders", &format!("/proc/{gone}/root")], "No such file"),
+        (&["repair", &format!("/proc/{gone}/root")], "is not a volume-subpath"),
+        (&["diagnose", "--pod", "nobody"], "is it another node's?"),
+        (&["journal", "--since", "soon"], "neither a time"),
+        (&["install"], "it is not on PATH, name it with --containerd PROGRAM"),
+        (&["install", "--root", "/nowhere"], "/nowhere"),
+        (&["man", "--dir", "/proc/nowhere"], "/proc/nowhere"),
+    ] {
+        refused(&node.bindguard(words)?, said).with_context(|| format!("{words:?}"))?;
+    }
+    // the command line's own complaints have lines of usage below the first
+    for (words, said) in [
+        (&["diagnose", "--mountinfo", "/x"][..], "--root <DIR>"),
+        (&["repair", "--all", "--pod", "web"], "cannot be used with"),
+        (&["repair"], "<PATHS>"),
+        (&["nosuch"], "unrecognized subcommand"),
+    ] {
+        let told = node.bindguard(words)?;
+        ensure!(told.code() == 2 && told.stdout.is_empty() && told.stderr.contains(said), "{words:?}: {told:?}");
+    }
+    Ok(())
+}
+
+/// `bindguard ... | head -1`, and a stdout that was closed: no panic, and the verdict stays the verdict.
+fn readers_that_leave(node: &Node) -> Result<()> {
+    for verb in [
+        "diagnose",
+        "diagnose --json --all",
+        "doctor",
+        "config show",
+        "config default",
+        "man",
+        "completions bash",
+        "--help",
+    ] {
+        let mut shell = node.command("bash")?;
+        shell.args(["-c", &format!("bindguard {verb} | true; exit ${{PIPESTATUS[0]}}")]);
+        let left = run(shell)?;
+        ensure!(left.code() < 2 || verb == "doctor" && left.code() == 2, "{verb} | true: {left:?}");
+        let mut shell = node.command("sh")?;
+        shell.args(["-c", &format!("bindguard {verb} >&-")]);
+        let closed = run(shell)?;
+        ensure!(
+            !left.stderr.contains("panicked") && !closed.stderr.contains("panicked"),
+            "{verb}: {left:?} {closed:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The pid of a process that has ended and was waited for.
+fn gone_process() -> Result<u32> {
+    let mut child = std::process::Command::new("true").spawn().context("start true")?;
+    let pid = child.id();
+    child.wait().context("wait for true")?;
+    Ok(pid)
+}
+
+fn as_nobody(node: &Node, words: &[&str]) -> Result<Finished> {
+    let mut nobody = node.command("setpriv")?;
+    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bindguard"]).args(words);
+    run(nobody)
+}
+
+fn refused(told: &Finished, said: &str) -> Result<()> {
+    let is_one_line = told.stderr.lines().count() == 1 && told.stderr.starts_with("bindguard: ");
+    ensure!(
+        told.code() == 2 && is_one_line && told.stdout.is_empty() && told.stderr.contains(said),
+        "not refused with {said:?}: {told:?}"
+    );
+    Ok(())
+}
