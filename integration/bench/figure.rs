@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A figure that candidates are compared by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A figure that candidates are compared by, in the order of the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Figure {
     /// Memory that goes away with an idle shim.
     PrivateDirty,
@@ -57,7 +57,7 @@ pub enum Figure {
 struct Words(&'static str, &'static str, Option<&'static str>);
 
 impl Figure {
-    /// Title, unit, and what the columns of its table are, where it is measured more than once.
+    /// Title, unit, and what there are several of, where it is measured more than once.
     fn words(self) -> Words {
         let mounts = Some("more mounts");
         match self {
@@ -97,7 +97,7 @@ impl Figure {
         self.words().1
     }
 
-    /// What the columns of its table are, where it is measured more than once: containers in the shim, pods, mounts.
+    /// What there are several of, where it is measured more than once: containers in the shim, pods, mounts.
     pub fn columns(self) -> Option<&'static str> {
         self.words().2
     }

@@ -81,3 +81,24 @@ impl Goal {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_is_no_peer_and_only_peers_set_a_goal() {
+        let mut results = Results::default();
+        let figures =
+            [(Candidate::Runc, 10.0), (Candidate::Bindguard, 20.0), (Candidate::Go16, 40.0), (Candidate::Rust, 60.0)];
+        for (candidate, value) in figures {
+            results.add(Figure::BurstWall, candidate, 0, value);
+        }
+        let goal = |limit| Goal { figure: Figure::BurstWall, at: 0, limit };
+        assert_eq!(goal(Limit::OfBestPeer(0.5)).best_peer(&results), Some((Candidate::Go16, 40.0)));
+        assert_eq!(goal(Limit::OfBestPeer(0.5)).most(&results), Some(20.0));
+        assert_eq!(goal(Limit::Of(Candidate::Rust, 0.5)).most(&results), Some(30.0));
+        assert_eq!(goal(Limit::OfItselfAt(0, 2.0)).most(&results), Some(40.0));
+        assert_eq!(goal(Limit::Of(Candidate::Go21, 0.5)).most(&results), None);
+    }
+}

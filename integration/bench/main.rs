@@ -3,8 +3,8 @@
 //! ```text
 //!   main ── a part each ──► Ground (a node, every shim on it, an account of CPU time) ──► Results ──► report
 //! ```
-//! `bench PART...` measures some parts only. Figures are kept in a file until they are measured again, so that the
-//! documents can be written from them at any time. What each figure is, and what is wanted of it: `figure.rs`, `goals.rs`.
+//! `bench PART...` measures some parts only. Figures are kept in a file until they are measured again; the last part,
+//! `document`, writes docs/benchmarks.md and its plots from them. What each figure is, and what is wanted of it: `figure.rs`, `goals.rs`.
 
 mod account;
 mod bare;
@@ -14,6 +14,7 @@ mod crowd;
 mod figure;
 mod goals;
 mod ground;
+mod machine;
 mod parts;
 mod report;
 mod results;
@@ -54,12 +55,18 @@ fn bench(arguments: Arguments) -> Result<()> {
     if let Some(why) = privilege::missing() {
         bail!("needs a root shell on a machine with cgroups: {why}");
     }
-    let parts = if arguments.parts.is_empty() { Part::all() } else { arguments.parts };
-    let mut results = Results::load(&arguments.results)?;
+    let (parts, mut results) = match arguments.parts.is_empty() {
+        true => (Part::all(), Results::default()),
+        false => (arguments.parts, Results::load(&arguments.results)?),
+    };
     for part in parts {
         eprintln!("bench: {part}");
+        if part == Part::Document {
+            report::write_documents(&results)?;
+            continue;
+        }
         let measured = part.measure()?;
-        println!("\n{}", report::tables(&measured));
+        println!("\n{}", report::figures(&measured));
         results.replace(measured);
         results.save(&arguments.results)?;
     }

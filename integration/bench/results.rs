@@ -1,5 +1,6 @@
 //! What was measured: for each figure and candidate, and each number of containers, pods or mounts, some samples.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -9,10 +10,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::candidate::Candidate;
 use crate::figure::Figure;
+use crate::machine::Machine;
 
-/// All samples.
+/// All samples, and where they were taken.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Results(Vec<Series>);
+pub struct Results {
+    /// The machine and the programs.
+    pub machine: Machine,
+    /// When each part was measured.
+    pub conditions: Vec<Condition>,
+    series: Vec<Series>,
+}
+
+/// What else there is to know about a part's figures.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Condition {
+    /// The part.
+    pub part: String,
+    /// The day, UTC.
+    pub day: String,
+    /// The machine's load before it: the bench itself is one more.
+    pub load: f64,
+}
 
 /// The samples of one figure of one candidate at one place.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,47 +43,46 @@ struct Series {
 }
 
 impl Results {
+    /// None yet, of one part.
+    pub fn of(machine: Machine, condition: Condition) -> Self {
+        Self { machine, conditions: vec![condition], series: Vec::new() }
+    }
+
     /// Adds a sample. `at` is the number of what [`Figure::columns`] says, else 0.
     pub fn add(&mut self, figure: Figure, candidate: Candidate, at: u64, sample: f64) {
-        let found = self.0.iter_mut().find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at));
+        let found = self.series.iter_mut().find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at));
         match found {
             Some(series) => series.samples.push(sample),
-            None => self.0.push(Series { figure, candidate, at, samples: vec![sample] }),
+            None => self.series.push(Series { figure, candidate, at, samples: vec![sample] }),
         }
     }
 
     /// The median, if it was measured.
     pub fn median(&self, figure: Figure, candidate: Candidate, at: u64) -> Option<f64> {
-        let series = self.0.iter().find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at))?;
+        let series = self.series.iter().find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at))?;
         let mut samples = series.samples.clone();
         samples.sort_by(f64::total_cmp);
         samples.get(samples.len() / 2).copied()
     }
 
-    /// The figures there are, in the order of their measurement.
-    pub fn figures(&self) -> Vec<Figure> {
-        let mut figures = Vec::new();
-        for series in &self.0 {
-            if !figures.contains(&series.figure) {
-                figures.push(series.figure);
-            }
-        }
-        figures
+    /// The figures there are.
+    pub fn figures(&self) -> BTreeSet<Figure> {
+        self.series.iter().map(|series| series.figure).collect()
     }
 
     /// At which numbers a figure was measured.
-    pub fn places(&self, figure: Figure) -> Vec<u64> {
-        let mut places: Vec<u64> = self.0.iter().filter(|one| one.figure == figure).map(|one| one.at).collect();
-        places.sort_unstable();
-        places.dedup();
-        places
+    pub fn places(&self, figure: Figure) -> BTreeSet<u64> {
+        self.series.iter().filter(|one| one.figure == figure).map(|one| one.at).collect()
     }
 
     /// Takes new figures in the place of old ones.
     pub fn replace(&mut self, newer: Self) {
         let measured = newer.figures();
-        self.0.retain(|series| !measured.contains(&series.figure));
-        self.0.extend(newer.0);
+        self.series.retain(|series| !measured.contains(&series.figure));
+        self.series.extend(newer.series);
+        self.conditions.retain(|old| newer.conditions.iter().all(|new| new.part != old.part));
+        self.conditions.extend(newer.conditions);
+        self.machine = newer.machine;
     }
 
     /// What a file keeps; nothing when there is none.

@@ -29,3 +29,23 @@ pub fn in_turns(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_one_begins_each_round_and_the_first_round_is_not_counted() {
+        let (mut results, mut order) = (Results::default(), Vec::new());
+        let pair = [Candidate::Bindguard, Candidate::Rust];
+        in_turns(&mut results, 2, &pair, 0, |candidate| {
+            order.push(candidate);
+            Ok(vec![(Figure::Threads, order.len() as f64)])
+        })
+        .unwrap();
+        let [ours, theirs] = pair;
+        assert_eq!(order, [ours, theirs, theirs, ours, ours, theirs]);
+        assert_eq!(results.median(Figure::Threads, ours, 0), Some(5.0));
+        assert_eq!(results.median(Figure::Threads, theirs, 0), Some(6.0));
+    }
+}

@@ -15,9 +15,11 @@ use std::fmt;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use time::UtcDateTime;
 
 use crate::ground::Ground;
-use crate::results::Results;
+use crate::machine::{Machine, load};
+use crate::results::{Condition, Results};
 
 /// A part of the bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,6 +44,8 @@ pub enum Part {
     Work,
     /// The programs' sizes.
     Sizes,
+    /// Nothing: writes docs/benchmarks.md and its plots from the figures that are kept.
+    Document,
 }
 
 impl Part {
@@ -52,13 +56,16 @@ impl Part {
 
     /// Measures.
     pub fn measure(self) -> Result<Results> {
-        let mut results = Results::default();
+        let day = UtcDateTime::now().date().to_string();
+        let condition = Condition { part: self.to_string(), day, load: load()? };
+        let mut results = Results::of(Machine::look()?, condition);
         self.measure_into(&mut results).with_context(|| self.to_string())?;
         Ok(results)
     }
 
     fn measure_into(self, results: &mut Results) -> Result<()> {
         let measure = match self {
+            Self::Document => return Ok(()),
             Self::Work => return work::measure(results),
             Self::Sizes => return sizes::measure(results),
             Self::Memory => memory::measure,

@@ -1,27 +1,48 @@
-//! What was measured, for people: tables in Markdown.
+//! What was measured, for people: tables in Markdown, plots, and the document that holds them.
 
+mod document;
+mod plot;
 mod table;
+
+use anyhow::Result;
+use bindguard_integration::doc_commands::repository;
 
 use crate::candidate::Candidate;
 use crate::figure::Figure;
 use crate::goals::{GOALS, Goal};
 use crate::results::Results;
+use document::Document;
 use table::Table;
 
-/// A table for each figure that was measured: candidates down, numbers across.
-pub fn tables(results: &Results) -> String {
-    results.figures().into_iter().map(|figure| of_figure(results, figure)).collect::<Vec<_>>().join("\n")
+/// Writes docs/benchmarks.md, as far as it holds figures, and its plots.
+pub fn write_documents(results: &Results) -> Result<()> {
+    let docs = repository().join("docs");
+    let mut document = Document::open(docs.join("benchmarks.md"))?;
+    document.fill("goals", &goals(results))?;
+    document.fill("machine", &machine(results))?;
+    document.fill("figures", &figures(results))?;
+    document.save()?;
+    plot::memory(results, &docs.join("benchmarks-memory.svg"))?;
+    plot::create(results, &docs.join("benchmarks-create.svg"))
 }
 
-fn of_figure(results: &Results, figure: Figure) -> String {
-    let places = results.places(figure);
-    let unit = if figure.unit().is_empty() { "" } else { &format!(", {}", figure.unit()) };
-    let heading = |place: &u64| figure.columns().map_or_else(|| "median".to_owned(), |what| format!("{place} {what}"));
-    let mut table = Table::new(format!("{}{unit}", figure.title()), places.iter().map(heading));
-    for candidate in Candidate::ALL {
-        let medians: Vec<Option<f64>> = places.iter().map(|at| results.median(figure, candidate, *at)).collect();
-        if medians.iter().any(Option::is_some) {
-            table.row(candidate.title().to_owned(), medians.into_iter().map(|value| shown(figure, value)));
+/// Every figure that was measured: figures down, candidates across.
+pub fn figures(results: &Results) -> String {
+    let figures = results.figures();
+    let is_here = |candidate: &Candidate| {
+        let has = |figure: &Figure| {
+            results.places(*figure).into_iter().any(|at| results.median(*figure, *candidate, at).is_some())
+        };
+        figures.iter().any(has)
+    };
+    let here: Vec<Candidate> = Candidate::ALL.into_iter().filter(is_here).collect();
+    let mut table = Table::new("medians", here.iter().map(|candidate| candidate.title().to_owned()));
+    for figure in figures {
+        for at in results.places(figure) {
+            table.row(
+                named(figure, at),
+                here.iter().map(|candidate| shown(figure, results.median(figure, *candidate, at))),
+            );
         }
     }
     table.to_string()
@@ -29,18 +50,11 @@ fn of_figure(results: &Results, figure: Figure) -> String {
 
 /// The goals of which something was measured, with what was reached.
 pub fn goals(results: &Results) -> String {
-    let columns = ["bindguard", "goal", "reached", "best peer", "ratio"].map(String::from);
-    let mut table = Table::new("figure".to_owned(), columns);
+    let mut table = Table::new("figure", ["bindguard", "goal", "reached", "best peer", "ratio"].map(String::from));
     for goal in GOALS.iter().filter(|goal| goal.ours(results).is_some()) {
-        table.row(named(goal), of_goal(results, goal));
+        table.row(named(goal.figure, goal.at), of_goal(results, goal));
     }
     table.to_string()
-}
-
-fn named(goal: &Goal) -> String {
-    let at = goal.figure.columns().map_or_else(String::new, |what| format!(", {} {what}", goal.at));
-    let unit = if goal.figure.unit().is_empty() { "" } else { &format!(" ({})", goal.figure.unit()) };
-    format!("{}{at}{unit}", goal.figure.title())
 }
 
 fn of_goal(results: &Results, goal: &Goal) -> [String; 5] {
@@ -52,6 +66,33 @@ fn of_goal(results: &Results, goal: &Goal) -> [String; 5] {
     let peer =
         peer.map_or_else(|| "-".to_owned(), |(peer, value)| format!("{} ({})", goal.figure.show(value), peer.title()));
     [shown(goal.figure, ours), format!("≤ {}", shown(goal.figure, most)), reached.to_owned(), peer, ratio]
+}
+
+fn machine(results: &Results) -> String {
+    let mut days: Vec<&str> = results.conditions.iter().map(|condition| condition.day.as_str()).collect();
+    days.dedup();
+    let loads = || results.conditions.iter().map(|condition| condition.load);
+    let (least, most) = (loads().fold(f64::INFINITY, f64::min), loads().fold(0.0, f64::max));
+    let mut table = Table::new("what", ["which".to_owned()]);
+    table.row("measured".to_owned(), [days.join(", ")]);
+    table.row("load before the parts of the bench".to_owned(), [format!("{least:.1} to {most:.1}")]);
+    results.machine.0.iter().for_each(|(name, value)| table.row(name.clone(), [value.clone()]));
+    table.to_string()
+}
+
+fn named(figure: Figure, at: u64) -> String {
+    let at = figure.columns().map_or_else(String::new, |what| format!(", {}", counted(at, what)));
+    let unit = if figure.unit().is_empty() { "" } else { &format!(" ({})", figure.unit()) };
+    format!("{}{at}{unit}", figure.title())
+}
+
+/// `10,000 pods`, `1 pod`.
+fn counted(number: u64, what: &str) -> String {
+    let what = if number == 1 { what.trim_end_matches('s') } else { what };
+    match (number / 1000, number % 1000) {
+        (0, rest) => format!("{rest} {what}"),
+        (thousands, rest) => format!("{thousands},{rest:03} {what}"),
+    }
 }
 
 fn shown(figure: Figure, value: Option<f64>) -> String {

@@ -8,8 +8,8 @@ pub struct Table(Vec<Vec<String>>);
 
 impl Table {
     /// Without rows.
-    pub fn new(first: String, others: impl IntoIterator<Item = String>) -> Self {
-        Self(vec![[first].into_iter().chain(others).collect()])
+    pub fn new(first: &str, others: impl IntoIterator<Item = String>) -> Self {
+        Self(vec![[first.to_owned()].into_iter().chain(others).collect()])
     }
 
     /// Adds a row.
