@@ -1,7 +1,8 @@
 //! CPU time of everything that is started from here: client, containerd, shim, guard and runtime.
 //!
-//! A cpuacct cgroup counts it, whatever the processes do; containers have cgroups of their own and are not in it. On a
-//! busy machine CPU time repeats within a few per cent, wall time does not. The bench's own time is taken off.
+//! A cgroup counts it, whatever the processes do: cpuacct's of version 1 where there is one, else version 2's. Containers
+//! have cgroups of their own and are not in it. On a busy machine CPU time repeats within a few per cent, wall time does
+//! not. The bench's own time is taken off.
 //!
 //! The cgroup lies below the node's name, so the node's keeper ends what is in it and removes it, however the bench ends.
 
@@ -15,7 +16,8 @@ use bindguard_integration::Node;
 
 use crate::clocks;
 
-const HIERARCHY: &str = "/sys/fs/cgroup/cpuacct";
+/// Version 1's, if there is one, and version 2's.
+const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup"];
 
 /// A cgroup that this process is in until the account is closed.
 #[derive(Debug)]
@@ -24,9 +26,8 @@ pub struct CpuAccount(PathBuf);
 impl CpuAccount {
     /// Moves this process, the node's containerd, and with them all that they start, into a new cgroup.
     pub fn open(node: &Node) -> Result<Self> {
-        let folder = Path::new(HIERARCHY).join(node.name()).join("account");
-        fs::create_dir_all(&folder)
-            .with_context(|| format!("create {}: is there no cgroup v1 here?", folder.display()))?;
+        let folder = hierarchy()?.join(node.name()).join("account");
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         let account = Self(folder);
         for pid in node.all_processes().into_iter().chain([std::process::id()]) {
             enter(&account.0, pid)?;
@@ -70,7 +71,7 @@ impl CpuAccount {
 impl Drop for CpuAccount {
     /// The keeper ends whoever is in there.
     fn drop(&mut self) {
-        if let Err(error) = enter(Path::new(HIERARCHY), std::process::id()) {
+        if let Err(error) = hierarchy().and_then(|hierarchy| enter(hierarchy, std::process::id())) {
             eprintln!("{error:#}");
         }
     }
@@ -92,6 +93,11 @@ impl SubAccount {
     }
 }
 
+fn hierarchy() -> Result<&'static Path> {
+    let found = HIERARCHIES.into_iter().map(Path::new).find(|root| root.join("cgroup.procs").is_file());
+    found.context("find a cgroup hierarchy that counts CPU time")
+}
+
 fn enter(folder: &Path, pid: u32) -> Result<()> {
     let file = folder.join("cgroup.procs");
     fs::write(&file, pid.to_string()).with_context(|| format!("write {}", file.display()))
@@ -104,8 +110,9 @@ fn members(folder: &Path) -> Result<Vec<u32>> {
 }
 
 fn usage(folder: &Path) -> Result<f64> {
-    let file = folder.join("cpuacct.usage");
+    let (version_1, version_2) = (folder.join("cpuacct.usage"), folder.join("cpu.stat"));
+    let (file, per_millisecond) = if version_1.is_file() { (version_1, 1e6) } else { (version_2, 1e3) };
     let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-    let nanoseconds: f64 = text.trim().parse().with_context(|| format!("understand {text:?}"))?;
-    Ok(nanoseconds / 1e6)
+    let spent: Option<f64> = text.trim_start_matches("usage_usec ").lines().next().and_then(|line| line.parse().ok());
+    Ok(spent.with_context(|| format!("understand {text:?}"))? / per_millisecond)
 }
