@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::candidate::Candidate;
 
-/// Names and what they stand for, for a table.
+/// Names and what they stand for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Machine(pub Vec<(String, String)>);
 
@@ -25,7 +25,7 @@ impl Machine {
         let mut rows = vec![
             ("processor".to_owned(), processor()?),
             ("memory".to_owned(), memory()?),
-            ("kernel".to_owned(), host(["uname", "-sr"])?.trim().to_owned()),
+            ("kernel".to_owned(), format!("Linux {}", kernel()?)),
             ("containerd, client".to_owned(), newest("containerd")?),
             ("runc".to_owned(), newest("runc")?),
             ("crun".to_owned(), newest("crun")?),
@@ -44,6 +44,12 @@ impl Machine {
 pub fn load() -> Result<f64> {
     let text = fs::read_to_string("/proc/loadavg").context("read the load")?;
     text.split(' ').next().and_then(|load| load.parse().ok()).with_context(|| format!("understand the load {text:?}"))
+}
+
+/// The number alone, without what a distribution calls its build.
+fn kernel() -> Result<String> {
+    let release = host(["uname", "-r"])?;
+    Ok(release.trim().split('-').next().unwrap_or_default().to_owned())
 }
 
 fn processor() -> Result<String> {

@@ -73,11 +73,12 @@ fn machine(results: &Results) -> String {
     days.dedup();
     let loads = || results.conditions.iter().map(|condition| condition.load);
     let (least, most) = (loads().fold(f64::INFINITY, f64::min), loads().fold(0.0, f64::max));
-    let mut table = Table::new("what", ["which".to_owned()]);
-    table.row("measured".to_owned(), [days.join(", ")]);
-    table.row("load before the parts of the bench".to_owned(), [format!("{least:.1} to {most:.1}")]);
-    results.machine.0.iter().for_each(|(name, value)| table.row(name.clone(), [value.clone()]));
-    table.to_string()
+    let when = [
+        ("measured".to_owned(), days.join(", ")),
+        ("load before the parts of the bench".to_owned(), format!("{least:.1} to {most:.1}")),
+    ];
+    let rows = when.iter().chain(&results.machine.0);
+    rows.map(|(name, value)| format!("* {name}: {value}\n")).collect()
 }
 
 fn named(figure: Figure, at: u64) -> String {
