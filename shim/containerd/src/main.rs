@@ -21,6 +21,7 @@ mod rootfs;
 mod runtime;
 mod serve;
 mod service;
+mod signals;
 mod task;
 
 use std::{error::Error, process::ExitCode};

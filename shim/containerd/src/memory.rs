@@ -17,12 +17,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::timeout,
-};
+use nix::libc::SIGCHLD;
+use tokio::time::timeout;
 
-use crate::kernel;
+use crate::{kernel, signals::Signals};
 
 /// A pod's containers come and go within less; the next one would take the same pages again.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -62,12 +60,12 @@ fn without_ours(both: &OsStr) -> Option<&OsStr> {
 
 /// Gives back what is free, whenever no child has ended for a moment.
 pub(crate) async fn give_back_when_quiet() {
-    let mut ended = match signal(SignalKind::child()) {
+    let mut ended = match Signals::of(&[SIGCHLD]) {
         Ok(ended) => ended,
         Err(error) => return tracing::error!(%error, "memory of a burst will be kept: no SIGCHLD"),
     };
-    while ended.recv().await.is_some() {
-        while timeout(MOMENT, ended.recv()).await.is_ok() {}
+    while ended.next().await.is_ok() {
+        while matches!(timeout(MOMENT, ended.next()).await, Ok(Ok(()))) {}
         kernel::give_back_heap();
         kernel::give_back_stack();
     }

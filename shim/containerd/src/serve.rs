@@ -6,7 +6,7 @@
 
 use std::{io, os::unix::net::UnixListener, path::Path, sync::Arc, time::Duration};
 
-use tokio::signal::unix::{SignalKind, signal};
+use nix::libc::{SIGINT, SIGTERM};
 use ttrpc::asynchronous::{Server, transport::Listener};
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
     exits::{Exits, reap_on_sigchld},
     logging, memory,
     service::{self, Containers},
+    signals::Signals,
     task::Surroundings,
 };
 
@@ -110,13 +111,13 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
 
 /// Resolves when somebody asked us to terminate and no container runs.
 async fn terminated(containers: &Containers) {
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
+    let asked = match Signals::of(&[SIGTERM, SIGINT]) {
+        Ok(mut signals) => signals.next().await,
+        Err(error) => Err(error),
     };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    if let Err(error) = asked {
+        tracing::error!(%error, "SIGTERM and SIGINT will not be heard");
+        return std::future::pending().await;
     }
     tracing::info!("asked to terminate: as soon as no container runs");
     while !containers.close_if_idle() {

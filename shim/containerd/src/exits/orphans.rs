@@ -7,27 +7,28 @@
 
 use std::{fs, sync::Arc, time::Duration};
 
+use nix::libc::SIGCHLD;
 use rustix::{
     io::Errno,
     process::{Pid, WaitId, WaitIdOptions, waitid},
 };
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::Exits;
+use crate::signals::Signals;
 
 /// How long a sweep that met a running runtime waits before it looks again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Reaps orphans for as long as the shim lives.
 pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
-    let mut children = match signal(SignalKind::child()) {
+    let mut children = match Signals::of(&[SIGCHLD]) {
         Ok(children) => children,
         Err(error) => {
             tracing::error!(%error, "orphans will stay zombies: no SIGCHLD");
             return;
         }
     };
-    while children.recv().await.is_some() {
+    while children.next().await.is_ok() {
         while !exits.may_reap() {
             tokio::time::sleep(RETRY).await;
         }

@@ -1,0 +1,63 @@
+//! Signals, as something to wait for.
+//!
+//! tokio has them, too, and keeps room for each of the kernel's sixty-four as soon as it looks for one: 25 KiB, a third of what
+//! an idle shim's heap holds. Here a signal that somebody waits for writes a byte into a pipe of his.
+
+use std::{ffi::c_int, io};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use signal_hook::low_level::pipe::register;
+use tokio::{io::AsyncReadExt, net::unix::pipe};
+
+/// Some signals that one waits for, for as long as the process lives.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    bytes: pipe::Receiver,
+}
+
+impl Signals {
+    /// From now on these come here, and do not what they would do otherwise.
+    pub(crate) fn of(signals: &[c_int]) -> io::Result<Self> {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        for signal in signals {
+            register(*signal, write.try_clone()?)?;
+        }
+        Ok(Self { bytes: pipe::Receiver::from_owned_fd(read)? })
+    }
+
+    /// Waits until at least one has come since the last time; none is lost if this is dropped before.
+    pub(crate) async fn next(&mut self) -> io::Result<()> {
+        // Those that came meanwhile are told as one, as the kernel does it.
+        let mut bytes = [0; 64];
+        match self.bytes.read(&mut bytes).await? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nix::{
+        libc,
+        sys::signal::{Signal, raise},
+    };
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn signals_that_came_meanwhile_are_told_once() {
+        let mut signals = Signals::of(&[libc::SIGUSR1, libc::SIGUSR2]).unwrap();
+        assert!(timeout(Duration::from_millis(20), signals.next()).await.is_err());
+        for signal in [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGUSR1] {
+            raise(signal).unwrap();
+        }
+        signals.next().await.unwrap();
+        assert!(timeout(Duration::from_millis(20), signals.next()).await.is_err());
+        raise(Signal::SIGUSR2).unwrap();
+        signals.next().await.unwrap();
+    }
+}
