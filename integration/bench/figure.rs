@@ -57,7 +57,7 @@ pub enum Figure {
 struct Words(&'static str, &'static str, Option<&'static str>);
 
 impl Figure {
-    /// Title, unit, and what there are several of, where it is measured more than once.
+    /// Title, unit, and what it is measured over, if so.
     fn words(self) -> Words {
         let mounts = Some("more mounts");
         match self {
@@ -97,8 +97,8 @@ impl Figure {
         self.words().1
     }
 
-    /// What there are several of, where it is measured more than once: containers in the shim, pods, mounts.
-    pub fn columns(self) -> Option<&'static str> {
+    /// What it is measured over, if so: the number of containers in the shim, of pods, of mounts.
+    pub fn over(self) -> Option<&'static str> {
         self.words().2
     }
 

@@ -48,7 +48,7 @@ impl Results {
         Self { machine, conditions: vec![condition], series: Vec::new() }
     }
 
-    /// Adds a sample. `at` is the number of what [`Figure::columns`] says, else 0.
+    /// Adds a sample. `at` is the number of what [`Figure::over`] says, else 0.
     pub fn add(&mut self, figure: Figure, candidate: Candidate, at: u64, sample: f64) {
         let found = self.series.iter_mut().find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at));
         match found {

@@ -4,7 +4,7 @@ mod document;
 mod plot;
 mod table;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bindguard_integration::doc_commands::repository;
 
 use crate::candidate::Candidate;
@@ -14,8 +14,12 @@ use crate::results::Results;
 use document::Document;
 use table::Table;
 
-/// Writes docs/benchmarks.md, as far as it holds figures, and its plots.
+/// Writes docs/benchmarks.md, as far as it holds figures, and its plots. They are of all shims, or not written.
 pub fn write_documents(results: &Results) -> Result<()> {
+    for shim in Candidate::SHIMS {
+        let is_there = results.median(Figure::LifeCpu, shim, 0).is_some();
+        ensure!(is_there, "{} was not measured: docs/benchmarks.md stays as it is", shim.title());
+    }
     let docs = repository().join("docs");
     let mut document = Document::open(docs.join("benchmarks.md"))?;
     document.fill("goals", &goals(results))?;
@@ -82,7 +86,7 @@ fn machine(results: &Results) -> String {
 }
 
 fn named(figure: Figure, at: u64) -> String {
-    let at = figure.columns().map_or_else(String::new, |what| format!(", {}", counted(at, what)));
+    let at = figure.over().map_or_else(String::new, |what| format!(", {}", counted(at, what)));
     let unit = if figure.unit().is_empty() { "" } else { &format!(" ({})", figure.unit()) };
     format!("{}{at}{unit}", figure.title())
 }
