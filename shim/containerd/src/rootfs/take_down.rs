@@ -13,8 +13,8 @@ use super::RootfsError;
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// containerd reads the node's whole mount table before it removes a bundle that still has a mount point, see
-/// `UnmountRecursive` in its `mount` package: without one it does not.
+/// Unmounts, and removes the mount point: containerd 2 reads the node's whole mount table before it removes a bundle that still
+/// has one, see `UnmountRecursive` in its `mount` package.
 pub(super) fn take_down(rootfs: &Path) -> Result<(), RootfsError> {
     unmount_all(rootfs)?;
     // A directory with something in it is not only a mount point, and stays.
