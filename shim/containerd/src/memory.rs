@@ -13,7 +13,6 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
-    process::Command,
     time::Duration,
 };
 
@@ -29,9 +28,9 @@ const TUNABLES: &str = "GLIBC_TUNABLES";
 /// No lists of freed pieces, one heap for all threads, and no stack kept of a thread that has ended.
 const OURS: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
 
-/// Puts the settings into the environment of a server that is about to be started, after those that are there.
-pub(crate) fn set_up(server: &mut Command) {
-    server.env(TUNABLES, with_ours(env::var_os(TUNABLES).unwrap_or_default()));
+/// The settings, for the environment of a server that is about to be started, after those that are there.
+pub(crate) fn settings() -> (&'static str, OsString) {
+    (TUNABLES, with_ours(env::var_os(TUNABLES).unwrap_or_default()))
 }
 
 /// Takes the settings out of this server's environment: the runtime and its hooks get what containerd gave. To be called

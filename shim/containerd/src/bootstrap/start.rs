@@ -1,16 +1,14 @@
 //! `start`: the address of the server that takes the container.
 
 use std::{
+    ffi::OsString,
+    fs::OpenOptions,
     io::{self, Write},
     os::{
-        fd::OwnedFd,
-        unix::{
-            net::{UnixListener, UnixStream},
-            process::CommandExt,
-        },
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
     },
     path::Path,
-    process::{Command, Stdio},
     thread,
     time::Duration,
 };
@@ -24,6 +22,7 @@ use super::{
 use crate::{
     args::Args,
     bundle::Bundle,
+    kernel::Launch,
     logging, memory,
     service::{Expectation, expect},
 };
@@ -97,19 +96,25 @@ fn start_server(args: &Args, sent: &Sent, listener: UnixListener) -> Result<(), 
     placement::schedule_apart();
     // The link, not its target: bindguard-runtime is looked for beside it after an upgrade, too.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
-    let mut server = Command::new(program);
-    server.args(["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address]);
-    if args.debug {
-        server.arg("-debug");
-    }
+    let words = ["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address];
+    let words = words.into_iter().chain(args.debug.then_some("-debug"));
+    let mut environment = vec![memory::settings()];
     if !sent.ttrpc_address.is_empty() {
-        server.env("TTRPC_ADDRESS", &sent.ttrpc_address);
+        environment.push(("TTRPC_ADDRESS", (&sent.ttrpc_address).into()));
     }
-    memory::set_up(&mut server);
-    // A group of its own: a signal to containerd's does not reach it.
-    server.process_group(0);
-    server.stdin(Stdio::from(OwnedFd::from(listener))).stdout(Stdio::null()).stderr(Stdio::null());
-    let server = server.spawn().map_err(failed("start the server"))?.id();
+    let nowhere = OpenOptions::new().write(true).open("/dev/null").map_err(failed("open /dev/null"))?;
+    let server = Launch {
+        program: &program,
+        arguments: &words.map(OsString::from).collect::<Vec<_>>(),
+        environment: &environment,
+        directory: Path::new("."),
+        streams: [listener.as_fd(), nowhere.as_fd(), nowhere.as_fd()],
+        kept: None,
+        // A signal to containerd's does not reach it.
+        leads_group: true,
+        dies_with_parent: false,
+    };
+    let server = server.launch().map_err(failed("start the server"))?.pid;
     crate::bundle::write_beside(Path::new("shim.pid"), server.to_string().as_bytes())
         .map_err(failed("write the shim's pid into the bundle"))?;
     placement::join_cgroup(server, &sent.options.shim_cgroup);

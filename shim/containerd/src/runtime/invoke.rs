@@ -165,6 +165,7 @@ impl Call {
             streams: [stdin, stdout, stderr].map(|end| end.unwrap_or(nowhere.as_fd())),
             kept: self.kept.as_ref().map(AsFd::as_fd),
             leads_group: self.leads_group,
+            dies_with_parent: true,
         };
         let child = launch.launch().and_then(|launched| Watched::child(launched, &self.exits)).map_err(failed)?;
         Ok(Running { child, verb: self.verb, log: self.log, answer, complaint })

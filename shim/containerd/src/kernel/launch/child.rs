@@ -28,7 +28,8 @@ pub(super) struct Orders<'a> {
     pub(super) streams: [RawFd; 3],
     pub(super) kept: Option<RawFd>,
     pub(super) leads_group: bool,
-    pub(super) parent: libc::pid_t,
+    /// To die with, if it is to.
+    pub(super) parent: Option<libc::pid_t>,
     /// The signals the program begins with blocked.
     pub(super) mask: libc::sigset_t,
     /// Stays 0 when the program runs.
@@ -87,10 +88,12 @@ fn follow(orders: &Orders<'_>) -> Result<(), c_int> {
     // SAFETY: the calls are given numbers only, or pointers of the orders, which are strings and lists of strings that live
     // as long as the parent waits, and a mask.
     unsafe {
-        done(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
-        if libc::getppid() != orders.parent {
-            // It died before it could be asked for.
-            return Err(libc::ESRCH);
+        if let Some(parent) = orders.parent {
+            done(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            if libc::getppid() != parent {
+                // It died before it could be asked for.
+                return Err(libc::ESRCH);
+            }
         }
         if orders.leads_group {
             done(libc::setpgid(0, 0))?;

@@ -1,7 +1,8 @@
 //! Starting a program as posix_spawn(3) does: until it has become the program, the child runs in this process's memory.
 //!
 //! fork(2) copies the page tables, and both processes fault in again what they touch afterwards. `std` goes this short way,
-//! too, but not for a child that is to die with its parent, which only the child itself can ask for.
+//! too, but not for a child that is to die with its parent, which only the child itself can ask for; and the C library asks
+//! for the handler of each of 64 signals and sets it again.
 
 mod child;
 
@@ -23,7 +24,7 @@ use rustix::{
 
 use child::{Orders, clone, without_signals};
 
-/// A program to be run. The kernel kills it when the thread ends that started it: to be used by the event loop's thread only.
+/// A program to be run.
 pub(crate) struct Launch<'a> {
     /// The executable.
     pub(crate) program: &'a Path,
@@ -39,6 +40,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) kept: Option<BorrowedFd<'a>>,
     /// Whether it gets a process group of its own.
     pub(crate) leads_group: bool,
+    /// Whether the kernel kills it when the thread ends that started it: then only the event loop's thread may.
+    pub(crate) dies_with_parent: bool,
 }
 
 /// A child that runs.
@@ -72,7 +75,7 @@ impl Launch<'_> {
                 streams: streams.each_ref().map(AsRawFd::as_raw_fd),
                 kept: self.kept.map(|fd| fd.as_raw_fd()),
                 leads_group: self.leads_group,
-                parent: getpid().as_raw_pid(),
+                parent: self.dies_with_parent.then(|| getpid().as_raw_pid()),
                 mask,
                 errno: &mut errno,
             })
@@ -129,6 +132,7 @@ mod tests {
             streams: [nowhere.as_fd(), out.as_fd(), out.as_fd()],
             kept: None,
             leads_group,
+            dies_with_parent: true,
         };
         let launched = launch.launch().unwrap();
         waitid(WaitId::PidFd(launched.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
@@ -170,6 +174,7 @@ mod tests {
             streams: [nowhere.as_fd(); 3],
             kept: None,
             leads_group: false,
+            dies_with_parent: false,
         };
         assert_eq!(launch.launch().unwrap_err().kind(), io::ErrorKind::NotFound);
         let elsewhere = Launch { directory: Path::new("/nonexistent"), program: Path::new("/bin/sh"), ..launch };
@@ -190,6 +195,7 @@ mod tests {
             streams: [kept.as_fd(), out.as_fd(), out.as_fd()],
             kept: Some(kept.as_fd()),
             leads_group: false,
+            dies_with_parent: false,
         };
         let launched = launch.launch().unwrap();
         waitid(WaitId::PidFd(launched.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
