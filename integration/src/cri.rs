@@ -15,11 +15,11 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
     ContainerConfig, ContainerMetadata, ContainerState, ContainerStatsRequest, ContainerStatus, ContainerStatusRequest,
-    CreateContainerRequest, ExecSyncRequest, ImageSpec, ImageStatusRequest, LinuxContainerResources,
-    LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, MountPropagation, NamespaceMode, NamespaceOption,
-    PodSandboxConfig, PodSandboxMetadata, RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest,
-    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest, UpdateContainerResourcesRequest,
-    VersionRequest,
+    CreateContainerRequest, ExecSyncRequest, ImageSpec, ImageStatusRequest, LinuxContainerConfig,
+    LinuxContainerResources, LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount,
+    MountPropagation, NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, RemoveContainerRequest,
+    RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+    UpdateContainerResourcesRequest, VersionRequest,
 };
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
@@ -99,6 +99,7 @@ impl Cri {
                 attempt: 0,
             }),
             log_directory: format!("/run/pods/{uid}"),
+            labels: labels(namespace, name, uid).into(),
             linux: Some(LinuxPodSandboxConfig {
                 cgroup_parent: format!("/{}", self.node),
                 security_context: Some(LinuxSandboxSecurityContext {
@@ -118,12 +119,22 @@ impl Cri {
     /// Creates and starts a container of the busybox image, and returns its id.
     pub fn start_container(&self, pod: &Sandbox, name: &str, words: &[&str], mounts: &[Mount]) -> Result<String> {
         let attempt = self.attempts.replace(self.attempts.get() + 1);
+        let mut labels = pod.config.labels.clone();
+        labels.insert("io.kubernetes.container.name".to_owned(), name.to_owned());
         let config = ContainerConfig {
             metadata: Some(ContainerMetadata { name: name.to_owned(), attempt }),
+            labels,
             image: Some(image(BUSYBOX)),
             command: words.iter().map(|word| (*word).to_owned()).collect(),
             mounts: mounts.to_vec(),
             log_path: format!("{name}_{attempt}.log"),
+            linux: Some(LinuxContainerConfig {
+                security_context: Some(LinuxContainerSecurityContext {
+                    namespace_options: Some(host_network()),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let request = CreateContainerRequest {
@@ -262,6 +273,12 @@ impl Cri {
         let answer = self.runtime.block_on(call).with_context(|| what.to_owned())?;
         Ok(answer.into_inner())
     }
+}
+
+/// As `pkg/kubelet/types/labels.go` of Kubernetes names them.
+fn labels(namespace: &str, name: &str, uid: &str) -> [(String, String); 3] {
+    [("namespace", namespace), ("name", name), ("uid", uid)]
+        .map(|(key, value)| (format!("io.kubernetes.pod.{key}"), value.to_owned()))
 }
 
 fn host_network() -> NamespaceOption {

@@ -153,7 +153,8 @@ fn folder() -> PathBuf {
     env::var_os("BINDGUARD_DOORS").map_or_else(beside, PathBuf::from).join("bin")
 }
 
-fn write(path: &str, text: &str) -> Result<()> {
+/// Writes a file below `/etc`, and the folders above it.
+pub(crate) fn write(path: &str, text: &str) -> Result<()> {
     let path = Path::new(path);
     path.parent()
         .map_or(Ok(()), fs::create_dir_all)

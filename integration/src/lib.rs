@@ -15,6 +15,7 @@
 
 pub mod bundle;
 pub mod cri;
+pub mod crio;
 pub mod ctr;
 pub mod demo;
 pub mod doc_commands;

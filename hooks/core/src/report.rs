@@ -69,7 +69,7 @@ fn microseconds(elapsed: Duration) -> u64 {
     u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A container by the names that the CRI annotations give it.
+/// A container by the names that its annotations give it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Container {
     /// Its name in the pod.
@@ -87,14 +87,18 @@ pub struct Container {
 }
 
 impl Container {
-    /// The names in a spec's annotations, which containerd's and CRI-O's CRI plugins always set.
+    /// The names in a spec's annotations: containerd's CRI plugin sets its own, CRI-O passes the kubelet's labels on
+    /// (`pkg/kubelet/types/labels.go` of Kubernetes).
     pub fn from_spec(spec: &SpecView<'_>) -> Self {
-        let cri = |key: &str| spec.annotation(&format!("io.kubernetes.cri.{key}")).map(str::to_owned);
+        let named = |containerds: &str, kubelets: &str| {
+            let own = spec.annotation(&format!("io.kubernetes.cri.{containerds}"));
+            own.or_else(|| spec.annotation(&format!("io.kubernetes.{kubelets}"))).map(str::to_owned)
+        };
         Self {
-            name: cri("container-name"),
-            pod: cri("sandbox-name"),
-            namespace: cri("sandbox-namespace"),
-            uid: cri("sandbox-uid"),
+            name: named("container-name", "container.name"),
+            pod: named("sandbox-name", "pod.name"),
+            namespace: named("sandbox-namespace", "pod.namespace"),
+            uid: named("sandbox-uid", "pod.uid"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Podman's and CRI-O's drop-in: a file of bindguard's own in a folder that they read in order.
+//! A drop-in, Podman's and CRI-O's: a file of bindguard's own in a folder that they read in order.
 //!
 //! Nothing of anybody else's is edited. What a drop-in says is merged with the other files: a runtime is added, and the
 //! default is the last one that a file names.
@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use toml_edit::{Array, Item, Table, value};
+use toml_edit::{Array, Item, value};
 
 use super::change::Change;
 use super::containerd::on_path;
@@ -18,8 +18,6 @@ const NAME: &str = "bindguard";
 
 /// The drop-in of Podman.
 pub const PODMAN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
-/// The drop-in of CRI-O.
-pub const CRIO: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
 
 /// What Podman has to be told: see containers.conf(5).
 pub fn podman(wishes: &Wishes) -> Result<Planned> {
@@ -27,27 +25,13 @@ pub fn podman(wishes: &Wishes) -> Result<Planned> {
     plan(Path::new(PODMAN), &podman_place(), value(Array::from_iter([path])), wishes)
 }
 
-/// What CRI-O has to be told: see crio.conf(5).
-pub fn crio(wishes: &Wishes) -> Result<Planned> {
-    let mut table = Table::new();
-    table["runtime_path"] = value(wishes.prefix.join(GUARD).display().to_string());
-    table["runtime_type"] = value("oci");
-    let mut planned = plan(Path::new(CRIO), &crio_place(), Item::Table(table), wishes)?;
-    planned.command = Some("systemctl restart crio".to_owned());
-    Ok(planned)
-}
-
 /// Where Podman's files name runtimes.
 pub fn podman_place() -> Place {
     Place::new(&["engine", "runtimes"], &["engine", "runtime"])
 }
 
-/// Where CRI-O's files name runtimes.
-pub fn crio_place() -> Place {
-    Place::new(&["crio", "runtime", "runtimes"], &["crio", "runtime", "default_runtime"])
-}
-
-fn plan(path: &Path, place: &Place, runtime: Item, wishes: &Wishes) -> Result<Planned> {
+/// A drop-in with one runtime, and the default if that is wished.
+pub fn plan(path: &Path, place: &Place, runtime: Item, wishes: &Wishes) -> Result<Planned> {
     let heading = "# Put here by `bindguard install`; `bindguard uninstall` takes it away.\n";
     let mut text = place.with_runtime("", NAME, runtime)?;
     if wishes.default {
@@ -59,6 +43,6 @@ fn plan(path: &Path, place: &Place, runtime: Item, wishes: &Wishes) -> Result<Pl
 }
 
 /// bindguard-runtime becomes runc unless its config says otherwise. Where there is only crun, it has to.
-fn without_runc() -> Option<PathBuf> {
+pub fn without_runc() -> Option<PathBuf> {
     if on_path("runc").is_some() { None } else { on_path("crun") }
 }

@@ -9,6 +9,7 @@
 
 mod change;
 mod containerd;
+mod crio;
 mod docker;
 mod drop_in;
 mod json_text;
@@ -116,7 +117,7 @@ fn plan(owner: Owner, wishes: &Wishes) -> Result<Planned> {
         Owner::Containerd => containerd::plan(wishes),
         Owner::Docker => docker::plan(wishes),
         Owner::Podman => drop_in::podman(wishes),
-        Owner::Crio => drop_in::crio(wishes),
+        Owner::Crio => crio::crio(wishes),
         Owner::Bindguard => Ok(Planned::default()),
     }
 }

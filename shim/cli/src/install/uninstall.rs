@@ -15,7 +15,7 @@ use super::change::{self, Change};
 use super::programs::{beside_this_one, needed_by};
 use super::record::{Entry, Owner, Record};
 use super::show::Shown;
-use super::{How, containerd, docker, drop_in, name, root};
+use super::{How, containerd, crio, docker, drop_in, name, root};
 
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
@@ -123,7 +123,7 @@ pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Op
         Owner::Docker => return Ok(Some(docker::cleaned(&now, &before)?.into_bytes())),
         Owner::Containerd => containerd::places().to_vec(),
         Owner::Podman => vec![drop_in::podman_place()],
-        Owner::Crio => vec![drop_in::crio_place()],
+        Owner::Crio => vec![crio::place()],
         Owner::Bindguard => Vec::new(),
     };
     let out = places.iter().try_fold(now, |text, place| place.without_runtime(&text, "bindguard", &before))?;
