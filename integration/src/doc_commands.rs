@@ -7,9 +7,10 @@
 //! docs/runbook.md ── ```sh blocks ──► commands ── names replaced ──► sh -ec, as a process of a node
 //! ```
 //!
-//! A command may span lines by a backslash, and may hold a here-document. Words in capitals stand for names of the
+//! What cannot be run is in [`NOT_RUN`], each with the reason, and said aloud. A command may span lines by a backslash, and may hold a here-document. Words in capitals stand for names of the
 //! reader's node (`UID`, `BUNDLE`); the story says what they are on its own.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,59 @@ use anyhow::{Context, Result, ensure};
 
 use crate::node::Node;
 use crate::process::{Finished, run};
+
+/// A command that a document shows and no story runs.
+#[derive(Clone, Copy, Debug)]
+pub struct NotRun {
+    /// The document.
+    pub document: &'static str,
+    /// What the command begins with.
+    pub command: &'static str,
+    /// What is run in its place.
+    pub instead: &'static str,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// All of them.
+pub const NOT_RUN: [NotRun; 6] = [
+    NotRun {
+        document: "README.md",
+        command: "make demo",
+        instead: "make --dry-run demo",
+        why: "it builds; demo_leaves_nothing_behind.rs runs the demo",
+    },
+    NotRun {
+        document: "README.md",
+        command: "make test",
+        instead: "make --dry-run test",
+        why: "it is what runs the stories",
+    },
+    NotRun {
+        document: "README.md",
+        command: "make build",
+        instead: "make --dry-run build",
+        why: "it builds; what it builds is what the stories run",
+    },
+    NotRun {
+        document: "integration/README.md",
+        command: "sh integration/matrix/fetch.sh",
+        instead: "sh -n integration/matrix/fetch.sh",
+        why: "it fetches hundreds of megabytes; what it lays out is what the stories run",
+    },
+    NotRun {
+        document: "integration/README.md",
+        command: "cargo build --workspace",
+        instead: "test -f Cargo.toml",
+        why: "it builds",
+    },
+    NotRun {
+        document: "integration/README.md",
+        command: "cargo test -p bindguard-integration --test storm",
+        instead: "test -f integration/tests/storm.rs",
+        why: "it is a story beside this one",
+    },
+];
 
 /// One command of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,21 +109,26 @@ pub fn documents_with_commands() -> Result<Vec<String>> {
     Ok(documents)
 }
 
+/// What happens when systemd is asked for something.
+type Done<'n> = Box<dyn Fn() -> Result<()> + 'n>;
+
 /// A document's commands on a node.
-#[derive(Debug)]
 pub struct Rehearsal<'n> {
     node: &'n Node,
     names: Vec<(String, String)>,
     instead: Vec<(String, String)>,
     may_not_tell: Vec<String>,
+    environment: Vec<(String, String)>,
+    systemd: Vec<(String, Done<'n>)>,
     folder: PathBuf,
 }
 
 impl<'n> Rehearsal<'n> {
     /// Commands run in the node's own folder, with its environment.
     pub fn on(node: &'n Node) -> Self {
+        let (names, instead, may_not_tell, environment, systemd) = Default::default();
         let folder = node.disk().to_path_buf();
-        Self { node, names: Vec::new(), instead: Vec::new(), may_not_tell: Vec::new(), folder }
+        Self { node, names, instead, may_not_tell, environment, systemd, folder }
     }
 
     /// What a word in the document is on this node. Whole words only.
@@ -78,9 +137,22 @@ impl<'n> Rehearsal<'n> {
         self
     }
 
-    /// For commands that begin with `beginning`, these words are run in its place: `make demo` as `make --dry-run demo`.
+    /// For commands that begin with `beginning`, these words are run in its place: a program by its path, say.
     pub fn instead_of(mut self, beginning: &str, words: &str) -> Self {
         self.instead.push((beginning.to_owned(), words.to_owned()));
+        self
+    }
+
+    /// A variable in the commands' environment.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// What happens when `systemctl` is run with these words. A node has no systemd, and its `systemctl` writes down what it is
+    /// asked for.
+    pub fn systemd(mut self, words: &str, done: impl Fn() -> Result<()> + 'n) -> Self {
+        self.systemd.push((words.to_owned(), Box::new(done)));
         self
     }
 
@@ -103,21 +175,39 @@ impl<'n> Rehearsal<'n> {
     pub fn play(&self, document: &str) -> Result<Vec<Finished>> {
         let commands = commands_of(document)?;
         ensure!(!commands.is_empty(), "{document} shows no commands");
-        let run =
-            |shown: &Shown| self.run(shown).with_context(|| format!("{document}, line {}: {}", shown.line, shown.text));
+        let run = |shown: &Shown| {
+            self.run(document, shown).with_context(|| format!("{document}, line {}: {}", shown.line, shown.text))
+        };
         commands.iter().map(run).collect()
     }
 
-    /// Runs one.
-    pub fn run(&self, shown: &Shown) -> Result<Finished> {
-        let words = self.words_for(&shown.text);
+    fn run(&self, document: &str, shown: &Shown) -> Result<Finished> {
+        let not_run = NOT_RUN.iter().find(|it| it.document == document && shown.text.starts_with(it.command));
+        if let Some(NotRun { command, instead, why, .. }) = not_run {
+            println!("NOT RUN {document}: {command}: {why}; {instead} is");
+        }
+        let words = not_run.map_or_else(|| self.words_for(&shown.text), |it| it.instead.to_owned());
         let mut command = self.node.command("sh")?;
-        command.args(["-ec", &words]).current_dir(&self.folder);
+        command.args(["-ec", &words]).current_dir(&self.folder).envs(self.environment.iter().cloned());
+        let asked = self.asked_of_systemd();
         let done = run(command)?;
+        for words in &self.asked_of_systemd()[asked.len()..] {
+            let (_, done) = self
+                .systemd
+                .iter()
+                .find(|(known, _)| known == words)
+                .with_context(|| format!("systemctl {words}: this story does not say what happens then"))?;
+            done().with_context(|| format!("systemctl {words}"))?;
+        }
         let found = done.code() == 1 && words.starts_with("bindguard ");
         let not_told = done.code() == 2 && self.may_not_tell.iter().any(|beginning| words.starts_with(beginning));
         ensure!(done.code() == 0 || found || not_told, "exit code {}: {}{}", done.code(), done.stderr, done.stdout);
         Ok(done)
+    }
+
+    fn asked_of_systemd(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.node.programs().join("systemctl.log")).unwrap_or_default();
+        log.lines().map(str::to_owned).collect()
     }
 
     fn words_for(&self, text: &str) -> String {
@@ -127,6 +217,12 @@ impl<'n> Rehearsal<'n> {
             .find_map(|(beginning, words)| text.strip_prefix(beginning.as_str()).map(|rest| format!("{words}{rest}")));
         let text = instead.unwrap_or_else(|| text.to_owned());
         self.names.iter().fold(text, |text, (word, value)| replace_word(&text, word, value))
+    }
+}
+
+impl fmt::Debug for Rehearsal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rehearsal").field("names", &self.names).field("folder", &self.folder).finish_non_exhaustive()
     }
 }
 

@@ -103,9 +103,17 @@ impl<'n> Docker<'n> {
         Ok(docker)
     }
 
+    /// Where it listens, for `DOCKER_HOST`.
+    pub const HOST: &'static str = SOCKET;
+
     /// Runs a container of busybox to its end.
     pub fn run(&self, flags: &[&str], words: &[&str]) -> Result<Finished> {
-        run(self.command(&[&["run", "--rm", "--network", "host"], flags, &[IMAGE], words].concat())?)
+        self.run_image(IMAGE, flags, words)
+    }
+
+    /// Runs a container of this image to its end.
+    pub fn run_image(&self, image: &str, flags: &[&str], words: &[&str]) -> Result<Finished> {
+        run(self.command(&[&["run", "--rm", "--network", "host"], flags, &[image], words].concat())?)
     }
 
     /// Has it read daemon.json again, as `systemctl reload docker` does.

@@ -23,6 +23,7 @@ pub mod engines;
 pub mod events;
 pub mod footprint;
 pub mod image;
+pub mod kube_api;
 pub mod kubelet;
 pub mod leftovers;
 pub mod mount_calls;

@@ -1,14 +1,19 @@
 //! Every command that a document shows is run by a story: somebody will copy it at night.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
 use bindguard_integration::cri::mount;
-use bindguard_integration::doc_commands::{Rehearsal, documents_with_commands, repository};
+use bindguard_integration::doc_commands::{
+    NOT_RUN, NotRun, Rehearsal, commands_of, documents_with_commands, repository,
+};
 use bindguard_integration::process::Finished;
+use bindguard_integration::programs::CLI;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use nix::sys::signal::Signal;
 
 /// A document is named, in quotes, by the story that runs it.
 #[test]
@@ -25,20 +30,69 @@ fn every_document_with_commands_is_run() -> Result<()> {
     Ok(())
 }
 
+/// A reason not to run a command is one for a command that is shown.
+#[test]
+fn what_is_not_run_is_still_shown() -> Result<()> {
+    for NotRun { document, command, .. } in NOT_RUN {
+        let is_shown = commands_of(document)?.iter().any(|shown| shown.text.starts_with(command));
+        ensure!(is_shown, "{document} does not show {command} any more");
+    }
+    Ok(())
+}
+
+/// Commands of bindguard's in the running text: the command line knows their verbs and flags.
+#[test]
+fn what_the_text_names_is_taken() {
+    Setup::on(Generation::V1_7).story(|node| {
+        let documents = documents_with_commands()?.into_iter().chain(UNSHOWN.map(str::to_owned));
+        let mut named = 0;
+        for document in documents {
+            for words in named_in(&document)? {
+                let mut words: Vec<&str> = words.split_whitespace().skip(1).collect();
+                words.push("--help");
+                let told = node.bindguard(&words)?;
+                ensure!(told.code() == 0, "{document} names `bindguard {}`: {}", words.join(" "), told.stderr);
+                named += 1;
+            }
+        }
+        ensure!(named > 10, "only {named} commands were found in the text");
+        Ok(())
+    });
+}
+
+/// Documents that name commands and show none.
+const UNSHOWN: [&str; 5] =
+    ["docs/compare.md", "docs/failure-modes.md", "docs/journal.md", "docs/json.md", "docs/parity.md"];
+
+/// What stands between backquotes and begins with bindguard's name, placeholders made a word.
+fn named_in(document: &str) -> Result<Vec<String>> {
+    let path = repository().join(document);
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let prose: String = text.split("```").step_by(2).collect();
+    let spans = prose.split('`').skip(1).step_by(2).filter(|span| span.starts_with("bindguard "));
+    Ok(spans.map(|span| span.replace(['[', ']'], "").replace('\n', " ")).collect())
+}
+
 #[test]
 fn readme() {
-    Setup::on(Generation::V1_7).cri().story(|node| rehearse(node, "README.md").map(drop));
+    Setup::on(Generation::V1_7).bare().cri().story(|node| {
+        symlink(node.disk().join("dist").join(CLI), node.programs().join(CLI)).context("put bindguard on PATH")?;
+        let said = rehearse(node, "README.md", "")?;
+        let says = |words: &str| said.iter().any(|one| one.stdout.contains(words));
+        ensure!(says("+++ /etc/containerd/config.toml") && says("re-bound to the current target"), "{said:?}");
+        Ok(())
+    });
 }
 
 #[test]
 fn integration_readme() {
-    Setup::on(Generation::V1_7).cri().story(|node| rehearse(node, "integration/README.md").map(drop));
+    Setup::on(Generation::V1_7).cri().story(|node| rehearse(node, "integration/README.md", "bindguard").map(drop));
 }
 
 #[test]
 fn runbook() {
     Setup::on(Generation::V2_1).cri().story(|node| {
-        let said = rehearse(node, "docs/runbook.md")?;
+        let said = rehearse(node, "docs/runbook.md", "bindguard")?;
         let says = |words: &str| said.iter().any(|one| one.stdout.contains(words));
         ensure!(says("would be re-bound") && says("re-bound to the current target"), "nothing was mended: {said:?}");
         ensure!(said.last().is_some_and(|bundle| bundle.stdout.starts_with("2 looked at")), "no bundle: {said:?}");
@@ -57,8 +111,8 @@ fn mounts() {
     });
 }
 
-/// A pod default/web whose configMap changed. Building, and what builds again when it is run, is rehearsed without being done.
-fn rehearse(node: &Node, document: &str) -> Result<Vec<Finished>> {
+/// A pod default/web, of this runtime handler, whose configMap changed.
+fn rehearse(node: &Node, document: &str, handler: &str) -> Result<Vec<Finished>> {
     let pod = node.kubelet().pod("0c1d")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let source = volume.subpath("app", 0, "app.conf");
@@ -66,18 +120,14 @@ fn rehearse(node: &Node, document: &str) -> Result<Vec<Finished>> {
     let spec = Bundle::spec(&[Bundle::bind(source.target(), "/etc/app.conf")]);
     let bundle = Bundle::create(node, "shown", spec.to_string().as_bytes())?;
     let cri = node.cri()?;
-    let sandbox = cri.run_pod("bindguard", "web", pod.uid())?;
+    let sandbox = cri.run_pod(handler, "web", pod.uid())?;
     cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
     volume.update(&[("app.conf", "two")])?;
     let here = if document.starts_with("docs/") { node.disk().to_path_buf() } else { repository() };
     let played = Rehearsal::on(node)
         .folder(&here)
-        .instead_of("make ", "make --dry-run ")
-        .instead_of("cargo ", ": cargo ")
-        .instead_of("sh integration/", "sh -n integration/")
-        .instead_of("target/*/release/bindguard ", ": bindguard ")
-        .instead_of("bindguard uninstall", ": bindguard uninstall")
-        .instead_of("systemctl ", ": systemctl ")
+        .instead_of("target/*/release/bindguard ", "bindguard ")
+        .systemd("restart containerd", || node.restart_containerd(Signal::SIGTERM))
         .looks_at_all_processes("bindguard doctor")
         .looks_at_all_processes("bindguard holders")
         .with("/var/lib/kubelet", &node.kubelet().root().display().to_string())
@@ -85,7 +135,8 @@ fn rehearse(node: &Node, document: &str) -> Result<Vec<Finished>> {
         .with("MOUNT_POINT", &source.target().display().to_string())
         .play(document);
     let said = played.with_context(|| format!("play {document}"))?;
-    cri.remove_pod(&sandbox)?;
+    // containerd may have been restarted since
+    node.cri()?.remove_pod(&sandbox)?;
     pod.delete()?;
     Ok(said)
 }

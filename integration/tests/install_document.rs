@@ -1,29 +1,64 @@
-//! docs/install.md, command by command, on a node that has nothing of bindguard yet.
+//! docs/install.md, command by command, on a node that has nothing of bindguard yet: with a containerd that is restarted where it
+//! says so, a dockerd that is reloaded and builds the image, and a kubectl that applies the manifests.
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::doc_commands::Rehearsal;
-use bindguard_integration::process::host;
-use bindguard_integration::programs::CLI;
-use bindguard_integration::{Generation, Setup};
+use bindguard_integration::doc_commands::{Rehearsal, repository};
+use bindguard_integration::engines::{self, Docker};
+use bindguard_integration::kube_api::KubeApi;
+use bindguard_integration::process::{host, run};
+use bindguard_integration::programs::{CLI, binaries_under_test};
+use bindguard_integration::{Generation, Setup, privilege};
+use nix::sys::signal::Signal;
+
+const KUBECONFIG: &str = "/run/kubeconfig";
+const MANIFESTS: [&str; 3] = ["DaemonSet bindguard", "Pod web", "RuntimeClass bindguard"];
+const IMAGE: &str = "bindguard-node:0.1.0";
 
 #[test]
 fn as_it_says() {
+    if let Some(why) = engines::missing() {
+        return privilege::skipped(&why);
+    }
     Setup::on(Generation::V2_1).bare().cri().story(|node| {
         symlink(node.disk().join("dist").join(CLI), node.programs().join(CLI)).context("put bindguard on PATH")?;
+        for program in ["docker", "kubectl"] {
+            symlink(engines::program(program), node.programs().join(program)).with_context(|| program.to_owned())?;
+        }
         let image = node.disk().join("image");
         fs::create_dir(&image)?;
         host(["mount", "--rbind", "/", &image.display().to_string()])?;
         let before = fs::read(node.containerd_config())?;
+        let docker = Docker::start(node)?;
+        let api = KubeApi::start()?;
+        api.write_config(KUBECONFIG.as_ref())?;
+        // the build is what made the programs that every story runs
+        let folder = format!("make -o build image-folder BIN={}", binaries_under_test()?.display());
         let said = Rehearsal::on(node)
-            .instead_of("kubectl ", ": kubectl ")
-            .instead_of("make ", ": make ")
-            .instead_of("docker ", ": docker ")
+            .folder(&repository())
+            .env("KUBECONFIG", KUBECONFIG)
+            .env("DOCKER_HOST", Docker::HOST)
+            .env("DOCKER_BUILDKIT", "0")
+            .instead_of("make image-folder", &folder)
+            .systemd("restart containerd", || node.restart_containerd(Signal::SIGTERM))
+            .systemd("reload docker", || docker.reload())
             .with("IMAGE", &image.display().to_string())
             .play("docs/install.md")?;
         ensure!(said.iter().any(|one| one.stdout.contains("+++ /etc/containerd/config.toml")), "no diff: {said:?}");
+        let applied = api.taken();
+        ensure!(MANIFESTS.iter().all(|it| applied.iter().any(|kind| kind == it)), "{applied:?}");
+        let told = docker.run_image(IMAGE, &[], &[])?;
+        if needs_no_libraries(&node.disk().join("dist").join(CLI))? {
+            let helps = told.success()?;
+            ensure!(helps.contains("Where to begin"), "the image has no bindguard that runs: {helps}");
+        } else {
+            privilege::skipped("the programs under test are not static, and the image holds nothing else");
+        }
+        drop(docker);
         ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
         gone("/usr/local/bin/bindguard-runtime")?;
         gone("/etc/containers/containers.conf.d/50-bindguard.conf")?;
@@ -32,7 +67,13 @@ fn as_it_says() {
     });
 }
 
+fn needs_no_libraries(program: &Path) -> Result<bool> {
+    let mut ldd = Command::new("ldd");
+    ldd.arg(program);
+    Ok(!run(ldd)?.status.success())
+}
+
 fn gone(path: &str) -> Result<()> {
-    ensure!(!std::path::Path::new(path).exists(), "{path} is left");
+    ensure!(!Path::new(path).exists(), "{path} is left");
     Ok(())
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::node::HostRoot;
-use bindguard_integration::privilege::has_program;
-use bindguard_integration::process::host;
+use bindguard_integration::privilege::{has_program, skipped};
+use bindguard_integration::process::{host, run};
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
 use serde_json::Value;
 
@@ -104,8 +104,34 @@ fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
     let point = Points::of(node)?.named("fuse-daemons")?;
     ensure!(point["state"] == "bad", "{point}");
     ensure!(point["run"].as_str().is_some_and(|run| run.contains(&format!("fuse-{}.scope", daemon.0.id()))), "{point}");
+    is_a_call_of_systemd(node, point["run"].as_str().unwrap_or_default())?;
     drop(kubelet);
     ensure!(Points::of(node)?.named("fuse-daemons")?["state"] == "good");
+    Ok(())
+}
+
+/// There is no systemd on a node; but busctl puts the message together, by its signature, and hands it to a bus.
+fn is_a_call_of_systemd(node: &Node, line: &str) -> Result<()> {
+    if !has_program("busctl") || !has_program("dbus-daemon") {
+        skipped("no busctl or no dbus-daemon");
+        return Ok(());
+    }
+    let address = format!("unix:path={}", node.disk().join("bus").display());
+    let _bus = Running::start(node, &["dbus-daemon", "--session", "--nofork", "--address", &address], "dbus-daemon")?;
+    let call = |line: &str| {
+        let mut command = node.command("sh")?;
+        command.args(["-c", line]).env("DBUS_SYSTEM_BUS_ADDRESS", &address);
+        run(command)
+    };
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !node.disk().join("bus").exists() {
+        ensure!(Instant::now() < deadline, "the bus does not listen");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let told = call(line)?.failure()?;
+    ensure!(told.contains("org.freedesktop.systemd1"), "{line}: {told}");
+    let told = call(&line.replace("fail 1 PIDs", "fail 2 PIDs"))?.failure()?;
+    ensure!(!told.contains("org.freedesktop.systemd1"), "busctl does not look at the words: {told}");
     Ok(())
 }
 
@@ -119,9 +145,28 @@ fn mount_helper(node: &Node) -> Result<()> {
         point["state"] == expected && point["told"].as_str().is_some_and(|told| told.contains("mount.nfs")),
         "{point}"
     );
+    if expected == "bad" {
+        is_a_package(node, point["run"].as_str().unwrap_or_default())?;
+    }
     // An NFS volume that is not mounted is a finding of its own.
     ensure!(points.named("subpaths")?["told"].as_str().is_some_and(|told| told.ends_with("is unmounted")));
     pod.delete()
+}
+
+/// apt itself says what it would do.
+fn is_a_package(node: &Node, line: &str) -> Result<()> {
+    let asked = |line: &str| {
+        let mut command = node.command("sh")?;
+        command.args(["-ec", line]);
+        run(command)
+    };
+    if !asked("apt-cache show nfs-common")?.status.success() {
+        skipped("apt has no lists of packages here");
+        return Ok(());
+    }
+    let simulated = line.replace("apt-get install", "apt-get --simulate install");
+    ensure!(simulated != line && asked(&simulated)?.success()?.contains("Inst nfs-common"), "{line}");
+    Ok(())
 }
 
 /// A network namespace that the host has let go of, and a monitoring container has not.
