@@ -1,16 +1,19 @@
 //! What `config/` ships is read by what it is for: containerd, systemd-tmpfiles, logrotate, dpkg. (The OCI hook is Podman's:
 //! see `podman_and_docker.rs`. The manifests are read in `config/tests`.)
 
+use std::cell::RefCell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::Sandbox;
 use bindguard_integration::mount_calls::own_copy;
 use bindguard_integration::process::{host, run};
 use bindguard_integration::programs::Matrix;
 use bindguard_integration::{Generation, Node, Setup, engines, privilege};
+use nix::sys::signal::Signal;
 
 #[test]
 fn containerd_reads_the_snippets() -> Result<()> {
@@ -86,6 +89,9 @@ fn logrotate_turns_the_journal_over() {
     });
 }
 
+const CONFIG: &str = "/etc/bindguard/config.toml";
+const MINE: &str = "# mine\n";
+
 /// dpkg is dpkg itself, on a root that is thrown away.
 #[test]
 fn the_package_comes_and_goes() {
@@ -99,12 +105,22 @@ fn the_package_comes_and_goes() {
         let package = package.display().to_string();
         let before = fs::read(node.containerd_config())?;
         host(["dpkg", "--install", &package])?;
-        host(["/usr/bin/bindguard", "config", "check", "/etc/bindguard/config.toml"])?;
+        host(["/usr/bin/bindguard", "config", "check", CONFIG])?;
         tell_containerd(node)?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        let pod = Pod::run(node)?;
+        upgraded(&package)?;
+        pod.restarted(node)?;
+
+        refused(node, "until a restarted service names them no more")?;
+        pod.restarted(node)?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        refused(node, "cannot end without it")?;
+        node.cri()?.remove_pod(&pod.sandbox)?;
         host(["dpkg", "--remove", "bindguard"])?;
         ensure!(fs::read(node.containerd_config())? == before, "containerd still names what is gone");
         ensure!(!Path::new("/usr/bin/bindguard-runtime").exists(), "a program is left");
-        ensure!(Path::new("/etc/bindguard/config.toml").exists(), "remove is not purge");
+        ensure!(fs::read_to_string(CONFIG)?.ends_with(MINE), "remove is not purge");
         host(["dpkg", "--purge", "bindguard"])?;
         for left in [
             "/etc/bindguard",
@@ -117,6 +133,55 @@ fn the_package_comes_and_goes() {
         }
         Ok(())
     });
+}
+
+/// The same version again is an upgrade to dpkg, too: what the operator wrote into the config stays.
+fn upgraded(package: &str) -> Result<()> {
+    let text = fs::read_to_string(CONFIG)? + MINE;
+    fs::write(CONFIG, &text)?;
+    host(["dpkg", "--install", package])?;
+    ensure!(fs::read_to_string(CONFIG)? == text, "the upgrade took the operator's config");
+    Ok(())
+}
+
+/// dpkg does not remove what is needed, says why, and has the package installed as before.
+fn refused(node: &Node, why: &str) -> Result<()> {
+    let mut remove = node.command("dpkg")?;
+    remove.args(["--remove", "bindguard"]);
+    let told = run(remove)?;
+    ensure!(!told.status.success() && told.stdout.contains(why), "not refused because {why:?}: {told:?}");
+    ensure!(told.stderr.contains("remove the package again"), "{told:?}");
+    let state = host(["dpkg-query", "--show", "--showformat=${db:Status-Status}", "bindguard"])?;
+    ensure!(state == "installed" && Path::new("/usr/bin/bindguard-runtime").exists(), "{state}");
+    Ok(())
+}
+
+/// A pod that runs through the package's programs.
+struct Pod {
+    sandbox: Sandbox,
+    container: RefCell<String>,
+}
+
+impl Pod {
+    const WORDS: [&str; 2] = ["sleep", "1000000"];
+
+    fn run(node: &Node) -> Result<Self> {
+        let cri = node.cri()?;
+        let sandbox = cri.run_pod("bindguard", "web", "uid-package")?;
+        let container = RefCell::new(cri.start_container(&sandbox, "app", &Self::WORDS, &[])?);
+        ensure!(node.shims_of(Path::new("/usr/bin/containerd-shim-bindguard-v2"))? == 1, "another shim");
+        Ok(Self { sandbox, container })
+    }
+
+    /// Its container ends and is made anew, as the kubelet does.
+    fn restarted(&self, node: &Node) -> Result<()> {
+        let cri = node.cri()?;
+        let old = self.container.borrow().clone();
+        cri.stop(&old, 0)?;
+        cri.remove(&old)?;
+        *self.container.borrow_mut() = cri.start_container(&self.sandbox, "app", &Self::WORDS, &[])?;
+        Ok(())
+    }
 }
 
 /// With the package's own program: the others stay where they are.

@@ -54,13 +54,21 @@ impl Uninstall {
         } else {
             work.extend(take_off(&programs, &mut record, &mut shown, &self.how)?);
         }
-        // a package's programs are the package's to remove, and it asks here whether it may
-        for program in if self.runtimes.is_empty() { beside_this_one() } else { Vec::new() } {
-            if let (None, Some(who)) = (record.entry(&program), needed(&program)) {
-                shown.unfinished(&format!("{} has to stay: {who} cannot end without it", program.display()));
-            }
+        if self.runtimes.is_empty() && programs.is_empty() {
+            may_a_package_go(&record, &mut shown);
         }
         shown.finish(&work, &self.how)
+    }
+}
+
+/// A package's programs are the package's to remove, and it asks here whether it may.
+fn may_a_package_go(record: &Record, shown: &mut Shown) {
+    let programs: Vec<_> = beside_this_one().into_iter().filter(|program| record.entry(program).is_none()).collect();
+    for (program, who) in programs.iter().filter_map(|program| Some((program, needed(program)?))) {
+        shown.unfinished(&format!("{} has to stay: {who} cannot end without it", program.display()));
+    }
+    if shown.waits_for_a_restart() && !programs.is_empty() {
+        shown.unfinished("the programs have to stay until a restarted service names them no more: run this again then");
     }
 }
 
