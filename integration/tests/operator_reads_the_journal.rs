@@ -36,7 +36,10 @@ fn read_the_journal(node: &Node) -> Result<()> {
     let order: Vec<usize> =
         ["default/web", "default/shop", "default/late"].map(|pod| all.stdout.find(pod).unwrap_or(usize::MAX)).to_vec();
     ensure!(all.code() == 1 && order.is_sorted() && order[2] != usize::MAX, "{all:?}");
-    ensure!(all.stdout.contains("rebound") && all.stdout.contains("3 admissions, 1 of them"), "{all:?}");
+    ensure!(
+        all.stdout.contains("rebound") && all.stdout.contains("3 admissions, 3 with findings, 1 of them"),
+        "{all:?}"
+    );
     for (words, count, code) in [
         (&["--pod", "shop"][..], 1, 1),
         (&["--pod", "default/web"], 1, 0),

@@ -29,10 +29,13 @@ pub struct Journal {
     /// Only this pod's: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
+    /// Also admissions at which all was as it should be.
+    #[arg(long)]
+    all: bool,
     /// Another journal than this node's.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Print the admissions as JSON, as they stand in the journal.
+    /// Print all admissions as JSON, as they stand in the journal.
     #[arg(long)]
     json: bool,
 }
@@ -77,7 +80,7 @@ impl Journal {
         if self.json {
             print_json(&read)?;
         } else {
-            print_text(text(&read).text())?;
+            print_text(text(&read, self.all).text())?;
         }
         Ok(show::code(!read.strange.is_empty(), read.admissions.iter().any(|admission| is_left(&admission.value))))
     }
@@ -155,6 +158,12 @@ fn pod_of(admission: &Value) -> PodName {
     PodName { uid: word("uid"), namespace: word("namespace"), name: word("pod") }
 }
 
+/// Something of it was not as it should be, or could not be told.
+fn is_finding(admission: &Value) -> bool {
+    let has_reason = |binds: &Vec<Value>| binds.iter().any(|bind| bind.get("reason").is_some());
+    admission.get("problems").is_some() || admission["binds"].as_array().is_some_and(has_reason)
+}
+
 /// Something of it was not as it should be, and was left so.
 fn is_left(admission: &Value) -> bool {
     let mended = ["rebound", "already-current", "pointed-at-volume", "made-rslave", "detached"];
@@ -164,12 +173,14 @@ fn is_left(admission: &Value) -> bool {
     admission.get("problems").is_some() || admission["binds"].as_array().is_some_and(|binds| binds.iter().any(left))
 }
 
-fn text(read: &Read) -> Lines {
+/// A busy node creates thousands of containers in which nothing is found: they are counted.
+fn text(read: &Read, all: bool) -> Lines {
     let mut lines = Lines::default();
     for strange in &read.strange {
         lines.headed("problem", verdict_style("problem"), strange);
     }
-    for Admission { value: admission, .. } in &read.admissions {
+    let shown = read.admissions.iter().map(|admission| &admission.value).filter(|it| all || is_finding(it));
+    for admission in shown {
         lines.line(&headline(admission));
         for problem in admission["problems"].as_array().into_iter().flatten() {
             lines.headed("problem", verdict_style("problem"), problem.as_str().unwrap_or_default());
@@ -178,8 +189,12 @@ fn text(read: &Read) -> Lines {
             tell(bind, &mut lines);
         }
     }
-    let left = read.admissions.iter().filter(|admission| is_left(&admission.value)).count();
-    lines.line(&format!("{} admissions, {left} of them with something that was left as it was", read.admissions.len()));
+    let count = |is: fn(&Value) -> bool| read.admissions.iter().filter(|admission| is(&admission.value)).count();
+    let (found, left) = (count(is_finding), count(is_left));
+    lines.line(&format!(
+        "{} admissions, {found} with findings, {left} of them with something that was left as it was",
+        read.admissions.len()
+    ));
     lines
 }
 
