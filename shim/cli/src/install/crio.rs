@@ -4,6 +4,7 @@
 //! the monitor of a runtime that names none on PATH, and does not start when it is not there: see crio.conf(5).
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -44,9 +45,13 @@ fn texts() -> Result<Vec<String>> {
     let mut drop_ins: Vec<PathBuf> =
         fs::read_dir(FOLDER).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     drop_ins.sort();
-    files.extend(drop_ins.into_iter().filter(|file| file != Path::new(DROP_IN) && file.is_file()));
-    let there = files.iter().filter(|file| file.symlink_metadata().is_ok());
-    there.map(|file| fs::read_to_string(file).with_context(|| format!("read {}", file.display()))).collect()
+    files.extend(drop_ins.into_iter().filter(|file| file != Path::new(DROP_IN)));
+    let read = files.iter().map(|file| match fs::read_to_string(file) {
+        Ok(text) => Ok(text),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => Ok(String::new()),
+        Err(error) => Err(error).with_context(|| format!("read {}", file.display())),
+    });
+    read.collect()
 }
 
 /// The runtime that is the default without bindguard.
