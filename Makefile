@@ -4,6 +4,7 @@
 #   make test     everything that is checked, set-up included; what CI runs
 #   make fuzz     hostile input for what reads mount tables, specs, paths and configs: ten minutes, or SECONDS= each
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines
+#   make kubelet  every kind of volume under a real kubelet, and the race that it has
 #   make soak     a thousand containers, and what the shim holds afterwards
 #   make deb      a Debian package
 #   make bench    bindguard beside every peer, figure by figure, in one run
@@ -13,6 +14,7 @@
 TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
 MATRIX := $(CURDIR)/target/matrix
 DOORS  := $(CURDIR)/target/doors
+CLUSTER := $(CURDIR)/target/cluster
 DEB    := $(CURDIR)/target/deb/bindguard.deb
 TOOLS  := $(CURDIR)/target/tools
 BIN    := $(CURDIR)/target/$(TARGET)/release
@@ -28,6 +30,7 @@ export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)/debug
 export BINDGUARD_MATRIX := $(MATRIX)
 export BINDGUARD_DOORS := $(DOORS)
+export BINDGUARD_CLUSTER := $(CLUSTER)
 export BINDGUARD_DEB := $(DEB)
 
 .PHONY: all build demo test fuzz lint setup matrix doors deb image-folder faults soak kernels peer bench clean
@@ -89,6 +92,12 @@ fuzz: setup
 ## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way
 soak: build matrix
 	cargo test --locked -p bindguard-integration --test soak -- --ignored --nocapture
+
+## a real kubelet in the fake one's place; builds it, ten minutes
+kubelet: build matrix
+	sh integration/matrix/setup.sh openssl:openssl
+	sh integration/cluster/fetch.sh $(CLUSTER)
+	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
 
 # what is asked of other kernels, and of a node with cgroup v2 alone
 SYSCALLS := mounts swap target admit dead_sources

@@ -14,6 +14,7 @@
 //! Nothing here depends on bindguard's own crates: a harness that shared the code under test would share its mistakes.
 
 pub mod bundle;
+pub mod cluster;
 pub mod cri;
 pub mod crio;
 pub mod ctr;

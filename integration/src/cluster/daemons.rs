@@ -1,0 +1,132 @@
+//! How etcd, kube-apiserver and kubelet are started, and what they are told.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::pods::NODE;
+use super::{Cluster, RealKubelet};
+use crate::mount_calls::bind;
+use crate::node::SOCKET;
+use crate::process::host;
+
+/// Whoever has it may do everything.
+const TOKEN: &str = "the-story";
+
+/// What a kubelet sets in the kernel, and what it wants there: the machine is not the story's to change.
+const SYSCTLS: [(&str, &str); 3] =
+    [("vm/overcommit_memory", "1"), ("kernel/panic", "10"), ("kernel/panic_on_oops", "1")];
+
+impl Cluster<'_> {
+    pub(super) fn start_control_plane(&self) -> Result<()> {
+        let folder = self.folder();
+        fs::create_dir(&folder).context("make a folder for the cluster")?;
+        let [clients, peers, api] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
+        let file = |name: &str| folder.join(name).display().to_string();
+        let etcd = [
+            format!("--data-dir={}", file("etcd")),
+            format!("--listen-client-urls=http://{clients}"),
+            format!("--advertise-client-urls=http://{clients}"),
+            format!("--listen-peer-urls=http://{peers}"),
+            format!("--initial-advertise-peer-urls=http://{peers}"),
+            format!("--initial-cluster=default=http://{peers}"),
+        ];
+        self.start_daemon("etcd", &etcd)?;
+        fs::write(folder.join("tokens"), format!("{TOKEN},story,1,system:masters\n")).context("write the tokens")?;
+        host(["openssl", "genrsa", "-out", &file("accounts.key"), "2048"])?;
+        let (address, port) = api.split_once(':').context("an address has a port")?;
+        let apiserver = [
+            format!("--etcd-servers=http://{clients}"),
+            format!("--bind-address={address}"),
+            format!("--secure-port={port}"),
+            format!("--cert-dir={}", file("certificates")),
+            format!("--token-auth-file={}", file("tokens")),
+            "--authorization-mode=AlwaysAllow".to_owned(),
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+            "--service-account-issuer=https://bindguard.test".to_owned(),
+            format!("--service-account-key-file={}", file("accounts.key")),
+            format!("--service-account-signing-key-file={}", file("accounts.key")),
+            "--service-cluster-ip-range=192.0.2.0/24".to_owned(),
+        ];
+        self.start_daemon("kube-apiserver", &apiserver)?;
+        let kubeconfig = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "story", "cluster": {"server": format!("https://{api}"), "insecure-skip-tls-verify": true}}],
+            "users": [{"name": "story", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "story", "context": {"cluster": "story", "user": "story"}}],
+            "current-context": "story",
+        });
+        fs::write(&self.kubeconfig, kubeconfig.to_string()).context("write the kubeconfig")
+    }
+
+    pub(super) fn start_kubelet(&self, kubelet: RealKubelet, sync_seconds: u32) -> Result<()> {
+        let folder = self.folder();
+        for (number, (name, wanted)) in SYSCTLS.iter().enumerate() {
+            let file = folder.join(format!("sysctl-{number}"));
+            fs::write(&file, wanted).with_context(|| format!("write {name}"))?;
+            bind(&file, Path::new("/proc/sys").join(name))?;
+        }
+        self.make_cgroup_root()?;
+        let [port] = free_ports()?;
+        let config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "address": "127.0.0.1",
+            "port": port,
+            "readOnlyPort": 0,
+            "healthzPort": 0,
+            // below the node's own, where its keeper finds them
+            "cgroupRoot": format!("/{}", self.node.name()),
+            "cgroupDriver": "cgroupfs",
+            "enforceNodeAllocatable": [],
+            "failSwapOn": false,
+            "makeIPTablesUtilChains": false,
+            "oomScoreAdj": 0,
+            // nobody is evicted because the machine's disk is full
+            "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
+            "imageGCHighThresholdPercent": 100,
+            "syncFrequency": format!("{sync_seconds}s"),
+        });
+        fs::write(folder.join("kubelet.json"), config.to_string()).context("write the kubelet's configuration")?;
+        let arguments = [
+            format!("--config={}", folder.join("kubelet.json").display()),
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            format!("--cert-dir={}", folder.join("kubelet-certificates").display()),
+            format!("--root-dir={}", self.node.kubelet().root().display()),
+            format!("--hostname-override={NODE}"),
+            "--container-runtime=remote".to_owned(),
+            format!("--container-runtime-endpoint=unix://{SOCKET}"),
+        ];
+        let program = match kubelet {
+            RealKubelet::AsReleased => "kubelet",
+            RealKubelet::Unfixed => "kubelet-unfixed",
+        };
+        self.start_daemon(program, &arguments)
+    }
+
+    /// A kubelet makes the cgroups of its pods, but not the one above them.
+    fn make_cgroup_root(&self) -> Result<()> {
+        for hierarchy in fs::read_dir("/sys/fs/cgroup").context("list the cgroup hierarchies")?.flatten() {
+            let group = hierarchy.path().join(self.node.name());
+            fs::create_dir_all(&group).with_context(|| format!("create the cgroup {}", group.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Ports that nobody has, all taken at once so that they differ.
+fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    let taken: Vec<TcpListener> =
+        (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().context("find a free port")?;
+    let mut ports = [0; N];
+    for (port, listener) in ports.iter_mut().zip(&taken) {
+        *port = listener.local_addr().context("look at a port")?.port();
+    }
+    Ok(ports)
+}

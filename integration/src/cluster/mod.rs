@@ -1,0 +1,135 @@
+//! A real kubelet on a node, with the etcd and the kube-apiserver that it asks.
+//!
+//! Pods are bound to the one node by name, so no scheduler is needed; they use its network, so no CNI is; without the
+//! controllers, nobody but the story writes objects. The programs are those that `cluster/fetch.sh` builds.
+
+mod daemons;
+mod pods;
+
+use std::cell::RefCell;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+pub use self::pods::{NODE, PodManifest};
+
+use crate::node::Node;
+use crate::process::{Finished, LIMIT, run_with_input};
+
+/// Which kubelet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RealKubelet {
+    /// 1.20 as released.
+    AsReleased,
+    /// The same without kubernetes#89629: a subpath that is mounted stays as it is.
+    Unfixed,
+}
+
+/// A running cluster of one node.
+#[derive(Debug)]
+pub struct Cluster<'n> {
+    node: &'n Node,
+    programs: PathBuf,
+    kubeconfig: PathBuf,
+    daemons: RefCell<Vec<Child>>,
+}
+
+impl<'n> Cluster<'n> {
+    /// The folder that `cluster/fetch.sh` filled: `$BINDGUARD_CLUSTER/bin`.
+    pub fn programs() -> Option<PathBuf> {
+        let folder = Path::new(&env::var_os("BINDGUARD_CLUSTER")?).join("bin");
+        folder.join("kubelet").is_file().then_some(folder)
+    }
+
+    /// Starts the three, one after the other, and registers bindguard's RuntimeClass.
+    ///
+    /// The kubelet looks at each pod, and writes its volumes anew, every `sync_seconds` and half as many again.
+    pub fn start(node: &'n Node, kubelet: RealKubelet, sync_seconds: u32) -> Result<Self> {
+        let programs =
+            Self::programs().context("no kubelet: run integration/cluster/fetch.sh, set BINDGUARD_CLUSTER")?;
+        let kubeconfig = node.disk().join("cluster/kubeconfig");
+        let cluster = Self { node, programs, kubeconfig, daemons: RefCell::default() };
+        cluster.start_control_plane()?;
+        cluster.until("kube-apiserver answers", |cluster| Ok(cluster.get("namespaces/default").is_ok()))?;
+        cluster.start_kubelet(kubelet, sync_seconds)?;
+        cluster.until("the node is registered", |cluster| Ok(cluster.get(&format!("nodes/{NODE}")).is_ok()))?;
+        cluster.apply(&json!({
+            "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "bindguard"}, "handler": "bindguard",
+        }))?;
+        Ok(cluster)
+    }
+
+    /// Runs `kubectl` with these words.
+    pub fn kubectl(&self, words: &[&str], input: &str) -> Result<Finished> {
+        let mut command = Command::new(self.programs.join("kubectl"));
+        command.arg("--kubeconfig").arg(&self.kubeconfig).args(words);
+        run_with_input(command, input, LIMIT)
+    }
+
+    /// Makes an object, or changes it.
+    pub fn apply(&self, object: &Value) -> Result<()> {
+        self.kubectl(&["apply", "--filename", "-"], &object.to_string())?.success().map(drop)
+    }
+
+    /// Makes a configMap and a secret of this name, or changes them: every key has this content.
+    pub fn apply_payload(&self, name: &str, keys: &[&str], content: &str) -> Result<()> {
+        let data: Value = keys.iter().map(|key| ((*key).to_owned(), Value::from(content))).collect();
+        self.apply(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}))?;
+        self.apply(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}))
+    }
+
+    /// An object, `KIND/NAME`.
+    pub fn get(&self, object: &str) -> Result<Value> {
+        let text = self.kubectl(&["get", object, "--output", "json"], "")?.success()?;
+        serde_json::from_str(&text).with_context(|| format!("parse {object}"))
+    }
+
+    /// Waits, two minutes at most.
+    pub fn until(&self, what: &str, mut is_so: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
+        let begin = Instant::now();
+        while !is_so(self).with_context(|| format!("see whether {what}"))? {
+            if begin.elapsed() > Duration::from_secs(120) {
+                bail!("not so after two minutes: {what}");
+            }
+            thread::sleep(Duration::from_millis(500));
+        }
+        Ok(())
+    }
+
+    /// What the kubelet says of a pod's container `app`, `null` as long as that is nothing.
+    pub fn app_of(&self, pod: &str) -> Result<Value> {
+        Ok(self.get(&format!("pods/{pod}"))?["status"]["containerStatuses"][0].clone())
+    }
+
+    /// Starts a program of the cluster in the node; it ends with the node, or when the cluster is dropped.
+    fn start_daemon(&self, name: &str, arguments: &[String]) -> Result<()> {
+        let folder = self.folder();
+        let log =
+            fs::File::create(folder.join(format!("{name}.log"))).with_context(|| format!("make a log for {name}"))?;
+        let mut command = self.node.command(self.programs.join(name))?;
+        command.args(arguments).current_dir(&folder).stdin(Stdio::null());
+        command.stdout(log.try_clone().context("duplicate a log")?).stderr(log);
+        self.daemons.borrow_mut().push(command.spawn().with_context(|| format!("start {name}"))?);
+        Ok(())
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.node.disk().join("cluster")
+    }
+}
+
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        // the kubelet first: what it would say of the others' end is no news
+        for daemon in self.daemons.get_mut().iter_mut().rev() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}

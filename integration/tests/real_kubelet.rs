@@ -1,0 +1,260 @@
+//! `make kubelet`: what bindguard is for, with a real kubelet in the fake one's place.
+//!
+//! A pod of each kind of volume and mount runs, its volume changes, its container is killed, and the kubelet starts it
+//! again. Under bindguard's RuntimeClass each shows the new content; beside them, under the stock shim, one stays stuck
+//! (kubernetes#68211) until an operator repairs it. And with a kubelet that has its own fix, pods are lost to the race that is
+//! left (kubernetes#127602) under the stock shim, and none under bindguard.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cluster::{Cluster, PodManifest, RealKubelet};
+use bindguard_integration::mounts;
+use bindguard_integration::{Generation, Node, Setup};
+use serde_json::{Value, json};
+
+const FILE: &str = "/etc/app/app.conf";
+const RACES: usize = 8;
+
+#[test]
+#[ignore = "builds a kubelet, ten minutes: make kubelet"]
+fn containerd_1_6() {
+    Setup::on(Generation::V1_6).cri().story(every_volume_is_current_after_a_restart);
+}
+
+#[test]
+#[ignore = "builds a kubelet, ten minutes: make kubelet"]
+fn containerd_1_7() {
+    Setup::on(Generation::V1_7).cri().story(every_volume_is_current_after_a_restart);
+}
+
+#[test]
+#[ignore = "builds a kubelet, ten minutes: make kubelet"]
+fn a_race_that_the_kubelet_has() {
+    Setup::on(Generation::V1_7).cri().story(no_pod_is_lost_to_the_race);
+}
+
+/// A pod, and who changes its volume.
+struct Case {
+    name: &'static str,
+    volume: Value,
+    mounts: Vec<Value>,
+    change: Change,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// The kubelet, as the API's object changes; where it writes the file, below the volume.
+    Kubelet(&'static str),
+    /// The container, which has the whole volume, too.
+    Container(&'static str),
+    /// Somebody on the host.
+    Host,
+}
+
+fn sub_path(path: &str) -> Vec<Value> {
+    vec![json!({"mountPath": FILE, "subPath": path})]
+}
+
+fn cases(host_path: &Path) -> Vec<Case> {
+    let case = |name, volume, mounts, change| Case { name, volume, mounts, change };
+    let config_map = json!({"configMap": {"name": "conf"}});
+    let nested = json!([{"key": "app.conf", "path": "folder/app.conf"}]);
+    let projected = json!({"projected": {"sources": [
+        {"configMap": {"name": "conf", "items": nested}},
+        {"secret": {"name": "conf", "items": [{"key": "app.conf", "path": "secret.conf"}]}},
+    ]}});
+    let item = json!({"path": "app.conf", "fieldRef": {"fieldPath": "metadata.annotations['content']"}});
+    let file = Change::Kubelet("app.conf");
+    let replaced = Change::Container("echo -n two > /volume/new; mv /volume/new /volume/app.conf");
+    let folder = Change::Container("rm -r /volume/folder; mkdir /volume/folder; echo -n two > /volume/folder/app.conf");
+    let (empty_dir, memory) = (json!({"emptyDir": {}}), json!({"emptyDir": {"medium": "Memory"}}));
+    vec![
+        case("whole", config_map.clone(), vec![json!({"mountPath": "/etc/app"})], file),
+        case("config-map", config_map.clone(), sub_path("app.conf"), file),
+        case("expression", config_map.clone(), vec![json!({"mountPath": FILE, "subPathExpr": "$(KEY)"})], file),
+        case(
+            "two-files",
+            config_map,
+            vec![
+                json!({"mountPath": FILE, "subPath": "app.conf"}),
+                json!({"mountPath": "/etc/app/other.conf", "subPath": "other.conf", "readOnly": true}),
+            ],
+            file,
+        ),
+        case(
+            "folder",
+            json!({"configMap": {"name": "conf", "items": nested}}),
+            vec![json!({"mountPath": "/etc/app", "subPath": "folder"})],
+            Change::Kubelet("folder/app.conf"),
+        ),
+        case("secret", json!({"secret": {"secretName": "conf"}}), sub_path("app.conf"), file),
+        case("projected", projected, sub_path("folder/app.conf"), Change::Kubelet("folder/app.conf")),
+        case("downward-api", json!({"downwardAPI": {"items": [item]}}), sub_path("app.conf"), file),
+        case("empty-dir", empty_dir.clone(), sub_path("app.conf"), replaced),
+        case("memory", memory, sub_path("app.conf"), replaced),
+        case("empty-dir-folder", empty_dir, vec![json!({"mountPath": "/etc/app", "subPath": "folder"})], folder),
+        case("host-path", json!({"hostPath": {"path": host_path}}), sub_path("app.conf"), Change::Host),
+    ]
+}
+
+impl Case {
+    fn manifest(&self) -> PodManifest {
+        let mut mounts = self.mounts.clone();
+        let Change::Container(_) = self.change else {
+            return PodManifest::new(self.name, &self.volume, &mounts);
+        };
+        mounts.push(json!({"mountPath": "/volume"}));
+        let seed = "echo -n one > /volume/app.conf; mkdir /volume/folder; echo -n one > /volume/folder/app.conf";
+        PodManifest::new(self.name, &self.volume, &mounts).first(seed)
+    }
+}
+
+/// A container of a pod, as it was first started.
+struct Started {
+    name: String,
+    uid: String,
+    id: String,
+    change: Change,
+}
+
+impl Started {
+    fn of(cluster: &Cluster<'_>, name: &str, change: Change) -> Result<Self> {
+        cluster.until(&format!("{name} runs"), |cluster| Ok(!cluster.app_of(name)?["state"]["running"].is_null()))?;
+        let pod = cluster.get(&format!("pods/{name}"))?;
+        let uid = pod["metadata"]["uid"].as_str().context("a pod has a uid")?.to_owned();
+        Ok(Self { name: name.to_owned(), uid, id: id_of(&cluster.app_of(name)?)?, change })
+    }
+
+    /// Whether the kubelet has written what the story wants.
+    fn is_written(&self, node: &Node) -> Result<bool> {
+        let Change::Kubelet(file) = self.change else { return Ok(true) };
+        let plugins = node.kubelet().root().join("pods").join(&self.uid).join("volumes");
+        let mut plugins = fs::read_dir(&plugins).with_context(|| format!("list {}", plugins.display()))?.flatten();
+        let volume = plugins.next().context("a pod has a volume")?.path().join("volume");
+        Ok(fs::read_to_string(volume.join(file)).is_ok_and(|content| content == "two"))
+    }
+}
+
+fn id_of(app: &Value) -> Result<String> {
+    let id = app["containerID"].as_str().and_then(|id| id.strip_prefix("containerd://"));
+    id.map(str::to_owned).with_context(|| format!("find the container's id in {app}"))
+}
+
+fn every_volume_is_current_after_a_restart(node: &Node) -> Result<()> {
+    let cluster = Cluster::start(node, RealKubelet::Unfixed, 5)?;
+    let host_path: PathBuf = node.disk().join("host-path");
+    fs::create_dir(&host_path)?;
+    fs::write(host_path.join("app.conf"), "one")?;
+    cluster.apply_payload("conf", &["app.conf", "other.conf"], "one")?;
+    let cases = cases(&host_path);
+    cases.iter().try_for_each(|case| cluster.apply(&case.manifest().guarded().object()))?;
+    let host_root =
+        PodManifest::new("host-root", &json!({"hostPath": {"path": "/"}}), &[json!({"mountPath": "/host"})]);
+    cluster.apply(&host_root.guarded().object())?;
+    let unguarded = PodManifest::new("unguarded", &json!({"configMap": {"name": "conf"}}), &sub_path("app.conf"));
+    cluster.apply(&unguarded.object())?;
+    let started: Vec<Started> =
+        cases.iter().map(|case| Started::of(&cluster, case.name, case.change)).collect::<Result<_>>()?;
+    let unguarded = Started::of(&cluster, "unguarded", Change::Kubelet("app.conf"))?;
+    Started::of(&cluster, "host-root", Change::Host)?;
+
+    cluster.apply_payload("conf", &["app.conf", "other.conf"], "two")?;
+    cluster.kubectl(&["annotate", "--overwrite", "pods", "--all", "content=two"], "")?.success()?;
+    fs::write(host_path.join("new"), "two")?;
+    fs::rename(host_path.join("new"), host_path.join("app.conf"))?;
+    let ctr = node.ctr().in_namespace("k8s.io");
+    for pod in &started {
+        if let Change::Container(command) = pod.change {
+            ctr.exec(&pod.id, &["sh", "-ec", command])?.success()?;
+        }
+    }
+    cluster.until("the kubelet has written every volume", |_| {
+        let all = started.iter().chain([&unguarded]);
+        Ok(all.map(|pod| pod.is_written(node)).collect::<Result<Vec<_>>>()?.iter().all(|written| *written))
+    })?;
+    started.iter().chain([&unguarded]).try_for_each(|pod| ctr.kill(&pod.id, "SIGKILL"))?;
+
+    for pod in &started {
+        let content = content_after_a_restart(&cluster, node, &pod.name)?;
+        ensure!(content == "two", "{} sees {content:?}", pod.name);
+    }
+    cluster.until("the unguarded pod is stuck", |cluster| {
+        let waiting = cluster.app_of("unguarded")?["state"]["waiting"]["reason"].clone();
+        Ok(["RunContainerError", "CrashLoopBackOff"].iter().any(|reason| waiting == *reason))
+    })?;
+    let found = node.bindguard(["diagnose", "--pod", &unguarded.uid])?;
+    ensure!(found.code() == 1 && found.stdout.contains("stale"), "{}", found.stdout);
+    node.bindguard(["repair", "--pod", &unguarded.uid])?.success()?;
+    let content = content_after_a_restart(&cluster, node, "unguarded")?;
+    ensure!(content == "two", "after the repair it sees {content:?}");
+    let journal = node.bindguard(["journal"])?.stdout;
+    ensure!(journal.contains("made-rslave"), "the host's root is no slave: {journal}");
+    all_pods_go(&cluster, node)
+}
+
+/// Its container was started again and runs: what it sees.
+fn content_after_a_restart(cluster: &Cluster<'_>, node: &Node, pod: &str) -> Result<String> {
+    let mut app = Value::Null;
+    cluster.until(&format!("{pod} runs again"), |cluster| {
+        app = cluster.app_of(pod)?;
+        Ok(!app["state"]["running"].is_null() && app["restartCount"].as_u64() > Some(0))
+    })?;
+    node.ctr().in_namespace("k8s.io").read(&id_of(&app)?, FILE)
+}
+
+fn all_pods_go(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
+    cluster.kubectl(&["delete", "pods", "--all", "--wait=false"], "")?.success()?;
+    let pods = node.kubelet().root().join("pods");
+    cluster.until("every pod's folder is gone", |_| Ok(fs::read_dir(&pods)?.count() == 0))?;
+    let left = mounts::table()?.into_iter().find(|mount| mount.target.starts_with(&pods));
+    ensure!(left.is_none(), "a mount stays: {left:?}");
+    Ok(())
+}
+
+/// The kubelet binds a subpath, and then writes the volume that changed while the pod's first container ran.
+fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
+    let cluster = Cluster::start(node, RealKubelet::AsReleased, 60)?;
+    for number in 0..RACES {
+        let payload = format!("race-{number}");
+        cluster.apply_payload(&payload, &["app.conf"], "one")?;
+        let racing = |name: &str| {
+            let volume = json!({"configMap": {"name": payload}});
+            let pod = PodManifest::new(name, &volume, &sub_path("app.conf"));
+            pod.first("sleep 8").once(&["cat", FILE])
+        };
+        let [stock, guarded] = racers(number);
+        cluster.apply(&racing(&stock).object())?;
+        cluster.apply(&racing(&guarded).guarded().object())?;
+        for name in [stock, guarded] {
+            cluster.until(&format!("the first container of {name} runs"), |cluster| {
+                let first = &cluster.get(&format!("pods/{name}"))?["status"]["initContainerStatuses"][0];
+                Ok(!first["state"]["running"].is_null())
+            })?;
+        }
+        cluster.apply_payload(&payload, &["app.conf"], "two")?;
+    }
+    let mut lost = 0;
+    for [stock, guarded] in (0..RACES).map(racers) {
+        lost += usize::from(!has_succeeded(&cluster, &stock)?);
+        ensure!(has_succeeded(&cluster, &guarded)?, "{guarded} is lost: {}", cluster.get(&format!("pods/{guarded}"))?);
+    }
+    eprintln!("lost to the race: {lost} of {RACES} pods under the stock shim, none under bindguard");
+    ensure!(lost > 0, "the race never came: nothing is shown");
+    all_pods_go(&cluster, node)
+}
+
+fn racers(number: usize) -> [String; 2] {
+    [format!("stock-{number}"), format!("guarded-{number}")]
+}
+
+/// How a pod that is never restarted has ended.
+fn has_succeeded(cluster: &Cluster<'_>, name: &str) -> Result<bool> {
+    let mut phase = Value::Null;
+    cluster.until(&format!("{name} has ended"), |cluster| {
+        phase = cluster.get(&format!("pods/{name}"))?["status"]["phase"].clone();
+        Ok(["Succeeded", "Failed"].iter().any(|end| phase == *end))
+    })?;
+    Ok(phase == "Succeeded")
+}
