@@ -14,29 +14,35 @@ pub struct Lines(String);
 impl Lines {
     /// A line that begins with a word.
     pub fn headed(&mut self, word: &str, style: Style, text: &str) {
-        let _ = writeln!(self.0, "{style}{word:<WIDTH$}{style:#}{text}");
+        let _ = writeln!(self.0, "{style}{word:<WIDTH$}{style:#}{}", one_line(text));
     }
 
     /// A line below one that began with a word.
     pub fn below(&mut self, text: &str) {
-        let _ = writeln!(self.0, "{:WIDTH$}{text}", "");
+        let _ = writeln!(self.0, "{:WIDTH$}{}", "", one_line(text));
     }
 
     /// A line that says what to run.
     pub fn run(&mut self, command: &str) {
         let style = AnsiColor::Cyan.on_default();
-        let _ = writeln!(self.0, "{:WIDTH$}run: {style}{command}{style:#}", "");
+        let _ = writeln!(self.0, "{:WIDTH$}run: {style}{}{style:#}", "", one_line(command));
     }
 
     /// A line of its own.
     pub fn line(&mut self, text: &str) {
-        let _ = writeln!(self.0, "{text}");
+        let _ = writeln!(self.0, "{}", one_line(text));
     }
 
     /// The whole.
     pub fn text(&self) -> &str {
         &self.0
     }
+}
+
+/// A container may have chosen some of it: the name of a file moves no cursor, and makes no line of its own.
+fn one_line(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
 }
 
 /// Well, not well, or nobody knows.
@@ -46,5 +52,17 @@ pub fn verdict_style(verdict: &str) -> Style {
         "foreign" => Style::new().dimmed(),
         "unknown" | "problem" | "no answer" => AnsiColor::Yellow.on_default().bold(),
         _ => AnsiColor::Red.on_default().bold(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_write_lines_of_its_own() {
+        let mut lines = Lines::default();
+        lines.headed("stale", Style::new(), "/a\ncurrent    /b\u{1b}[2J");
+        assert_eq!(lines.text(), "stale      /a\\ncurrent    /b\\u{1b}[2J\n");
     }
 }
