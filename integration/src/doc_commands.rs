@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -184,7 +185,8 @@ impl<'n> Rehearsal<'n> {
     fn run(&self, document: &str, shown: &Shown) -> Result<Finished> {
         let not_run = NOT_RUN.iter().find(|it| it.document == document && shown.text.starts_with(it.command));
         if let Some(NotRun { command, instead, why, .. }) = not_run {
-            println!("NOT RUN {document}: {command}: {why}; {instead} is");
+            // past the test runner's capture
+            let _ = writeln!(io::stderr(), "NOT RUN {document}: {command}: {why}; {instead} is");
         }
         let words = not_run.map_or_else(|| self.words_for(&shown.text), |it| it.instead.to_owned());
         let mut command = self.node.command("sh")?;
