@@ -56,7 +56,7 @@ fn signals(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
     ctr.container("signals").runtime(runtime).start()?.success()?;
     ensure!(ctr.exec("signals", &["sh", "-c", "exit 5"])?.code() == 5);
-    ensure!(ctr.exec("signals", &["echo", "hello"])?.stdout == "hello\n");
+    ensure!(ctr.told("signals", &["echo", "hello"])?.stdout == "hello\n");
     let missing = ctr.exec("signals", &["/no/such/program"])?;
     ensure!(missing.code() != 0, "{runtime:?}: {missing:?}");
     ctr.kill("signals", "KILL")?;
@@ -75,7 +75,7 @@ fn containerd_restarts(node: &Node) -> Result<()> {
         thread::sleep(Duration::from_millis(200));
         for number in 0..DOORS.len() {
             let id = format!("lasting-{number}");
-            ensure!(ctr.exec(&id, &["echo", "still here"])?.success()? == "still here\n");
+            ensure!(ctr.told(&id, &["echo", "still here"])?.success()? == "still here\n");
             ctr.kill(&id, "KILL")?;
             ctr.wait_for_status(&id, "STOPPED")?;
             ctr.remove(&id)?;
