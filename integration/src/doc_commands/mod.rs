@@ -1,0 +1,26 @@
+//! The commands that the documents show, run as they stand there.
+//!
+//! What somebody copies out of a document at night has to work. So a document's `sh` blocks hold commands and nothing
+//! else (what is only looked at is `text` or `toml`), and a story a document runs every one of them:
+//!
+//! ```text
+//! docs/runbook.md ── ```sh blocks ──► commands ── names replaced ──► sh -ec, as a process of a node
+//! ```
+//!
+//! What cannot be run is in [`NOT_RUN`], each with the reason, and said aloud.
+
+mod not_run;
+mod rehearsal;
+mod shown;
+
+use std::path::{Path, PathBuf};
+
+pub use self::not_run::{NOT_RUN, NotRun};
+pub use self::rehearsal::Rehearsal;
+pub use self::shown::{Shown, commands_of, documents_with_commands};
+
+/// The folder that holds the workspace.
+pub fn repository() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_path_buf()
+}

@@ -1,0 +1,154 @@
+//! A document's commands on a node. Words in capitals stand for names of the reader's node (`UID`, `BUNDLE`); the story says
+//! what they are on its own.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{NOT_RUN, NotRun, Shown, commands_of};
+use crate::node::Node;
+use crate::process::{Finished, run};
+
+/// What happens when systemd is asked for something.
+type Done<'n> = Box<dyn Fn() -> Result<()> + 'n>;
+
+/// A document's commands on a node.
+pub struct Rehearsal<'n> {
+    node: &'n Node,
+    names: Vec<(String, String)>,
+    instead: Vec<(String, String)>,
+    may_not_tell: Vec<String>,
+    environment: Vec<(String, String)>,
+    systemd: Vec<(String, Done<'n>)>,
+    folder: PathBuf,
+}
+
+impl<'n> Rehearsal<'n> {
+    /// Commands run in the node's own folder, with its environment.
+    pub fn on(node: &'n Node) -> Self {
+        let (names, instead, may_not_tell, environment, systemd) = Default::default();
+        let folder = node.disk().to_path_buf();
+        Self { node, names, instead, may_not_tell, environment, systemd, folder }
+    }
+
+    /// What a word in the document is on this node. Whole words only.
+    pub fn with(mut self, word: &str, value: &str) -> Self {
+        self.names.push((word.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// For commands that begin with `beginning`, these words are run in its place: a program by its path, say.
+    pub fn instead_of(mut self, beginning: &str, words: &str) -> Self {
+        self.instead.push((beginning.to_owned(), words.to_owned()));
+        self
+    }
+
+    /// A variable in the commands' environment.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// What happens when `systemctl` is run with these words. A node has no systemd, and its `systemctl` writes down what it is
+    /// asked for.
+    pub fn systemd(mut self, words: &str, done: impl Fn() -> Result<()> + 'n) -> Self {
+        self.systemd.push((words.to_owned(), Box::new(done)));
+        self
+    }
+
+    /// Commands that begin so look at every process of the machine: where even root may not look at some, they say so, and
+    /// exit with 2.
+    pub fn looks_at_all_processes(mut self, beginning: &str) -> Self {
+        if fs::metadata("/proc/1/ns/mnt").is_err() {
+            self.may_not_tell.push(beginning.to_owned());
+        }
+        self
+    }
+
+    /// Another working directory.
+    pub fn folder(self, folder: &Path) -> Self {
+        Self { folder: folder.to_path_buf(), ..self }
+    }
+
+    /// Runs every command of a document, and hands over what each said. A command has to succeed; one of `bindguard` may
+    /// also say that it found something.
+    pub fn play(&self, document: &str) -> Result<Vec<Finished>> {
+        let commands = commands_of(document)?;
+        ensure!(!commands.is_empty(), "{document} shows no commands");
+        let run = |shown: &Shown| {
+            self.run(document, shown).with_context(|| format!("{document}, line {}: {}", shown.line, shown.text))
+        };
+        commands.iter().map(run).collect()
+    }
+
+    fn run(&self, document: &str, shown: &Shown) -> Result<Finished> {
+        let not_run = NOT_RUN.iter().find(|it| it.document == document && shown.text.starts_with(it.command));
+        if let Some(NotRun { command, instead, why, .. }) = not_run {
+            // past the test runner's capture
+            let _ = writeln!(io::stderr(), "NOT RUN {document}: {command}: {why}; {instead} is");
+        }
+        let words = not_run.map_or_else(|| self.words_for(&shown.text), |it| it.instead.to_owned());
+        let mut command = self.node.command("sh")?;
+        command.args(["-ec", &words]).current_dir(&self.folder).envs(self.environment.iter().cloned());
+        let asked = self.asked_of_systemd();
+        let done = run(command)?;
+        for words in &self.asked_of_systemd()[asked.len()..] {
+            let (_, done) = self
+                .systemd
+                .iter()
+                .find(|(known, _)| known == words)
+                .with_context(|| format!("systemctl {words}: this story does not say what happens then"))?;
+            done().with_context(|| format!("systemctl {words}"))?;
+        }
+        let found = done.code() == 1 && words.starts_with("bindguard ");
+        let not_told = done.code() == 2 && self.may_not_tell.iter().any(|beginning| words.starts_with(beginning));
+        ensure!(done.code() == 0 || found || not_told, "exit code {}: {}{}", done.code(), done.stderr, done.stdout);
+        Ok(done)
+    }
+
+    fn asked_of_systemd(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.node.programs().join("systemctl.log")).unwrap_or_default();
+        log.lines().map(str::to_owned).collect()
+    }
+
+    fn words_for(&self, text: &str) -> String {
+        let instead = self
+            .instead
+            .iter()
+            .find_map(|(beginning, words)| text.strip_prefix(beginning.as_str()).map(|rest| format!("{words}{rest}")));
+        let text = instead.unwrap_or_else(|| text.to_owned());
+        self.names.iter().fold(text, |text, (word, value)| replace_word(&text, word, value))
+    }
+}
+
+impl fmt::Debug for Rehearsal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rehearsal").field("names", &self.names).field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+fn replace_word(text: &str, word: &str, value: &str) -> String {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(word) {
+        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
+        let whole = !before.ends_with(is_part) && !after.starts_with(is_part);
+        out.push_str(before);
+        out.push_str(if whole { value } else { word });
+        rest = after;
+    }
+    out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_words_are_names() {
+        assert_eq!(replace_word("a UID UIDS --pod=UID/x", "UID", "7"), "a 7 UIDS --pod=7/x");
+    }
+}
