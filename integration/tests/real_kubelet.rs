@@ -144,6 +144,7 @@ fn id_of(app: &Value) -> Result<String> {
 
 fn every_volume_is_current_after_a_restart(node: &Node) -> Result<()> {
     let cluster = Cluster::start(node, RealKubelet::Unfixed, 5)?;
+    ["daemonset.yaml", "pod.yaml"].into_iter().try_for_each(|manifest| cluster.would_take(manifest))?;
     let host_path: PathBuf = node.disk().join("host-path");
     fs::create_dir(&host_path)?;
     fs::write(host_path.join("app.conf"), "one")?;

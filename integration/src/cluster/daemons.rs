@@ -45,6 +45,7 @@ impl Cluster<'_> {
             format!("--cert-dir={}", file("certificates")),
             format!("--token-auth-file={}", file("tokens")),
             "--authorization-mode=AlwaysAllow".to_owned(),
+            "--allow-privileged".to_owned(),
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--service-account-issuer=https://bindguard.test".to_owned(),
             format!("--service-account-key-file={}", file("accounts.key")),

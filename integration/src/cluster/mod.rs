@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 pub use self::pods::{NODE, PodManifest};
 
+use crate::doc_commands::repository;
 use crate::node::Node;
 use crate::process::{Finished, LIMIT, run_with_input};
 
@@ -47,7 +48,7 @@ impl<'n> Cluster<'n> {
         folder.join("kubelet").is_file().then_some(folder)
     }
 
-    /// Starts the three, one after the other, and registers bindguard's RuntimeClass.
+    /// Starts the three, one after the other, and applies the RuntimeClass that bindguard ships.
     ///
     /// The kubelet looks at each pod, and writes its volumes anew, every `sync_seconds` and half as many again.
     pub fn start(node: &'n Node, kubelet: RealKubelet, sync_seconds: u32) -> Result<Self> {
@@ -59,9 +60,7 @@ impl<'n> Cluster<'n> {
         cluster.until("kube-apiserver answers", |cluster| Ok(cluster.get("namespaces/default").is_ok()))?;
         cluster.start_kubelet(kubelet, sync_seconds)?;
         cluster.until("the node is registered", |cluster| Ok(cluster.get(&format!("nodes/{NODE}")).is_ok()))?;
-        cluster.apply(&json!({
-            "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "bindguard"}, "handler": "bindguard",
-        }))?;
+        cluster.kubectl(&["apply", "--filename", &shipped("runtimeclass.yaml")], "")?.success()?;
         Ok(cluster)
     }
 
@@ -82,6 +81,11 @@ impl<'n> Cluster<'n> {
         let data: Value = keys.iter().map(|key| ((*key).to_owned(), Value::from(content))).collect();
         self.apply(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}))?;
         self.apply(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}))
+    }
+
+    /// Has the API server say whether it would take a manifest that bindguard ships.
+    pub fn would_take(&self, manifest: &str) -> Result<()> {
+        self.kubectl(&["apply", "--dry-run=server", "--filename", &shipped(manifest)], "")?.success().map(drop)
     }
 
     /// An object, `KIND/NAME`.
@@ -122,6 +126,10 @@ impl<'n> Cluster<'n> {
     fn folder(&self) -> PathBuf {
         self.node.disk().join("cluster")
     }
+}
+
+fn shipped(manifest: &str) -> String {
+    repository().join("config").join(manifest).display().to_string()
 }
 
 impl Drop for Cluster<'_> {
