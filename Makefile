@@ -4,7 +4,7 @@
 #   make test     everything that is checked, set-up included; what CI runs
 #   make fuzz     hostile input for what reads mount tables, specs, paths and configs: ten minutes, or SECONDS= each
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines
-#   make kubelet  every kind of volume under a real kubelet, and the race that it has
+#   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
 #   make soak     a thousand containers, and what the shim holds afterwards
 #   make deb      a Debian package
 #   make bench    bindguard beside every peer, figure by figure, in one run

@@ -1,6 +1,6 @@
 //! `make kubelet`: what bindguard is for, with a real kubelet in the fake one's place.
 //!
-//! A pod of each kind of volume and mount runs, its volume changes, its container is killed, and the kubelet starts it
+//! A pod of each kind of volume that needs no server runs, its volume changes, its container is killed, and the kubelet starts it
 //! again. Under bindguard's RuntimeClass each shows the new content; beside them, under the stock shim, one stays stuck
 //! (kubernetes#68211) until an operator repairs it. And with a kubelet that has its own fix, pods are lost to the race that is
 //! left (kubernetes#127602) under the stock shim, and none under bindguard.
