@@ -100,6 +100,8 @@ pub struct Target {
 pub struct VolumeMount {
     /// Its filesystem's type.
     pub fs_type: FsType,
+    /// What it was bound from is deleted: nothing can be bound from it any more.
+    pub deleted: bool,
 }
 
 /// What a source answered to a walk and a stat(2), asked by a process that may hang.

@@ -129,7 +129,7 @@ fn next(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
     match (bind.verdict, &bind.outcome) {
         (_, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached)) => None,
         ("stale", Some(Outcome::WouldBe { .. })) => Some(format!("bindguard repair {path}")),
-        ("stale", _) if is_stand_in(bind) => deletion(pod?),
+        ("stale", _) if is_stand_in(bind) || bind.kind == "volume" => deletion(pod?),
         ("stale", _) if bind.kind == "subpath" => Some(format!("bindguard repair --unmount {path}")),
         ("unmounted" | "dead" | "orphaned", _) => {
             let pod = pod?;

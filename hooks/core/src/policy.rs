@@ -2,6 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use crate::kubelet::{Plugin, Writer};
+
 /// What to do about one kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -135,7 +137,8 @@ impl Policy {
     /// whether it is alive is not worth a process.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
         let climbs = path.components().any(|component| component == Component::ParentDir);
-        !climbs && self.kubelet_roots.iter().chain(&self.runtime_directories).any(|dir| path.starts_with(dir))
+        let is_own = |dir: &PathBuf| path.strip_prefix(dir).is_ok_and(|below| !may_be_mounted_on(below));
+        !climbs && self.kubelet_roots.iter().chain(&self.runtime_directories).any(is_own)
     }
 }
 
@@ -145,6 +148,20 @@ const KUBELET_MOUNTS: [&str; 2] = ["pods", "plugins"];
 fn is_mounted_in_by_kubelet(below_root: &Path) -> bool {
     KUBELET_MOUNTS.iter().any(|folder| below_root == Path::new(folder))
 }
+
+/// Whether drivers, and containers whose mounts reach the host, mount things at a path, seen from the root of a kubelet
+/// or of a runtime: its volumes (`pods/<uid>/volumes/...` here, `volumes/...` with Docker, `storage/volumes/...` with
+/// Podman), and what CSI drivers mount for the whole node.
+fn may_be_mounted_on(below_root: &Path) -> bool {
+    let mut names = below_root.components().map(Component::as_os_str);
+    let in_volumes = names.any(|name| name == VOLUMES);
+    // A configMap's is nobody's to mount on: the kubelet takes it for its own.
+    let is_kubelets =
+        names.next().and_then(Plugin::from_folder).is_some_and(|plugin| plugin.writer() == Writer::Kubelet);
+    below_root.starts_with("plugins") || in_volumes && !is_kubelets
+}
+
+const VOLUMES: &str = "volumes";
 
 impl Default for Policy {
     fn default() -> Self {

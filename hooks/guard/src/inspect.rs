@@ -28,10 +28,10 @@ enum Held {
 impl Held {
     fn hold(source: &Path, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
         match SourceKind::from_path(source, None, policy) {
-            SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off => {
+            SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off || looks_at_volumes(policy) => {
                 Self::Subpath(Box::new(HeldSubpath::hold_among(&subpath, directories)))
             }
-            SourceKind::MountedVolume(volume) if policy.unmounted_volumes != Alarm::Off => {
+            SourceKind::MountedVolume(volume) if looks_at_volumes(policy) => {
                 let held = HeldVolume::hold(volume.mount_point());
                 Self::Volume(volume, held)
             }
@@ -47,14 +47,16 @@ impl Held {
     }
 
     /// The paths to ask whether they are alive, if that is in question: the kernel itself answers for a local filesystem.
-    fn to_ask(&self, mounts: &Mounts) -> Vec<PathBuf> {
-        let is_local = |handle| mounts.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
+    /// Where nobody wants to know, only what cannot be judged otherwise: a subpath, and a path whose links nobody knows.
+    fn to_ask(&self, look: &Look<'_>) -> Vec<PathBuf> {
+        let is_local = |handle| look.mounts.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
+        let is_to_answer = |handle| look.policy.dead_sources != Alarm::Off && !is_local(handle);
         match self {
-            Self::Subpath(held) => held.to_ask(mounts),
-            Self::Volume(volume, held) if held.handle().is_some_and(|handle| !is_local(handle)) => {
+            Self::Subpath(held) => held.to_ask(&look.mounts),
+            Self::Volume(volume, held) if held.handle().is_some_and(is_to_answer) => {
                 vec![volume.mount_point().to_owned()]
             }
-            Self::Somewhere(path, cached) if !cached.as_ref().is_some_and(is_local) => vec![path.clone()],
+            Self::Somewhere(path, cached) if cached.as_ref().is_none_or(is_to_answer) => vec![path.clone()],
             Self::Volume(..) | Self::Somewhere(..) | Self::HostRoot(_) | Self::InVolume | Self::Foreign => Vec::new(),
         }
     }
@@ -63,12 +65,12 @@ impl Held {
         match self {
             Self::Subpath(held) => {
                 let evidence = held.observe(&look.mounts, &answers.reaches());
-                let verdict = judge_subpath(held.subpath(), &evidence);
+                let verdict = look.wanted_of_subpath(judge_subpath(held.subpath(), &evidence));
                 (SourceKind::Subpath(held.subpath().clone()), verdict)
             }
             Self::Volume(volume, held) => {
                 let dead = look.judge_reach(&answers.reach());
-                let verdict = dead.unwrap_or_else(|| judge_volume(&volume, &held.observe(&look.mounts)));
+                let verdict = dead.unwrap_or_else(|| look.judge_volume(&volume, &held));
                 (SourceKind::MountedVolume(volume), verdict)
             }
             Self::HostRoot(source) => (SourceKind::HostRoot, look.judge_host_root(bind, &source)),
@@ -115,6 +117,21 @@ impl Look<'_> {
         judge_host_root(bind.propagation(), self.spec.rootfs_propagation(), any_shared, &host)
     }
 
+    fn judge_volume(&self, volume: &MountedVolume, held: &HeldVolume) -> Verdict {
+        match self.policy.unmounted_volumes {
+            Alarm::Off => Verdict::Foreign,
+            Alarm::Report | Alarm::Refuse => judge_volume(volume, &held.observe(&self.mounts)),
+        }
+    }
+
+    /// Where nobody wants to know whether subpaths are stale, they are looked at for the other two checks alone.
+    fn wanted_of_subpath(&self, verdict: Verdict) -> Verdict {
+        let is_wanted = self.policy.stale_subpaths != Mode::Off
+            || matches!(verdict, Verdict::Dead(_)) && self.policy.dead_sources != Alarm::Off
+            || matches!(verdict, Verdict::Unmounted(_)) && self.policy.unmounted_volumes != Alarm::Off;
+        if is_wanted { verdict } else { Verdict::Foreign }
+    }
+
     fn judge_reach(&self, reach: &Reach) -> Option<Verdict> {
         judge_reach(reach).filter(|_| self.policy.dead_sources != Alarm::Off)
     }
@@ -126,13 +143,18 @@ pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Ve
     let hold = |bind: &Bind| Held::hold(&bundle.join(bind.source()), &directories, policy);
     let held: Vec<Held> = spec.binds().iter().map(hold).collect();
     let look = Look { spec, policy, mounts: Mounts::default() };
-    let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look.mounts)).collect();
+    let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
     let judged = spec.binds().iter().zip(held).zip(ask(&to_ask)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);
         let (source, destination) = (bind.source().to_owned(), Some(bind.destination().to_owned()));
         Finding { bind: Some(bind.index()), source, destination, kind, verdict }
     });
     judged.collect()
+}
+
+/// Whether a volume, and the volume of a subpath, is to be mounted and to answer.
+fn looks_at_volumes(policy: &Policy) -> bool {
+    policy.unmounted_volumes != Alarm::Off || policy.dead_sources != Alarm::Off
 }
 
 fn is_worth_asking(source: &Path, policy: &Policy) -> bool {

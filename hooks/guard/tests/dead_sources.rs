@@ -7,16 +7,18 @@
 mod pod;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_core::policy::{Alarm, Policy};
+use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::Outcome;
 use bindguard_guard::{Attempt, admit, check_bundle};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use pod::{Pod, mount_of, own_namespace};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A FUSE mount that nobody answers for. Dropping its device is the death of its daemon.
 struct Fuse {
@@ -34,6 +36,32 @@ impl Fuse {
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
         mount(Some("silent"), folder.path(), Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
         Some(Self { folder, device: Some(device) })
+    }
+
+    /// Answers the first request, and so allows for others. fuse(4): `struct fuse_init_out`, version 7.31
+    fn begin(&mut self) {
+        let device = self.device.as_mut().unwrap();
+        let mut request = [0; 8192];
+        assert!(device.read(&mut request).unwrap() > 16);
+        let mut answer = [0; 80];
+        answer[..4].copy_from_slice(&80u32.to_ne_bytes());
+        answer[8..16].copy_from_slice(&request[8..16]);
+        answer[16..20].copy_from_slice(&7u32.to_ne_bytes());
+        answer[20..24].copy_from_slice(&31u32.to_ne_bytes());
+        answer[36..40].copy_from_slice(&4096u32.to_ne_bytes());
+        assert_eq!(device.write(&answer).unwrap(), answer.len());
+    }
+
+    /// Whether anybody asks anything while something else is done.
+    fn is_asked_during<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
+        let device = self.device.as_ref().unwrap();
+        thread::scope(|scope| {
+            let listening = scope.spawn(|| {
+                let timeout = Timespec { tv_sec: 2, tv_nsec: 0 };
+                poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+            });
+            (work(), listening.join().unwrap())
+        })
     }
 
     fn path(&self) -> PathBuf {
@@ -132,4 +160,99 @@ fn policy_refuses_a_dead_source_or_does_not_look() {
     let off = Policy { dead_sources: Alarm::Off, ..pod.policy() };
     let admission = admit(&pod.bundle(), &off, Attempt::First);
     assert_eq!((admission.refusal, admission.report.foreign), (None, 1));
+}
+
+/// A volume at this path of the pod, on the daemon's file system; the path that is mounted.
+fn volume_on(fuse: &Fuse, pod: &Pod, below_volumes: &str) -> PathBuf {
+    let volume = pod.directory().join("volumes").join(below_volumes);
+    fs::create_dir_all(&volume).unwrap();
+    pod::bind(&fuse.path(), &volume);
+    volume
+}
+
+#[test]
+fn each_check_is_made_whatever_the_others_are() {
+    if !own_namespace() {
+        return;
+    }
+    let Some((fuse, pod)) = pod_on_a_dead_daemon() else { return };
+    let volume = volume_on(&fuse, &pod, "kubernetes.io~csi/pvc-1/mount");
+    let subpath = pod.directory().join("volume-subpaths/pvc-1/app/0");
+    fs::create_dir_all(&subpath).unwrap();
+    pod::bind(&fuse.path(), &subpath);
+    let only_dead = Policy {
+        stale_subpaths: Mode::Off,
+        host_root: Mode::Off,
+        unmounted_volumes: Alarm::Off,
+        dead_sources: Alarm::Refuse,
+        ..pod.policy()
+    };
+    let only_unmounted = Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Off, ..only_dead.clone() };
+    for source in [&volume, &subpath] {
+        pod.write_spec(&[mount_of(source, "/data", "rprivate")]);
+        let admission = admit(&pod.bundle(), &only_dead, Attempt::First);
+        assert!(admission.refusal.is_some_and(|why| why.contains("is dead")), "{source:?}: {:?}", admission.report);
+        let admission = admit(&pod.bundle(), &only_unmounted, Attempt::First);
+        let is_dead = admission.report.binds.iter().any(|bind| bind.verdict == "dead");
+        assert_eq!((admission.refusal, is_dead), (None, false), "{source:?}");
+    }
+    umount2(&volume, MntFlags::MNT_DETACH).unwrap();
+    for source in [&volume, &subpath] {
+        pod.write_spec(&[mount_of(source, "/data", "rprivate")]);
+        let admission = admit(&pod.bundle(), &only_unmounted, Attempt::First);
+        assert!(admission.refusal.is_some_and(|why| why.contains("not mounted")), "{source:?}: {:?}", admission.report);
+    }
+    // A key that was updated is none of these two checks' business.
+    pod.update(1);
+    pod.write_spec(&[]);
+    let admission = admit(&pod.bundle(), &only_unmounted, Attempt::First);
+    assert_eq!((admission.refusal, admission.report.foreign), (None, 1), "{:?}", admission.report.binds);
+    umount2(&subpath, MntFlags::MNT_DETACH).unwrap();
+}
+
+/// A sidecar that mounts its file system on the emptyDir which it shares, a driver of somebody else's, a global mount.
+#[test]
+fn a_dead_daemon_is_told_wherever_in_the_kubelets_folders_it_is_mounted() {
+    if !own_namespace() {
+        return;
+    }
+    let Some((fuse, pod)) = pod_on_a_dead_daemon() else { return };
+    let (volumes, kubelet) = (pod.directory().join("volumes"), pod.directory().ancestors().nth(2).unwrap().to_owned());
+    let places = [
+        volumes.join("kubernetes.io~empty-dir/shared"),
+        volumes.join("vendor~driver/disk"),
+        kubelet.join("plugins/driver/globalmount"),
+    ];
+    for volume in places {
+        fs::create_dir_all(&volume).unwrap();
+        pod.write_spec(&[mount_of(&volume, "/data", "rprivate")]);
+        let admission = admit(&pod.bundle(), &pod.policy(), Attempt::First);
+        assert_eq!(
+            (admission.report.foreign, admission.report.binds.len()),
+            (1, 1),
+            "{volume:?}: {:?}",
+            admission.report
+        );
+        pod::bind(&fuse.path(), &volume);
+        assert_eq!(told(&pod, &pod.policy(), 1).0, "dead", "{volume:?}");
+        umount2(&volume, MntFlags::MNT_DETACH).unwrap();
+    }
+}
+
+/// Nobody is asked for the sake of a check that is off: a server that hangs costs nothing then.
+#[test]
+fn a_volume_is_not_asked_when_nobody_wants_to_know() {
+    if !own_namespace() {
+        return;
+    }
+    // What a test leaves when it fails is removed only once the daemon is dead.
+    let pod = Pod::with_keys(0);
+    let Some(mut fuse) = Fuse::mounted() else { return };
+    let volume = volume_on(&fuse, &pod, "kubernetes.io~csi/pvc-1/mount");
+    pod.write_spec(&[mount_of(&volume, "/data", "rprivate")]);
+    fuse.begin();
+    let off = Policy { dead_sources: Alarm::Off, ..pod.policy() };
+    assert_eq!(fuse.is_asked_during(|| told(&pod, &off, 0).0), ("current", false));
+    assert_eq!(fuse.is_asked_during(|| told(&pod, &pod.policy(), 0).0), ("dead", true));
+    umount2(&volume, MntFlags::MNT_DETACH).unwrap();
 }

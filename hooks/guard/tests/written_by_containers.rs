@@ -191,3 +191,93 @@ fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
     assert_eq!(scene.mounts_at_subpath(), 1);
     drop(second);
 }
+
+/// The CSI driver unpublished it, and took the folder that it had mounted on away.
+#[test]
+fn a_subpath_of_a_csi_volume_that_was_unpublished_is_told() {
+    if !own_namespace() {
+        return;
+    }
+    let mut scene = Scene::of_plugin("kubernetes.io~csi");
+    fs::write(scene.volume.join("vol_data.json"), "{}").unwrap();
+    let mount_point = scene.volume.join("mount");
+    fs::create_dir(&mount_point).unwrap();
+    scene.volume = mount_point.clone();
+    tmpfs(&mount_point);
+    fs::create_dir(mount_point.join("db")).unwrap();
+    let scene = scene.bound("db");
+    assert_eq!(scene.told(&scene.policy()).0, "current");
+    umount2(&mount_point, MntFlags::MNT_DETACH).unwrap();
+    fs::remove_dir(&mount_point).unwrap();
+    let (verdict, reason, _) = scene.told(&scene.policy());
+    assert_eq!(verdict, "unmounted", "{reason}");
+    assert!(reason.contains("kubernetes.io~csi") && reason.contains("is not mounted"), "{reason}");
+}
+
+/// A sidecar that mounts a folder of the volume which it shares: the subpath lies behind that mount.
+#[test]
+fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
+    if !own_namespace() {
+        return;
+    }
+    for plugin in ["kubernetes.io~empty-dir", "kubernetes.io~local-volume"] {
+        let scene = Scene::of_plugin(plugin);
+        if plugin == "kubernetes.io~local-volume" {
+            tmpfs(&scene.volume);
+        }
+        let inner = scene.volume.join("s3");
+        fs::create_dir(&inner).unwrap();
+        // What has the sub path's name in the volume itself is not meant.
+        fs::write(scene.volume.join("state"), "of the volume").unwrap();
+        tmpfs(&inner);
+        fs::write(inner.join("state"), "old").unwrap();
+        let scene = scene.bound("s3/state");
+        let strict =
+            Policy { unmounted_volumes: Alarm::Refuse, failed_repairs: FailedRepair::Refuse, ..scene.policy() };
+        let told = scene.told(&strict);
+        assert_eq!(told, ("current", String::new(), None), "{plugin}");
+
+        fs::remove_file(inner.join("state")).unwrap();
+        fs::write(inner.join("state"), "new").unwrap();
+        assert_eq!(scene.told(&strict).2, REBOUND, "{plugin}");
+        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new", "{plugin}");
+        assert_eq!(scene.mounts_at_subpath(), 1);
+        umount2(&inner, MntFlags::MNT_DETACH).unwrap();
+    }
+}
+
+/// A container would see the empty file that the kubelet made to have something to bind over.
+#[test]
+fn a_subpath_that_is_not_mounted_is_refused_when_policy_says_so() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
+    umount2(&scene.subpath(), MntFlags::MNT_DETACH).unwrap();
+    let (verdict, _, outcome) = scene.told(&scene.policy());
+    assert_eq!((verdict, outcome), ("unmounted", None));
+    let strict = Policy { unmounted_volumes: Alarm::Refuse, ..scene.policy() };
+    let refusal = scene.admitted(&strict).refusal.unwrap();
+    assert!(refusal.contains(scene.subpath().to_str().unwrap()) && refusal.contains("nothing is mounted"), "{refusal}");
+}
+
+/// A driver that binds a folder of its own, which somebody removed: mount(2) says ENOENT, as for a subpath.
+#[test]
+fn a_volume_whose_own_source_was_deleted_is_stale() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::of_plugin("kubernetes.io~local-volume");
+    let disk = scene.folder.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    namespace::bind(&disk, &scene.volume);
+    let spec = json!({"mounts": [mount_of(&scene.volume, "/data", "rprivate")], "linux": {}});
+    fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
+    assert_eq!(scene.told(&scene.policy()).0, "current");
+    fs::remove_dir(&disk).unwrap();
+    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    assert_eq!((verdict, outcome), ("stale", None), "{reason}");
+    assert!(reason.contains("is deleted"), "{reason}");
+    let strict = Policy { failed_repairs: FailedRepair::Refuse, ..scene.policy() };
+    assert!(scene.admitted(&strict).refusal.is_some());
+}

@@ -6,7 +6,7 @@
 //! is missing is told before one that differs.
 
 use crate::evidence::{FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
-use crate::kubelet::{MountedVolume, NoSubPath, SubPath, VolumeSubpath, Writer};
+use crate::kubelet::{MountedVolume, NoSubPath, Plugin, SubPath, VolumeSubpath, Writer};
 
 use super::reach::judge_reach;
 use super::verdict::{Lack, Remedy, StaleCause, Unmounted, Verdict, Way};
@@ -35,7 +35,7 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
         return Verdict::Unmounted(Unmounted::Volume { volume: unmounted, found: None });
     }
     match SubPath::from_mount(mount, volume) {
-        Ok(sub_path) if shows_whole_share(mount, &sub_path) => {
+        Ok(sub_path) if shows_whole_share(mount, volume, &sub_path) => {
             let why = "which sub path it stands for is recorded nowhere; delete the pod".to_owned();
             Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(why) }
         }
@@ -66,9 +66,11 @@ fn shows_volume_itself(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath
     volume.plugin.writer() == Writer::Kubelet && is_root && !mount.root.deleted && mount.device == volume.device
 }
 
-/// A share whose handles went bad may resolve to its own root. On a local filesystem it is a pod's `subPath: .`.
-fn shows_whole_share(mount: &SubpathMount, sub_path: &SubPath) -> bool {
-    !mount.fs_type.is_local() && sub_path.path.as_os_str().is_empty()
+/// A share whose handles went bad may resolve to its own root. On a local filesystem it is a pod's `subPath: .`; and what a
+/// sidecar mounts within its volume has a name there.
+fn shows_whole_share(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath) -> bool {
+    let is_a_volumes = volume.plugin != Plugin::host_path();
+    is_a_volumes && !mount.fs_type.is_local() && sub_path.path.as_os_str().is_empty()
 }
 
 /// A subpath of a volume that cannot be compared with: a deleted root is certain, anything else is not ours to judge.

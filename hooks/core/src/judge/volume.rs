@@ -3,11 +3,12 @@
 use crate::evidence::{Observed, VolumeMount};
 use crate::kubelet::MountedVolume;
 
-use super::verdict::{Unmounted, Verdict};
+use super::verdict::{StaleCause, Unmounted, Verdict};
 
 /// Judges one volume. [`Observed::Absent`]: its directory is there, or not even that, and nothing is mounted on it.
 pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Verdict {
     let found = match mount {
+        Observed::Seen(mount) if mount.deleted => return deleted(),
         Observed::Seen(mount) if volume.required_mount().may_be(&mount.fs_type) => return Verdict::Current,
         Observed::Seen(mount) => Some(mount.fs_type.clone()),
         Observed::Absent => None,
@@ -19,7 +20,14 @@ pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Ve
 /// Judges a volume that is whatever its directory holds, mounted or not.
 pub fn judge_plain_volume(mount: &Observed<VolumeMount>) -> Verdict {
     match mount {
+        Observed::Seen(mount) if mount.deleted => deleted(),
         Observed::Seen(_) | Observed::Absent => Verdict::Current,
         Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
     }
+}
+
+/// A driver that binds a folder of its own mounts once for a pod.
+fn deleted() -> Verdict {
+    let why = "only its driver can mount it anew, for a new pod".to_owned();
+    Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why) }
 }

@@ -82,9 +82,10 @@ impl Plan {
 /// Why policy refuses a container with this finding, if it does.
 pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
     match &finding.verdict {
-        Verdict::Unmounted(unmounted @ Unmounted::Volume { .. }) if policy.unmounted_volumes == Alarm::Refuse => {
-            Some(unmounted.to_string())
-        }
+        Verdict::Unmounted(unmounted) if policy.unmounted_volumes == Alarm::Refuse => Some(match unmounted {
+            Unmounted::Subpath => format!("the bind source {}: {unmounted}", finding.source.display()),
+            Unmounted::Volume { .. } => unmounted.to_string(),
+        }),
         Verdict::Stale { cause, remedy: Err(why) } if refuses_unmended(policy) => {
             Some(unmended(finding, &format!("{cause}; {why}")))
         }

@@ -2,7 +2,10 @@
 //!
 //! A `hostPath` has no folder in the pod: which directory of the host it is stands in no file of the node. But the mount's
 //! root is the whole path within its filesystem, and no symlink is in it: from the host's mount of that filesystem the
-//! very same path leads to what the kubelet would bind today.
+//! very same path leads to what the kubelet would bind today. So it is with what a sidecar mounts within a volume, and the
+//! kubelet binds a sub path of.
+
+use std::path::Path;
 
 use bindguard_core::evidence::Volume;
 use bindguard_core::kubelet::Plugin;
@@ -18,8 +21,19 @@ const TRIED: usize = 8;
 /// The host's mount of the most of this filesystem in which the mount's root lies, held, and as the volume that it stands
 /// in for.
 pub(super) fn find_filesystem(mount: &MountEntry) -> Option<(Handle, Volume)> {
+    find_mount(mount, |host| host.root.path != mount.root.path)
+}
+
+/// The same of the mounts within a volume's directory, which is named as the kernel does. A sub path may be such a mount
+/// itself.
+pub(super) fn find_filesystem_in(volume: &Path, mount: &MountEntry) -> Option<(Handle, Volume)> {
+    find_mount(mount, |host| host.mount_point != volume && host.mount_point.starts_with(volume))
+}
+
+fn find_mount(mount: &MountEntry, wanted: impl Fn(&MountEntry) -> bool) -> Option<(Handle, Volume)> {
     let table = read_mount_table().ok()?;
-    let mut holding: Vec<&MountEntry> = table.entries().iter().filter(|host| holds(host, mount)).collect();
+    let mut holding: Vec<&MountEntry> =
+        table.entries().iter().filter(|host| holds(host, mount) && wanted(host)).collect();
     holding.sort_by_key(|host| host.root.path.as_os_str().len());
     holding.into_iter().take(TRIED).find_map(|host| {
         let handle = Handle::of(&host.mount_point).ok()?;
@@ -31,8 +45,7 @@ pub(super) fn find_filesystem(mount: &MountEntry) -> Option<(Handle, Volume)> {
 }
 
 fn holds(host: &MountEntry, mount: &MountEntry) -> bool {
-    let is_above = host.root.path != mount.root.path && mount.root.path.starts_with(&host.root.path);
-    host.device == mount.device && !host.root.deleted && is_above
+    host.device == mount.device && !host.root.deleted && mount.root.path.starts_with(&host.root.path)
 }
 
 fn volume(host: &MountEntry) -> Volume {

@@ -30,7 +30,7 @@ impl<'r> Recorded<'r> {
     /// What is recorded of a volume's mount.
     pub fn volume_mount(&self, volume: &MountedVolume) -> Observed<VolumeMount> {
         match self.table.stack_at(volume.mount_point()).last() {
-            Some(entry) => Observed::Seen(VolumeMount { fs_type: entry.fs_type.clone() }),
+            Some(entry) => Observed::Seen(VolumeMount { fs_type: entry.fs_type.clone(), deleted: entry.root.deleted }),
             None => Observed::Absent,
         }
     }

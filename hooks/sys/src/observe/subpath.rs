@@ -10,7 +10,7 @@ use bindguard_core::mount_table::MountEntry;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
-use crate::observe::filesystem::find_filesystem;
+use crate::observe::filesystem::{find_filesystem, find_filesystem_in};
 use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
 use crate::target::{TargetError, open_target};
@@ -29,7 +29,8 @@ pub struct HeldSubpath {
 struct Seen {
     mount: Observed<SubpathMount>,
     volume: Observed<Volume>,
-    /// The host's own mount of the subpath's filesystem, for a volume that has no folder in the pod.
+    /// The host's own mount of the subpath's filesystem, for a volume that has no folder in the pod, or in which somebody
+    /// mounted something.
     filesystem: Option<Handle>,
 }
 
@@ -58,7 +59,7 @@ impl HeldSubpath {
     /// The directory that its sub path starts from, once it was looked at.
     pub fn volume(&self) -> Option<&Handle> {
         let filesystem = self.seen.get().and_then(|seen| seen.filesystem.as_ref());
-        self.directory.as_ref().and_then(|directory| directory.handle()).or(filesystem)
+        filesystem.or_else(|| self.directory.as_ref().and_then(|directory| directory.handle()))
     }
 
     /// The paths that have to be asked before this can be observed, because a server or a daemon may have to answer: the
@@ -95,6 +96,16 @@ impl HeldSubpath {
         self.seen.get_or_init(|| {
             let entry = self.entry(mounts);
             let (volume, filesystem) = match (&self.directory, &entry) {
+                (Some(directory), Observed::Seen((mount, _))) => {
+                    match (directory.observe(mounts), directory.handle()) {
+                        (Observed::Seen(volume), Some(handle)) if !is_of(mount, &volume) => {
+                            mounted_within(handle, mount).map_or((Observed::Seen(volume), None), |(handle, within)| {
+                                (Observed::Seen(within), Some(handle))
+                            })
+                        }
+                        (volume, _) => (volume, None),
+                    }
+                }
                 (Some(directory), _) => (directory.observe(mounts), None),
                 // Of a volume that lies anywhere on the host only what is gone can be told.
                 (None, Observed::Seen((mount, _))) if mount.root.deleted || !mount.fs_type.is_local() => {
@@ -155,6 +166,16 @@ impl HeldSubpath {
         };
         Observed::Seen(Target { timestamp: opened.timestamp, file })
     }
+}
+
+/// Whether a mount is of the volume's own filesystem, and of something in it.
+fn is_of(mount: &MountEntry, volume: &Volume) -> bool {
+    mount.device == volume.device && mount.root.path.starts_with(&volume.place)
+}
+
+/// What a sidecar mounted within the volume, if the mount is one of that.
+fn mounted_within(volume: &Handle, mount: &MountEntry) -> Option<(Handle, Volume)> {
+    find_filesystem_in(&volume.resolved_path().ok()?, mount)
 }
 
 /// Where the sub path leads today, by its names.

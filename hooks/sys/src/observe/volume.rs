@@ -36,7 +36,9 @@ impl HeldVolume {
             Err(error) => return unreadable(error),
         };
         match mounts.mount_of(handle) {
-            Ok(mount) if mount.is_mount_point => Observed::Seen(VolumeMount { fs_type: mount.entry.fs_type }),
+            Ok(mount) if mount.is_mount_point => {
+                Observed::Seen(VolumeMount { fs_type: mount.entry.fs_type, deleted: mount.entry.root.deleted })
+            }
             Ok(_) => Observed::Absent,
             Err(why) => Observed::Unreadable(why),
         }

@@ -2,7 +2,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use bindguard_core::evidence::{Observed, Volume};
@@ -38,10 +38,20 @@ impl HeldVolumeDirectories {
 impl HeldVolumeDirectory {
     /// The volume of a subpath: the plugin whose folder holds one of its name. A pod's volume names are unique.
     pub(super) fn hold(subpath: &VolumeSubpath) -> Option<Self> {
-        Plugin::all().find_map(|plugin| match Handle::of(&subpath.volume_directory(plugin)) {
+        Plugin::all().find_map(|plugin| {
+            let directory = subpath.volume_directory(plugin);
+            let held = Self::try_hold(plugin, &directory);
+            // A CSI driver that unmounts takes `mount` away; the folder around it is the kubelet's.
+            let around = directory.parent().filter(|_| !plugin.below().is_empty());
+            held.or_else(|| Self::try_hold(plugin, around?))
+        })
+    }
+
+    fn try_hold(plugin: Plugin, directory: &Path) -> Option<Self> {
+        match Handle::of(directory) {
             Err(error) if error.is_not_found() => None,
             directory => Some(Self { plugin, directory, seen: OnceCell::new() }),
-        })
+        }
     }
 
     pub(super) fn handle(&self) -> Option<&Handle> {
