@@ -3,6 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::kubelet::{Plugin, Writer};
+use crate::paths::{below, lies_in};
 
 /// What to do about one kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,23 +123,23 @@ impl Policy {
     }
 
     fn is_above_runtime(&self, path: &Path) -> bool {
-        let above = |dir: &PathBuf| dir.starts_with(path);
-        let kubelets = |root: &PathBuf| above(root) || path.strip_prefix(root).is_ok_and(is_mounted_in_by_kubelet);
+        let above = |dir: &PathBuf| lies_in(dir, path);
+        let kubelets = |root: &PathBuf| above(root) || below(path, root).is_some_and(is_mounted_in_by_kubelet);
         self.runtime_directories.iter().any(above) || self.kubelet_roots.iter().any(kubelets)
     }
 
     /// Whether a path lies where the kubelet or a runtime mounts things.
     pub fn is_mounted_below(&self, path: &Path) -> bool {
         let kubelets = |root: &PathBuf| KUBELET_MOUNTS.iter().any(|folder| path.starts_with(root.join(folder)));
-        self.runtime_directories.iter().any(|dir| path.starts_with(dir)) || self.kubelet_roots.iter().any(kubelets)
+        self.runtime_directories.iter().any(|dir| lies_in(path, dir)) || self.kubelet_roots.iter().any(kubelets)
     }
 
     /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
     /// whether it is alive is not worth a process.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
-        let climbs = path.components().any(|component| component == Component::ParentDir);
-        let is_own = |dir: &PathBuf| path.strip_prefix(dir).is_ok_and(|below| !may_be_mounted_on(below));
-        !climbs && self.kubelet_roots.iter().chain(&self.runtime_directories).any(is_own)
+        let climbs = || path.components().any(|component| component == Component::ParentDir);
+        let is_own = |dir: &PathBuf| below(path, dir).is_some_and(|below| !may_be_mounted_on(below));
+        self.kubelet_roots.iter().chain(&self.runtime_directories).any(is_own) && !climbs()
     }
 }
 

@@ -3,6 +3,8 @@
 use std::ffi::OsStr;
 use std::path::{Component, Path};
 
+use crate::paths::below;
+
 /// `<root>/pods/<uid>/<name>...`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodPath<'p, 'r> {
@@ -19,7 +21,7 @@ impl<'p, 'r> PodPath<'p, 'r> {
     }
 
     fn below(kubelet_root: &'r Path, path: &'p Path) -> Option<Self> {
-        let mut names = path.strip_prefix(kubelet_root).ok()?.components().map(name);
+        let mut names = below(path, kubelet_root)?.components().map(name);
         names.next().flatten().filter(|name| *name == "pods")?;
         let pod_uid = names.next().flatten()?.to_str()?;
         Some(Self { kubelet_root, pod_uid, names: names.collect::<Option<_>>()? })

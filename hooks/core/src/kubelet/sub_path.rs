@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::payload::TimestampDirectory;
 use super::plugin::Writer;
 use crate::evidence::{SubpathMount, Volume};
+use crate::paths::below;
 
 /// A path within a volume, as a pod's `subPath` names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +52,7 @@ impl SubPath {
             return Err(NoSubPath::OtherDevice { mount: mount.device.to_string(), volume: volume.device.to_string() });
         }
         let outside = || NoSubPath::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
-        let path = mount.root.path.strip_prefix(&volume.place).map_err(|_| outside())?;
+        let path = below(&mount.root.path, &volume.place).ok_or_else(outside)?;
         Ok(match volume.plugin.writer() {
             Writer::Kubelet => Self::in_payload(path),
             Writer::Containers => Self { timestamp: None, path: path.to_owned() },

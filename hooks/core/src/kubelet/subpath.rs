@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use super::plugin::Plugin;
 use super::pod_path::PodPath;
 
+/// What makes room for nearly every path of a pod.
+const USUAL_PATH: usize = 200;
+
 /// `<root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSubpath {
@@ -41,9 +44,7 @@ impl VolumeSubpath {
 
     /// The path that was taken apart, without `.` and doubled slashes.
     pub fn path(&self) -> PathBuf {
-        let mut path = self.pod_directory().join(Self::FOLDER);
-        path.extend([&self.volume, &self.container, &self.index.to_string()]);
-        path
+        self.in_pod([Self::FOLDER, &self.volume, &self.container, &self.index.to_string()])
     }
 
     /// The same subpath below another kubelet root: a copy's original.
@@ -53,14 +54,21 @@ impl VolumeSubpath {
 
     /// `<root>/pods/<uid>`
     pub fn pod_directory(&self) -> PathBuf {
-        self.kubelet_root.join("pods").join(&self.pod_uid)
+        self.in_pod([])
     }
 
     /// Where the volume is when it belongs to `plugin`.
     pub fn volume_directory(&self, plugin: Plugin) -> PathBuf {
-        let folder = self.pod_directory().join("volumes").join(plugin.folder()).join(&self.volume);
         // Joining nothing would leave a slash at the end.
-        if plugin.below().is_empty() { folder } else { folder.join(plugin.below()) }
+        let below = Some(plugin.below()).filter(|below| !below.is_empty());
+        self.in_pod(["volumes", plugin.folder(), &self.volume].into_iter().chain(below))
+    }
+
+    fn in_pod<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> PathBuf {
+        let mut path = PathBuf::with_capacity(USUAL_PATH);
+        path.push(&self.kubelet_root);
+        path.extend(["pods", &self.pod_uid].into_iter().chain(names));
+        path
     }
 
     /// The pod's uid.

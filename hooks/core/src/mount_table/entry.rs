@@ -5,6 +5,8 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::paths::below;
+
 /// A mount's id. The kernel gives the id of a mount that is gone to the next one: it names a mount only while an open
 /// file descriptor holds that mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -161,8 +163,8 @@ impl MountEntry {
     ///
     /// `path` has to be as the kernel would print it, without symlinks. `None` when it does not lie below this mount.
     pub fn place_in_filesystem(&self, path: &Path) -> Option<PathBuf> {
-        let below = path.strip_prefix(&self.mount_point).ok()?;
+        let rest = below(path, &self.mount_point)?;
         // Joining an empty path would leave a slash at the end.
-        Some(if below.as_os_str().is_empty() { self.root.path.clone() } else { self.root.path.join(below) })
+        Some(if rest.as_os_str().is_empty() { self.root.path.clone() } else { self.root.path.join(rest) })
     }
 }
