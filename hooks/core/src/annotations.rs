@@ -7,6 +7,8 @@
 //!
 //! The runtime hands annotations on only where it is told to: containerd's `pod_annotations = ["bindguard.io/*"]`.
 
+use std::borrow::Cow;
+
 use crate::policy::{Alarm, FailedRepair, Mode, Policy};
 
 /// Names the mode in a pod's annotations.
@@ -16,13 +18,16 @@ pub const PROPAGATION: &str = "bindguard.io/propagation";
 
 /// The policy for one pod: the node's, and what the pod's annotations change of it. What could not be followed is said in
 /// the second part, and changes nothing.
-pub fn policy_of_pod<'a>(node: &Policy, annotation: impl Fn(&str) -> Option<&'a str>) -> (Policy, Vec<String>) {
-    let (mut policy, mut problems) = (node.clone(), Vec::new());
+pub fn policy_of_pod<'a, 'p>(
+    node: &'p Policy,
+    annotation: impl Fn(&str) -> Option<&'a str>,
+) -> (Cow<'p, Policy>, Vec<String>) {
+    let (mut policy, mut problems) = (Cow::Borrowed(node), Vec::new());
     let mut follow = |name: &str, allowed: bool, change: fn(&mut Policy, &str) -> bool| {
         let Some(value) = annotation(name) else { return };
         if !allowed {
             problems.push(format!("annotation {name} is not followed: the node's config does not allow it"));
-        } else if !change(&mut policy, value) {
+        } else if !change(policy.to_mut(), value) {
             problems.push(format!("annotation {name} is not followed: {value:?} is not one of its values"));
         }
     };
@@ -68,7 +73,8 @@ mod tests {
     use crate::policy::PodsMay;
 
     fn asked(node: &Policy, name: &str, value: &str) -> (Policy, Vec<String>) {
-        policy_of_pod(node, |asked| (asked == name).then_some(value))
+        let (policy, problems) = policy_of_pod(node, |asked| (asked == name).then_some(value));
+        (policy.into_owned(), problems)
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Find
     report.problems.extend(spec.overlooked());
     let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
     report.problems.extend(problems);
-    Ok((inspect(&spec, bundle, &policy), policy))
+    Ok((inspect(&spec, bundle, &policy), policy.into_owned()))
 }
 
 /// What a plan would do about a finding. A container that is refused gets nothing else done.

@@ -1,11 +1,12 @@
 //! One bind mount of a spec: what it says, and where in the bytes it says so.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::value::RawValue;
 
-use super::object::{RawObject, place};
+use super::object::{RawObject, Text, place};
 use super::propagation::AskedPropagation;
 
 /// A mount of the spec that runc would bind.
@@ -49,7 +50,7 @@ impl Bind {
             Some(raw) => serde_json::from_str(raw.get())?,
             None => Vec::new(),
         };
-        let options = written.iter().map(|raw| serde_json::from_str(raw.get())).collect::<Result<Vec<String>, _>>()?;
+        let options = written.iter().map(|raw| decoded(raw)).collect::<Result<Vec<_>, _>>()?;
         let is_bind = kind == "bind" || options.iter().any(|o| o == "bind" || o == "rbind");
         let (Some(source), Some(source_raw)) = (text(&entry, "source")?, entry.value("source")) else {
             return Ok(None);
@@ -74,10 +75,10 @@ impl Bind {
         };
         Ok(Some(Self {
             index,
-            source: source.into(),
-            destination: text(&entry, "destination")?.unwrap_or_default().into(),
+            source: source.into_owned().into(),
+            destination: text(&entry, "destination")?.unwrap_or_default().into_owned().into(),
             is_recursive: options.iter().any(|option| option == "rbind"),
-            propagation: AskedPropagation::from_options(options.iter().map(String::as_str)),
+            propagation: AskedPropagation::from_options(options.iter().map(|option| &**option)),
             places: Places { source: place(whole, source_raw), options: options_place },
         }))
     }
@@ -112,6 +113,10 @@ impl Bind {
     }
 }
 
-fn text(entry: &RawObject<'_>, key: &str) -> serde_json::Result<Option<String>> {
-    entry.value(key).map(|raw| serde_json::from_str(raw.get())).transpose()
+fn text<'a>(entry: &RawObject<'a>, key: &str) -> serde_json::Result<Option<Cow<'a, str>>> {
+    entry.value(key).map(decoded).transpose()
+}
+
+fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
+    serde_json::from_str(raw.get()).map(|Text(text)| text)
 }

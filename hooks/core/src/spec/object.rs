@@ -10,6 +10,9 @@ use std::ops::Range;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+/// What makes room for the keys of nearly every object of a spec.
+const USUAL_KEYS: usize = 12;
+
 /// Keys and raw values of one JSON object, in the order they were written.
 pub(super) struct RawObject<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
@@ -40,8 +43,8 @@ impl<'de> Deserialize<'de> for RawObject<'de> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut entries = Vec::new();
-                while let Some((Key(name), raw)) = map.next_entry::<Key<'de>, &'de RawValue>()? {
+                let mut entries = Vec::with_capacity(USUAL_KEYS);
+                while let Some((Text(name), raw)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
                     entries.push((name, raw));
                 }
                 Ok(RawObject(entries))
@@ -51,28 +54,28 @@ impl<'de> Deserialize<'de> for RawObject<'de> {
     }
 }
 
-/// A key, borrowed unless it was written with escapes.
-struct Key<'a>(Cow<'a, str>);
+/// A string, borrowed unless it was written with escapes.
+pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Key<'de> {
+impl<'de> Deserialize<'de> for Text<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Name;
-        impl<'de> Visitor<'de> for Name {
-            type Value = Key<'de>;
+        struct Words;
+        impl<'de> Visitor<'de> for Words {
+            type Value = Text<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a key")
+                f.write_str("a string")
             }
 
-            fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Self::Value, E> {
-                Ok(Key(Cow::Borrowed(name)))
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Borrowed(text)))
             }
 
-            fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
-                Ok(Key(Cow::Owned(name.to_owned())))
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
             }
         }
-        deserializer.deserialize_str(Name)
+        deserializer.deserialize_str(Words)
     }
 }
 
