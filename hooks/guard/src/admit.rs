@@ -73,7 +73,10 @@ fn try_admit(
     start: Instant,
     report: &mut Report,
 ) -> Result<Done, String> {
-    bundle::clear_leavings(bundle);
+    if attempt == Attempt::Again {
+        // The guard of the first attempt may have been killed while it wrote, and this one need not have anything to write.
+        bundle::clear_leavings(bundle);
+    }
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);

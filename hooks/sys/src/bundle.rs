@@ -13,6 +13,9 @@ use crate::fault::{self, FaultPoint};
 /// A spec larger than this is not looked at: containerd's are some tens of KiB, and the guard's memory is bounded.
 const LARGEST_SPEC: u64 = 16 << 20;
 
+/// Holds nearly every spec, so that it need not be asked how large it is.
+const USUAL_SPEC: usize = 32 << 10;
+
 /// What an edited spec is called, with the process id of the guard that writes it, until it is in its place.
 const BESIDE: &str = ".config.json.bindguard-";
 
@@ -50,8 +53,7 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
     let path = bundle.join("config.json");
     let read = || {
         let file = File::open(&path)?;
-        // One byte more than it holds, so that one read finds its end.
-        let mut spec = Vec::with_capacity(file.metadata()?.len().min(LARGEST_SPEC) as usize + 1);
+        let mut spec = Vec::with_capacity(USUAL_SPEC);
         file.take(LARGEST_SPEC + 1).read_to_end(&mut spec)?;
         Ok(spec)
     };
@@ -60,13 +62,14 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
 }
 
 /// Puts an edited spec in the old one's place: written beside it, then renamed, so that whoever reads sees one of the
-/// two and never a part.
+/// two and never a part. What a guard left that was killed while it did the same is cleared away first.
 ///
 /// # Errors
 /// When it cannot be written; then the old spec is as it was and nothing stays beside it.
 pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
     let path = bundle.join("config.json");
     let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
+    clear_leavings(bundle);
     let replaced = write_like(&path, &beside, spec).and_then(|()| {
         fault::reach(FaultPoint::SpecWritten);
         fs::rename(&beside, &path)
