@@ -70,7 +70,7 @@ proptest! {
         if let (true, Some(mask)) = (whole, buffer.get_mut(8..16)) {
             mask.fill(0xff);
         }
-        let _ = StatmountEntry::from_buffer(&buffer);
+        let _ = StatmountEntry::from_buffer(&buffer, None);
     }
 }
 

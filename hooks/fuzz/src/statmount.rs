@@ -5,7 +5,7 @@ use bindguard_core::mount_table::{MountEntry, StatmountEntry};
 
 /// Panics when that is not so.
 pub fn check(buffer: &[u8]) {
-    let Ok(StatmountEntry { entry, .. }) = StatmountEntry::from_buffer(buffer) else { return };
+    let Ok(StatmountEntry { entry, .. }) = StatmountEntry::from_buffer(buffer, None) else { return };
     // mountinfo's words end at spaces; no filesystem's type holds one, and an empty option is no word.
     let is_word = |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_ascii_whitespace() || c == '\\');
     if is_word(&entry.fs_type.0) {

@@ -32,7 +32,7 @@ pub(crate) enum NotDetached {
 /// Detaches the mount of a subpath that is still stale once the pod is locked.
 pub(crate) fn detach_stale(subpath: &VolumeSubpath) -> Result<(), NotDetached> {
     let _lock = PodLock::acquire(&subpath.pod_directory(), PATIENCE).map_err(|e| NotDetached::Failed(in_full(e)))?;
-    let held = HeldSubpath::hold(subpath);
+    let held = HeldSubpath::hold(subpath.clone());
     match judge_subpath(subpath, &observe(&held, &Mounts::default())) {
         Verdict::Stale { .. } => {}
         verdict => return Err(NotDetached::NoLongerStale(verdict.name())),

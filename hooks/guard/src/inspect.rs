@@ -1,5 +1,6 @@
 //! Looking at the binds of a spec, read only.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::Reach;
@@ -14,30 +15,31 @@ use bindguard_sys::{Handle, HandleError, Mounts};
 use crate::ask::{Answers, ask};
 
 /// A bind's source, held until it is judged.
-enum Held {
+enum Held<'a> {
     Subpath(Box<HeldSubpath>),
     Volume(MountedVolume, HeldVolume),
     HostRoot(Result<Handle, HandleError>),
     /// Somewhere on the node, perhaps on a server: nobody walks there in this process, unless the kernel has the whole
     /// way in its cache.
-    Somewhere(PathBuf, Option<Handle>),
+    Somewhere(Cow<'a, Path>, Option<Handle>),
     InVolume,
     Foreign,
 }
 
-impl Held {
-    fn hold(source: &Path, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
-        match SourceKind::from_path(source, None, policy) {
+impl<'a> Held<'a> {
+    fn hold(source: Cow<'a, Path>, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
+        match SourceKind::from_path(&source, None, policy) {
             SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off || looks_at_volumes(policy) => {
-                Self::Subpath(Box::new(HeldSubpath::hold_among(&subpath, directories)))
+                Self::Subpath(Box::new(HeldSubpath::hold_among(subpath, directories)))
             }
             SourceKind::MountedVolume(volume) if looks_at_volumes(policy) => {
                 let held = HeldVolume::hold(volume.mount_point());
                 Self::Volume(volume, held)
             }
-            SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(source)),
-            SourceKind::Foreign if is_worth_asking(source, policy) => {
-                Self::Somewhere(source.to_owned(), Handle::cached(source))
+            SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(&source)),
+            SourceKind::Foreign if is_worth_asking(&source, policy) => {
+                let cached = Handle::cached(&source);
+                Self::Somewhere(source, cached)
             }
             SourceKind::InVolume => Self::InVolume,
             SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::HostRoot | SourceKind::Foreign => {
@@ -56,7 +58,7 @@ impl Held {
             Self::Volume(volume, held) if held.handle().is_some_and(is_to_answer) => {
                 vec![volume.mount_point().to_owned()]
             }
-            Self::Somewhere(path, cached) if cached.as_ref().is_none_or(is_to_answer) => vec![path.clone()],
+            Self::Somewhere(path, cached) if cached.as_ref().is_none_or(is_to_answer) => vec![path.to_path_buf()],
             Self::Volume(..) | Self::Somewhere(..) | Self::HostRoot(_) | Self::InVolume | Self::Foreign => Vec::new(),
         }
     }
@@ -66,7 +68,7 @@ impl Held {
             Self::Subpath(held) => {
                 let evidence = held.observe(&look.mounts, &answers.reaches());
                 let verdict = look.wanted_of_subpath(judge_subpath(held.subpath(), &evidence));
-                (SourceKind::Subpath(held.subpath().clone()), verdict)
+                (SourceKind::Subpath(held.into_subpath()), verdict)
             }
             Self::Volume(volume, held) => {
                 let dead = look.judge_reach(&answers.reach());
@@ -140,8 +142,8 @@ impl Look<'_> {
 /// Judges every bind of a spec.
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
-    let hold = |bind: &Bind| Held::hold(&bundle.join(bind.source()), &directories, policy);
-    let held: Vec<Held> = spec.binds().iter().map(hold).collect();
+    let held: Vec<_> =
+        spec.binds().iter().map(|bind| Held::hold(source_of(bind, bundle), &directories, policy)).collect();
     let look = Look { spec, policy, mounts: Mounts::default() };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
     let judged = spec.binds().iter().zip(held).zip(ask(&to_ask)).map(|((bind, held), answers)| {
@@ -155,6 +157,12 @@ pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Ve
 /// Whether a volume, and the volume of a subpath, is to be mounted and to answer.
 fn looks_at_volumes(policy: &Policy) -> bool {
     policy.unmounted_volumes != Alarm::Off || policy.dead_sources != Alarm::Off
+}
+
+/// What is bound; a relative source is relative to the bundle.
+fn source_of<'a>(bind: &'a Bind, bundle: &Path) -> Cow<'a, Path> {
+    let source = bind.source();
+    if source.is_absolute() { source.into() } else { bundle.join(source).into() }
 }
 
 fn is_worth_asking(source: &Path, policy: &Policy) -> bool {

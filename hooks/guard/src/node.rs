@@ -84,7 +84,7 @@ fn judged(subpaths: &[VolumeSubpath], asking: &Asking) -> Vec<Finding> {
 
 fn judged_at_once(subpaths: &[VolumeSubpath], asking: &Asking) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
-    let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath, &directories)).collect();
+    let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories)).collect();
     let evidence = asking.observe(&held, &Mounts::default());
     let judged = subpaths.iter().zip(evidence).map(|(subpath, evidence)| Finding {
         bind: None,

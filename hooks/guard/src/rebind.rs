@@ -104,7 +104,7 @@ struct Round<'s> {
 
 impl<'s> Round<'s> {
     fn begin(subpath: &'s VolumeSubpath) -> Self {
-        let held = HeldSubpath::hold(subpath);
+        let held = HeldSubpath::hold(subpath.clone());
         let evidence = observe(&held, &Mounts::default());
         Self { subpath, held, evidence }
     }
@@ -184,7 +184,7 @@ impl<'s> Round<'s> {
 
 /// Finishes the removal of payloads that a swap may have got in the way of.
 fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
-    let held = HeldSubpath::hold(subpath);
+    let held = HeldSubpath::hold(subpath.clone());
     let Some(volume) = held.volume() else { return };
     for payload in left_behind.iter().filter_map(|name| TimestampDirectory::from_name(name.as_ref())) {
         // What stays costs a little disk and is told apart by the judge; the container does not wait for it.

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
 use bindguard_core::mount_table::MountId;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
 
 /// statx(2)'s `STATX_MNT_ID_UNIQUE`: an id that no other mount ever gets.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -89,25 +90,37 @@ impl Handle {
         Self::open(path, OFlags::NOFOLLOW)
     }
 
+    /// Holds `path` itself, and remembers when there is no symlink in it: then the kernel need not be asked for
+    /// its [`resolved_path`](Handle::resolved_path). `path` has no `..` in it.
+    ///
+    /// # Errors
+    /// open(2)'s.
+    pub(crate) fn as_written(path: &Path) -> Result<Self, HandleError> {
+        match openat2(path, OFlags::NOFOLLOW, ResolveFlags::NO_SYMLINKS) {
+            Ok(fd) => Ok(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) }),
+            Err(Errno::NOENT) => Err(open_error(path, Errno::NOENT)),
+            // A symlink, or a kernel or a seccomp filter that does not know the call.
+            Err(_) => Self::of(path),
+        }
+    }
+
     /// Holds what an absolute path leads to, a final symlink followed, when the kernel knows the whole way without asking a
     /// disk, a server or a daemon. `None` otherwise, and before Linux 5.12. openat2(2), `RESOLVE_CACHED`
     pub fn cached(path: &Path) -> Option<Self> {
-        let open = |resolve| {
-            rustix::fs::openat2(rustix::fs::CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
-        };
+        let open = |resolve| openat2(path, OFlags::empty(), ResolveFlags::CACHED | resolve);
         // Most paths have no link in them, and then the kernel need not be asked for its own.
         if !path.components().any(|component| component == Component::ParentDir)
-            && let Ok(fd) = open(ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS)
+            && let Ok(fd) = open(ResolveFlags::NO_SYMLINKS)
         {
             return Some(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) });
         }
-        Some(Self::from_fd(open(ResolveFlags::CACHED).ok()?, path.to_owned()))
+        Some(Self::from_fd(open(ResolveFlags::empty()).ok()?, path.to_owned()))
     }
 
     fn open(path: &Path, flags: OFlags) -> Result<Self, HandleError> {
         match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty()) {
             Ok(fd) => Ok(Self::from_fd(fd, path.to_owned())),
-            Err(errno) => Err(HandleError::Open { path: path.to_owned(), source: errno.into() }),
+            Err(errno) => Err(open_error(path, errno)),
         }
     }
 
@@ -175,15 +188,20 @@ impl Handle {
         Ok(FileType::from_raw_mode(self.lasting()?.stx_mode.into()) == FileType::Symlink)
     }
 
+    /// The path that it was opened by, where that is known to be the kernel's own, too.
+    pub(crate) fn path_as_written(&self) -> Option<&Path> {
+        self.is_as_written.then_some(&self.path)
+    }
+
     /// The path by which the kernel knows it, symlinks resolved. Of no use for a file that was deleted.
     ///
     /// # Errors
     /// readlink(2)'s.
     pub fn resolved_path(&self) -> io::Result<PathBuf> {
-        if self.is_as_written {
-            return Ok(self.path.clone());
+        match self.path_as_written() {
+            Some(path) => Ok(path.to_owned()),
+            None => fs::read_link(self.magic_path()),
         }
-        fs::read_link(self.magic_path())
     }
 
     /// Its mount, whether it is that mount's root, and which file it is.
@@ -219,6 +237,14 @@ impl AsFd for Handle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn openat2(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty(), resolve)
+}
+
+fn open_error(path: &Path, errno: Errno) -> HandleError {
+    HandleError::Open { path: path.to_owned(), source: errno.into() }
 }
 
 fn has(stat: &Statx, field: StatxFlags) -> bool {

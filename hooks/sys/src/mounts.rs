@@ -8,6 +8,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
+use std::rc::Rc;
 
 use bindguard_core::mount_table::{MountEntry, MountTable, StatmountEntry};
 
@@ -20,17 +21,24 @@ use crate::statmount::statmount;
 pub struct Mounts {
     only_table: bool,
     /// What statmount told, by unique id: most sources of a node share a few mounts.
-    told: RefCell<HashMap<u64, StatmountEntry>>,
+    told: RefCell<HashMap<u64, Told>>,
     table: OnceCell<Result<MountTable, MountinfoError>>,
+}
+
+/// A mount, and the unique id of its parent.
+#[derive(Debug, Clone)]
+struct Told {
+    entry: Rc<MountEntry>,
+    unique_parent: u64,
 }
 
 /// The mount that something is on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOf {
     /// The mount itself.
-    pub entry: MountEntry,
+    pub entry: Rc<MountEntry>,
     /// The mount that it is mounted on; `None` for the root of the namespace.
-    pub parent: Option<MountEntry>,
+    pub parent: Option<Rc<MountEntry>>,
     /// The thing is the very root of its mount: its path is a mount point.
     pub is_mount_point: bool,
 }
@@ -75,10 +83,11 @@ impl Mounts {
     fn by_statmount(&self, handle: &Handle) -> Option<MountOf> {
         let unique_id = handle.unique_mount_id().ok()??;
         let is_mount_point = handle.is_mount_root().ok()?;
-        let StatmountEntry { entry, unique_parent } = self.statmount(unique_id).ok()?;
+        let known_point = handle.path_as_written().filter(|_| is_mount_point);
+        let Told { entry, unique_parent } = self.statmount(unique_id, known_point).ok()?;
         let parent = match is_namespace_root(&entry) {
             true => None,
-            false => match self.statmount(unique_parent) {
+            false => match self.statmount(unique_parent, None) {
                 Ok(parent) => Some(parent.entry),
                 // A process's own root may be less than the namespace's: what it is mounted on cannot be named.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -88,11 +97,12 @@ impl Mounts {
         Some(MountOf { entry, parent, is_mount_point })
     }
 
-    fn statmount(&self, unique_id: u64) -> io::Result<StatmountEntry> {
+    fn statmount(&self, unique_id: u64, mount_point: Option<&Path>) -> io::Result<Told> {
         if let Some(told) = self.told.borrow().get(&unique_id) {
             return Ok(told.clone());
         }
-        let told = statmount(unique_id)?;
+        let StatmountEntry { entry, unique_parent } = statmount(unique_id, mount_point)?;
+        let told = Told { entry: Rc::new(entry), unique_parent };
         self.told.borrow_mut().insert(unique_id, told.clone());
         Ok(told)
     }
@@ -103,7 +113,8 @@ impl Mounts {
         let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
         let parent = table.mount(entry.parent).filter(|_| !is_namespace_root(entry));
         let is_mount_point = handle.is_mount_root().map_err(|error| error.in_full())?;
-        Ok(MountOf { entry: entry.clone(), parent: parent.cloned(), is_mount_point })
+        let shared = |entry: &MountEntry| Rc::new(entry.clone());
+        Ok(MountOf { entry: shared(entry), parent: parent.map(shared), is_mount_point })
     }
 }
 

@@ -4,14 +4,16 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::path::Path;
 
-use bindguard_core::mount_table::{STATMOUNT_MASK, StatmountEntry, StatmountError};
+use bindguard_core::mount_table::{StatmountEntry, StatmountError};
 use nix::libc;
 
 /// The same number on every architecture: it came after they were unified.
 const SYS_STATMOUNT: libc::c_long = 457;
-/// Holds the fixed part and the paths of nearly every mount; grown when they are longer.
+/// Holds the fixed part and the paths of nearly every mount.
 const USUAL: usize = 2048;
+/// Holds them all.
 const LARGEST: usize = 1 << 20;
 
 /// `struct mnt_id_req`, its first version.
@@ -23,28 +25,31 @@ struct Request {
     param: u64,
 }
 
-/// Asks for one mount by its unique id (`STATX_MNT_ID_UNIQUE`), which is never given to another mount.
+/// Asks for one mount by its unique id (`STATX_MNT_ID_UNIQUE`), which is never given to another mount. Where it is mounted is
+/// not asked for if that is known.
 ///
 /// # Errors
 /// `ENOSYS` before Linux 6.8, `EPERM` under a seccomp filter that does not know the call, `ENOENT` for a mount that is not
 /// in the caller's mount namespace or not below its root.
-pub(crate) fn statmount(unique_id: u64) -> io::Result<StatmountEntry> {
-    let request = Request { size: size_of::<Request>() as u32, spare: 0, mnt_id: unique_id, param: STATMOUNT_MASK };
-    let mut size = USUAL;
-    loop {
-        let mut buffer = vec![0u8; size];
-        // SAFETY: the request is of the size that it says, and the buffer is writable for the length that is passed;
-        // the kernel keeps neither.
-        let result = unsafe { libc::syscall(SYS_STATMOUNT, &raw const request, buffer.as_mut_ptr(), buffer.len(), 0) };
-        if result == 0 {
-            return StatmountEntry::from_buffer(&buffer).map_err(|error| io::Error::new(kind(error), error));
+pub(crate) fn statmount(unique_id: u64, mount_point: Option<&Path>) -> io::Result<StatmountEntry> {
+    let param = StatmountEntry::mask(mount_point);
+    let request = Request { size: size_of::<Request>() as u32, spare: 0, mnt_id: unique_id, param };
+    match ask(&request, &mut [0; USUAL], mount_point) {
+        Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
+            ask(&request, &mut vec![0; LARGEST], mount_point)
         }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::EOVERFLOW) || size >= LARGEST {
-            return Err(error);
-        }
-        size *= 8;
+        answer => answer,
     }
+}
+
+fn ask(request: &Request, buffer: &mut [u8], mount_point: Option<&Path>) -> io::Result<StatmountEntry> {
+    // SAFETY: the request is of the size that it says, and the buffer is writable for the length that is passed;
+    // the kernel keeps neither.
+    let result = unsafe { libc::syscall(SYS_STATMOUNT, &raw const *request, buffer.as_mut_ptr(), buffer.len(), 0) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    StatmountEntry::from_buffer(buffer, mount_point).map_err(|error| io::Error::new(kind(error), error))
 }
 
 /// The kernel knows the mount on which a namespace's root is mounted, and cannot name a mount point for it.

@@ -39,7 +39,7 @@ fn every_mount_that_can_be_reached_is_told_alike() {
         }
         let seen = Mounts::default().mount_of(&handle).unwrap();
         let from_table = Mounts::from_mountinfo().mount_of(&handle).unwrap();
-        assert_eq!(&from_table.entry, entry);
+        assert_eq!(*from_table.entry, *entry);
         assert_eq!(comparable(&seen.entry), comparable(entry));
         assert!(seen.is_mount_point && from_table.is_mount_point);
         assert_eq!(seen.parent.map(|parent| parent.id), from_table.parent.map(|parent| parent.id));

@@ -14,5 +14,5 @@ mod table;
 pub use entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 pub use index::MountIndex;
 pub use parse::{ParseError, WrongField};
-pub use statmount::{STATMOUNT_MASK, StatmountEntry, StatmountError};
+pub use statmount::{StatmountEntry, StatmountError};
 pub use table::MountTable;

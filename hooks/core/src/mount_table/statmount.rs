@@ -5,15 +5,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 
-/// What to ask statmount(2) for: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT`, `_MNT_POINT`, `_FS_TYPE`, `_FS_SUBTYPE`.
-pub const STATMOUNT_MASK: u64 = NEEDED | SUBTYPE;
-
-/// What has to be told of every mount.
-const NEEDED: u64 = 0x01 | 0x02 | 0x08 | 0x10 | 0x20;
+/// What has to be told of every mount: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and `_FS_TYPE`.
+const NEEDED: u64 = 0x01 | 0x02 | 0x08 | 0x20;
+/// `STATMOUNT_MNT_POINT`, which takes the kernel as long as all the rest.
+const POINT: u64 = 0x10;
 /// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer, of filesystems that have one: which FUSE it is.
 const SUBTYPE: u64 = 0x100;
 
@@ -64,15 +63,24 @@ const SLAVE: u64 = 1 << 19;
 const SHARED: u64 = 1 << 20;
 
 impl StatmountEntry {
-    /// Reads what statmount(2) wrote.
+    /// What to ask statmount(2) for. `mount_point` is where the mount is, if that is known.
+    pub fn mask(mount_point: Option<&Path>) -> u64 {
+        NEEDED | SUBTYPE | if mount_point.is_none() { POINT } else { 0 }
+    }
+
+    /// Reads what statmount(2) wrote, who was asked with the [`mask`](Self::mask) for the same `mount_point`.
     ///
     /// # Errors
     /// When the buffer holds less than was asked for.
-    pub fn from_buffer(buffer: &[u8]) -> Result<Self, StatmountError> {
-        let mask = u64_at(buffer, at::MASK)?;
-        if mask & NEEDED != NEEDED {
+    pub fn from_buffer(buffer: &[u8], mount_point: Option<&Path>) -> Result<Self, StatmountError> {
+        let (mask, needed) = (u64_at(buffer, at::MASK)?, Self::mask(mount_point) & !SUBTYPE);
+        if mask & needed != needed {
             return Err(StatmountError::Missing(mask));
         }
+        let mount_point = match mount_point {
+            Some(known) => known.to_owned(),
+            None => PathBuf::from(OsStr::from_bytes(string(buffer, at::POINT, "mount point")?)),
+        };
         let flags = u64_at(buffer, at::PROPAGATION)?;
         let group = |flag, offset| -> Result<Option<u32>, StatmountError> {
             // Peer groups are ints in the kernel; the field is only wider than it need be.
@@ -83,7 +91,7 @@ impl StatmountEntry {
             parent: MountId(u32_at(buffer, at::OLD_PARENT)?),
             device: Device { major: u32_at(buffer, at::DEV_MAJOR)?, minor: u32_at(buffer, at::DEV_MINOR)? },
             root: MountRoot::from_kernel(string(buffer, at::ROOT, "root")?),
-            mount_point: PathBuf::from(OsStr::from_bytes(string(buffer, at::POINT, "mount point")?)),
+            mount_point,
             options: OsString::new(),
             propagation: Propagation {
                 peer_group: group(SHARED, at::PEER_GROUP)?,

@@ -27,7 +27,7 @@ pub fn features() -> Features {
         .is_ok(),
         mount_ids: root.is_some_and(|root| root.mount_id().is_ok() && root.is_mount_root().is_ok()),
         beneath: knows_beneath(),
-        statmount: unique.is_some_and(|id| statmount(id).is_ok()),
+        statmount: unique.is_some_and(|id| statmount(id, None).is_ok()),
     }
 }
 

@@ -15,7 +15,7 @@ pub fn observe_host_mount(source: &Result<Handle, HandleError>, mounts: &Mounts)
     match mount {
         Ok(mount) => Observed::Seen(HostMount {
             passes_umounts_on: mount.entry.propagation.passes_umounts_on(),
-            mount_point: mount.entry.mount_point,
+            mount_point: mount.entry.mount_point.clone(),
         }),
         Err(why) => Observed::Unreadable(why),
     }

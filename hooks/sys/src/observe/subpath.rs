@@ -36,19 +36,24 @@ struct Seen {
 
 impl HeldSubpath {
     /// Takes hold of a subpath and of its volume.
-    pub fn hold(subpath: &VolumeSubpath) -> Self {
+    pub fn hold(subpath: VolumeSubpath) -> Self {
         Self::hold_among(subpath, &HeldVolumeDirectories::default())
     }
 
     /// Takes hold of one of several subpaths, each volume being held once.
-    pub fn hold_among(subpath: &VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
-        let directory = directories.of(subpath);
-        Self { subpath: subpath.clone(), itself: Handle::of(&subpath.path()), directory, seen: OnceCell::new() }
+    pub fn hold_among(subpath: VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
+        let (directory, itself) = (directories.of(&subpath), Handle::as_written(&subpath.path()));
+        Self { subpath, itself, directory, seen: OnceCell::new() }
     }
 
     /// The path that is held.
     pub fn subpath(&self) -> &VolumeSubpath {
         &self.subpath
+    }
+
+    /// Lets go of it; what remains is its path.
+    pub fn into_subpath(self) -> VolumeSubpath {
+        self.subpath
     }
 
     /// The subpath itself, for whoever wants to mend it.
@@ -119,7 +124,7 @@ impl HeldSubpath {
     }
 
     /// The mount at the subpath, and whether it covers another one.
-    fn entry(&self, mounts: &Mounts) -> Observed<(MountEntry, bool)> {
+    fn entry(&self, mounts: &Mounts) -> Observed<(Rc<MountEntry>, bool)> {
         let handle = match &self.itself {
             Ok(handle) => handle,
             Err(error) => return unreadable(error),
@@ -134,7 +139,7 @@ impl HeldSubpath {
         }
     }
 
-    fn mount(&self, entry: Observed<(MountEntry, bool)>) -> Observed<SubpathMount> {
+    fn mount(&self, entry: Observed<(Rc<MountEntry>, bool)>) -> Observed<SubpathMount> {
         let (entry, covers_its_equal) = match entry {
             Observed::Seen(seen) => seen,
             Observed::Absent => return Observed::Absent,
@@ -145,8 +150,8 @@ impl HeldSubpath {
             Ok(Err(error)) => unreadable(&error),
             Err(error) => unreadable(error),
         };
-        let (root, device, fs_type) = (entry.root, entry.device, entry.fs_type);
-        Observed::Seen(SubpathMount { root, device, fs_type, identity, covers_its_equal })
+        let (root, fs_type) = (entry.root.clone(), entry.fs_type.clone());
+        Observed::Seen(SubpathMount { root, device: entry.device, fs_type, identity, covers_its_equal })
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {

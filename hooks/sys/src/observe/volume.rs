@@ -37,7 +37,7 @@ impl HeldVolume {
         };
         match mounts.mount_of(handle) {
             Ok(mount) if mount.is_mount_point => {
-                Observed::Seen(VolumeMount { fs_type: mount.entry.fs_type, deleted: mount.entry.root.deleted })
+                Observed::Seen(VolumeMount { fs_type: mount.entry.fs_type.clone(), deleted: mount.entry.root.deleted })
             }
             Ok(_) => Observed::Absent,
             Err(why) => Observed::Unreadable(why),

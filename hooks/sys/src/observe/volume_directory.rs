@@ -48,7 +48,7 @@ impl HeldVolumeDirectory {
     }
 
     fn try_hold(plugin: Plugin, directory: &Path) -> Option<Self> {
-        match Handle::of(directory) {
+        match Handle::as_written(directory) {
             Err(error) if error.is_not_found() => None,
             directory => Some(Self { plugin, directory, seen: OnceCell::new() }),
         }
@@ -80,7 +80,7 @@ impl HeldVolumeDirectory {
             plugin: self.plugin,
             directory: handle.path().to_owned(),
             device: mount.entry.device,
-            fs_type: mount.entry.fs_type,
+            fs_type: mount.entry.fs_type.clone(),
             place,
             is_mount_point: mount.is_mount_point,
         })
