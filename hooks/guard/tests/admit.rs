@@ -162,3 +162,18 @@ fn a_host_root_behind_a_link_is_one() {
     let expected = |path| (holding.path().join(path), Some(Outcome::MadeRslave));
     assert_eq!(report.binds.iter().map(told).collect::<Vec<_>>(), ["kubelet", "kubelet/pods"].map(expected));
 }
+
+#[test]
+fn a_file_that_was_made_anew_within_the_current_payload_leaves_the_payload_alone() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(2);
+    let file = pod.volume().join("..data/0");
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, "anew").unwrap();
+    assert_eq!(outcomes(&admitted(&pod).report), [Some(Outcome::Rebound { tries: 1 }), None]);
+    assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "anew");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "anew", "the current payload is there");
+    assert_eq!(fs::read_to_string(pod.volume().join("..data/1")).unwrap(), "0");
+}

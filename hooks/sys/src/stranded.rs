@@ -15,6 +15,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::handle::Handle;
+use crate::target::current_payload;
 
 /// Why a stranded payload is still there.
 #[derive(Debug, thiserror::Error)]
@@ -28,11 +29,15 @@ pub struct StrandedError {
 }
 
 /// Removes a payload that `..data` named once and names no longer. `..data` never goes back to an earlier directory,
-/// so the kubelet has removed it, is removing it, or failed to.
+/// so the kubelet has removed it, is removing it, or failed to. The one that it names stays: a file of that may have been
+/// made anew. So does everything where it cannot be told what `..data` names.
 ///
 /// # Errors
 /// When something cannot be removed. What is gone already is no error.
 pub fn remove_payload(volume: &Handle, payload: &TimestampDirectory) -> Result<(), StrandedError> {
+    if !current_payload(volume).is_ok_and(|current| current != *payload) {
+        return Ok(());
+    }
     remove_tree(volume, Path::new(payload.name()))
         .map_err(|errno| StrandedError { path: volume.path().join(payload.name()), source: errno.into() })
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -108,9 +109,16 @@ fn a_stranded_payload_is_removed_and_nothing_else() {
     symlink(kept.path(), volume.path().join(OLD).join("link")).unwrap();
     let handle = Handle::of(volume.path()).unwrap();
     let old = TimestampDirectory::from_name(OLD.as_ref()).unwrap();
-    stranded::remove_payload(&handle, &old).unwrap();
-    stranded::remove_payload(&handle, &old).unwrap();
-    let left: Vec<_> = fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, [NEW]);
+    let left_after_a_removal = || {
+        stranded::remove_payload(&handle, &old).unwrap();
+        let names = fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<BTreeSet<_>>()
+    };
+    assert!(left_after_a_removal().contains(OLD), "nobody knows what is current");
+    swap(&volume, OLD);
+    assert!(left_after_a_removal().contains(OLD), "it is the current one");
+    swap(&volume, NEW);
+    assert_eq!(left_after_a_removal(), BTreeSet::from([NEW, "..data"].map(str::to_owned)));
+    assert_eq!(left_after_a_removal().len(), 2);
     assert!(kept.path().join("kept").metadata().is_ok());
 }
