@@ -5,7 +5,6 @@
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -17,8 +16,11 @@ use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generatio
 const COUNTER: [&str; 3] = ["sh", "-c", "n=0; while :; do n=$((n + 1)); echo $n > /count; sleep 0.01; done"];
 
 fn story(generation: Generation) {
-    let Some(criu) = criu() else { return skipped("no criu that works with this kernel") };
     Setup::on(generation).story(|node| {
+        let Some(criu) = criu(node)? else {
+            skipped("no criu that works with this kernel");
+            return Ok(());
+        };
         symlink(&criu, node.programs().join("criu")).context("put criu on containerd's PATH")?;
         [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| tell(node, runtime))
     });
@@ -64,8 +66,10 @@ fn criu_log(node: &Node) -> String {
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
-fn criu() -> Option<PathBuf> {
-    let program = Matrix::locate().ok()?.program(Generation::V2_1, "criu");
-    let works = Command::new(&program).arg("check").output().is_ok_and(|check| check.status.success());
-    works.then_some(program)
+/// Asked on the node: it writes what it learns of the kernel to `/run`.
+fn criu(node: &Node) -> Result<Option<PathBuf>> {
+    let program = Matrix::locate()?.program(Generation::V2_1, "criu");
+    let mut check = node.command(&program)?;
+    check.arg("check");
+    Ok(run(check)?.status.success().then_some(program))
 }

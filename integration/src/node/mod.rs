@@ -106,7 +106,8 @@ impl Node {
         command
             .args(["-c", "echo $$ > \"$1\" && shift && exec \"$@\"", "sh"])
             .arg(self.own_group()?.join("cgroup.procs"));
-        command.arg(program.as_ref()).envs(self.environment());
+        // containerd prefers XDG_RUNTIME_DIR to TMPDIR, and the tester's own is not in the node's /run
+        command.arg(program.as_ref()).env_remove("XDG_RUNTIME_DIR").envs(self.environment());
         Ok(command)
     }
 

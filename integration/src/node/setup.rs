@@ -193,12 +193,16 @@ impl Setup {
         let policy = disk.join("bindguard.toml");
         let text = format!("[kubelet]\nroots = [{:?}]\n{}", kubelet.root(), self.policy);
         fs::write(&policy, text).with_context(|| format!("write {}", policy.display()))?;
+        // what containerd and runc leave when they are killed is not for the machine's /tmp
+        let temporary = disk.join("tmp");
+        fs::create_dir(&temporary).with_context(|| format!("create {}", temporary.display()))?;
         let own = [
             (
                 "PATH".to_owned(),
                 format!("{}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", disk.display()),
             ),
             ("BINDGUARD_CONFIG".to_owned(), policy.display().to_string()),
+            ("TMPDIR".to_owned(), temporary.display().to_string()),
         ];
         Ok(own.into_iter().chain(self.environment.iter().cloned()).collect())
     }
