@@ -24,6 +24,7 @@ pub mod engines;
 pub mod events;
 pub mod footprint;
 pub mod image;
+pub mod journal;
 pub mod kube_api;
 pub mod kubelet;
 pub mod leftovers;
@@ -38,6 +39,7 @@ pub mod runtime;
 pub mod scenes;
 pub mod shim;
 pub mod stale;
+pub mod stopped;
 
 pub use ctr::{Bind, Ctr, Runtime};
 pub use kubelet::{Kubelet, KubeletRoot, Pod, Volume, VolumeKind};

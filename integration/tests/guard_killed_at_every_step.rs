@@ -4,12 +4,15 @@
 use std::os::unix::process::ExitStatusExt;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::journal;
 use bindguard_integration::process::run;
 use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::{Generation, Node, PollingReader, Setup};
 
 /// Steps of the way for kernels before 6.5, which no other way takes.
 const TUCK: [&str; 3] = ["namespace-unshared", "copy-attached", "tucked"];
+/// Steps with a journal that is full, which no other takes.
+const ROTATION: [&str; 2] = ["rotating", "rotated"];
 
 #[test]
 fn mounting_beneath() {
@@ -30,6 +33,9 @@ fn tell(node: &Node, way: &str) -> Result<()> {
         for updated_again in [false, true] {
             let what = format!("killed at {place}, updated again: {updated_again}");
             stale.begin_anew()?;
+            if ROTATION.contains(&place.as_str()) {
+                journal::fill()?;
+            }
             kill(&stale, way, place).context(what.clone())?;
             if updated_again {
                 stale.update()?;

@@ -129,7 +129,8 @@ impl<'s> Round<'s> {
         match self.attach(&target) {
             Ok(()) => fault::reach(FaultPoint::AfterAttach),
             Err(SwapError::TargetGone) => return Ok(false),
-            Err(SwapError::NotPossible { .. }) => self.tuck(&target)?,
+            Err(SwapError::NotPossible { .. }) if self.tuck(&target)? => {}
+            Err(SwapError::NotPossible { .. }) => return Ok(false),
             Err(error @ SwapError::Failed { .. }) => return Err(swap_failed(error)),
         }
         detach(self.stale()?).map_err(swap_failed)?;
@@ -157,8 +158,9 @@ impl<'s> Round<'s> {
         self.held.volume().ok_or_else(|| NotRebound::Impossible("its volume went away".to_owned()))
     }
 
-    /// Attaches below the stale mount through propagation, and makes sure that it arrived there.
-    fn tuck(&self, target: &Handle) -> Result<(), NotRebound> {
+    /// Attaches below the stale mount through propagation, and makes sure that it arrived there. `false`: the target went
+    /// away meanwhile.
+    fn tuck(&self, target: &Handle) -> Result<bool, NotRebound> {
         let before = self.mount_of_stale()?;
         if before.parent.is_none_or(|parent| parent.propagation.peer_group.is_none()) {
             return Err(NotRebound::Impossible(
@@ -168,10 +170,13 @@ impl<'s> Round<'s> {
         let path = self.subpath.path();
         let folder = path.parent().map(Handle::of).transpose().map_err(not_rebound)?;
         let folder = folder.ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
-        attach_tucked(target, &folder, &path).map_err(swap_failed)?;
-        fault::reach(FaultPoint::AfterAttach);
+        match attach_tucked(target, &folder, &path) {
+            Ok(()) => fault::reach(FaultPoint::AfterAttach),
+            Err(SwapError::TargetGone) => return Ok(false),
+            Err(error) => return Err(swap_failed(error)),
+        }
         if self.mount_of_stale()?.covers_its_equal() {
-            Ok(())
+            Ok(true)
         } else {
             Err(NotRebound::Impossible("the new mount did not arrive below the stale one".to_owned()))
         }

@@ -101,6 +101,7 @@ fn is_nobodys(id: &str) -> bool {
 fn write_like(old: &Path, new: &Path, bytes: &[u8]) -> io::Result<()> {
     let mode = fs::metadata(old)?.permissions().mode();
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
+    fault::reach(FaultPoint::SpecBegun);
     file.write_all(bytes)?;
     file.set_permissions(fs::Permissions::from_mode(mode))
 }

@@ -59,12 +59,18 @@ fault_points! {
     Verified = "verified",
     /// What a swap stranded in the volume is removed; the pod is unlocked.
     Unlocked = "unlocked",
+    /// The file for the edited spec is made beside the old one, and empty.
+    SpecBegun = "spec-begun",
     /// The edited spec is written beside the old one.
     SpecWritten = "spec-written",
     /// The edited spec is in its place, the runtime not yet started.
     AfterEdit = "after-edit",
     /// The journal's line is written.
     Journaled = "journaled",
+    /// The journal is full, locked and about to be moved away.
+    Rotating = "rotating",
+    /// The full journal is moved away, and there is no new one yet.
+    Rotated = "rotated",
 }
 
 /// Ends or stops the process when a test asked for it here.

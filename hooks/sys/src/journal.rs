@@ -69,7 +69,9 @@ fn rotate(journal: &Path, file: &File, inode: u64) -> io::Result<()> {
     }
     // Somebody may have moved it before the lock was had: then the path leads to another file.
     if fs::metadata(journal).is_ok_and(|now| now.ino() == inode) {
+        fault::reach(FaultPoint::Rotating);
         fs::rename(journal, rotated(journal))?;
+        fault::reach(FaultPoint::Rotated);
     }
     Ok(())
 }

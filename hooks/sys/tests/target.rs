@@ -63,12 +63,13 @@ fn no_symlink_leads_out_of_a_volume_that_containers_write() {
     symlink("/", volume.path().join("absolute")).unwrap();
     symlink("../../../../..", volume.path().join("up")).unwrap();
     symlink("inside", volume.path().join("even-inside")).unwrap();
-    fs::create_dir(volume.path().join("inside")).unwrap();
-    for path in ["absolute", "absolute/etc", "up/etc", "even-inside", "../..", "inside/../../.."] {
+    fs::create_dir_all(volume.path().join("inside/deeper")).unwrap();
+    let leading_out = ["absolute", "absolute/etc", "up/etc", "../..", "inside/../../.."];
+    for path in leading_out.into_iter().chain(["even-inside", "even-inside/deeper"]) {
         let opened = open(&volume, path, Writer::Containers);
         assert!(matches!(opened, Err(TargetError::Symlink { .. } | TargetError::Open { .. })), "{path}: {opened:?}");
     }
-    assert!(open(&volume, "inside", Writer::Containers).unwrap().is_some());
+    assert!(open(&volume, "inside/deeper", Writer::Containers).unwrap().is_some());
 }
 
 #[test]

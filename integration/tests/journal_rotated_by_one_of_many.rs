@@ -1,0 +1,47 @@
+//! A full journal and more than one guard that sees it, each stopped where the other could do harm: the full file is moved
+//! away once, and no line is lost that the one before the last rotation did not hold.
+
+use anyhow::{Result, ensure};
+use bindguard_integration::bundle::Bundle;
+use bindguard_integration::journal::{JOURNAL, ROTATED, fill, lines};
+use bindguard_integration::process::run;
+use bindguard_integration::stopped::StoppedGuard;
+use bindguard_integration::{Generation, Setup};
+
+#[test]
+fn a_guard_that_comes_late_to_a_full_journal_leaves_the_new_one_alone() {
+    Setup::on(Generation::V2_1).fault_points().story(|node| {
+        let bundle = Bundle::create(node, "full", b"{}")?;
+        let full = fill()? + 2;
+        // it has written to the full file, and not yet looked at its size
+        let late = StoppedGuard::at("journaled", "", bundle.admit(node)?)?;
+        run(bundle.admit(node)?)?.success()?;
+        ensure!(counts()? == [0, full], "the second guard did not move it away: {:?}", counts()?);
+        run(bundle.admit(node)?)?.success()?;
+        late.go_on()?;
+        ensure!(counts()? == [1, full], "a new journal was moved over the full one: {:?}", counts()?);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_journal_that_one_guard_is_moving_away_is_not_moved_by_another() {
+    Setup::on(Generation::V2_1).fault_points().story(|node| {
+        let bundle = Bundle::create(node, "full", b"{}")?;
+        let full = fill()? + 3;
+        let first = StoppedGuard::at("rotating", "", bundle.admit(node)?)?;
+        for _ in 0..2 {
+            run(bundle.admit(node)?)?.success()?;
+        }
+        ensure!(counts()? == [full, 0], "moved although another guard is about to: {:?}", counts()?);
+        first.go_on()?;
+        run(bundle.admit(node)?)?.success()?;
+        ensure!(counts()? == [1, full], "it was not moved once: {:?}", counts()?);
+        Ok(())
+    });
+}
+
+/// The lines of the journal, and of the one that was moved away.
+fn counts() -> Result<[usize; 2]> {
+    Ok([lines(JOURNAL)?.len(), lines(ROTATED)?.len()])
+}

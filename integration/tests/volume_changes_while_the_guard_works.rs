@@ -1,0 +1,45 @@
+//! The configMap changes while the guard is at each of its steps. As long as the guard had not looked at its own work, the very
+//! create that it was about ends with the newest content; after that the next one does. Nothing is stranded.
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::stale::StaleBundle;
+use bindguard_integration::stopped::StoppedGuard;
+use bindguard_integration::{Generation, Node, PollingReader, Setup};
+
+/// Steps of the way for kernels before 6.5, which no other way takes.
+const TUCK: [&str; 3] = ["namespace-unshared", "copy-attached", "tucked"];
+/// Steps with a journal that is full.
+const ROTATION: [&str; 2] = ["rotating", "rotated"];
+
+#[test]
+fn mounting_beneath() {
+    Setup::on(Generation::V2_1).fault_points().story(|node| tell(node, ""));
+}
+
+#[test]
+fn tucked_by_propagation() {
+    Setup::on(Generation::V2_1).fault_points().story(|node| tell(node, "no-beneath,"));
+}
+
+fn tell(node: &Node, way: &str) -> Result<()> {
+    let mut stale = StaleBundle::lay_out(node, "changes")?;
+    let reader = PollingReader::start(stale.subpath().target());
+    let places = stale.fault_points()?;
+    let looked = places.iter().position(|place| place == "verified").context("the guard looks at its work")?;
+    for (number, place) in places.iter().map(String::as_str).enumerate() {
+        if ROTATION.contains(&place) || way.is_empty() && TUCK.contains(&place) {
+            continue;
+        }
+        stale.begin_anew()?;
+        let guard = StoppedGuard::at(place, way, stale.guard(&[])?)?;
+        stale.update()?;
+        guard.go_on().with_context(|| format!("changed at {place}"))?;
+        if number < looked {
+            stale.is_mended().with_context(|| format!("changed at {place}"))?;
+        }
+        stale.next_create().with_context(|| format!("after a change at {place}"))?;
+    }
+    let seen = reader.stop();
+    ensure!(seen.empty == 0 && seen.failed == 0 && seen.reads > 1000, "a reader saw the file underneath: {seen:?}");
+    stale.delete()
+}
