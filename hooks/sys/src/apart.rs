@@ -87,3 +87,37 @@ fn only(kept: OwnedFd) -> File {
     }
     File::from(kept)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    #[test]
+    fn it_holds_nothing_but_its_end_of_the_pipe() {
+        let _more = pipe_with(PipeFlags::empty()).unwrap();
+        let mut apart = Apart::start(|pipe| {
+            // Beside the pipe there is the one by which the folder is read.
+            let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+            pipe.write_all(&[open as u8]).unwrap();
+        })
+        .unwrap();
+        let mut open = [0];
+        apart.said().read_exact(&mut open).unwrap();
+        assert_eq!(open, [2]);
+    }
+
+    #[test]
+    fn it_is_ended_when_nobody_listens_any_more() {
+        let apart = Apart::start(|_| sleep(Duration::from_secs(1000))).unwrap();
+        let process = apart.process.as_ref().unwrap().try_clone().unwrap();
+        drop(apart);
+        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience)).unwrap();
+        assert_eq!(ended, 1, "it still works");
+    }
+}

@@ -69,7 +69,6 @@ fn make_below(parent: impl AsFd, name: &OsStr, like: impl AsFd) -> Result<OwnedF
 
 fn open_directory(parent: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let beneath =
-        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    rustix::fs::openat2(parent, name, flags, Mode::empty(), beneath)
+    // One name and O_NOFOLLOW: only a mount in the way could lead elsewhere.
+    rustix::fs::openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }

@@ -135,6 +135,52 @@ fn a_target_that_is_removed_meanwhile_is_told_and_changes_nothing() {
     assert_eq!((stale.content().as_str(), stale.roots().len()), ("version 0", 1));
 }
 
+/// Names are a container's to change: what was opened is bound, whatever has its name by then.
+#[test]
+fn what_is_bound_is_what_was_opened() {
+    if !namespace::enter(true) {
+        return;
+    }
+    for way in [attach_beneath_top, attach_tucked_under_top] {
+        let stale = Stale::new();
+        let target = stale.target(1);
+        fs::rename(stale.file(1), stale.file(2)).unwrap();
+        fs::write(stale.file(1), "something else").unwrap();
+        let top = Handle::of(&stale.mounted()).unwrap();
+        match way(&stale, &target, &top) {
+            Err(SwapError::NotPossible { .. }) => namespace::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5"),
+            attached => {
+                attached.unwrap();
+                detach(&top).unwrap();
+                assert_eq!(stale.content(), "version 1");
+            }
+        }
+    }
+}
+
+fn attach_beneath_top(_: &Stale, target: &Handle, top: &Handle) -> Result<(), SwapError> {
+    attach_beneath(target, top)
+}
+
+fn attach_tucked_under_top(stale: &Stale, target: &Handle, _: &Handle) -> Result<(), SwapError> {
+    attach_tucked(target, &Handle::of(stale.folder.path()).unwrap(), &stale.mounted())
+}
+
+/// A kubelet took the stale mount away and bound anew before the guard came to it.
+#[test]
+fn detaching_takes_no_mount_but_the_one_that_was_opened() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let stale = Stale::new();
+    let top = Handle::of(&stale.mounted()).unwrap();
+    detach(&top).unwrap();
+    stale.target(1);
+    namespace::bind(&stale.file(1), &stale.mounted());
+    detach(&top).unwrap();
+    assert_eq!((stale.content().as_str(), stale.roots().len()), ("version 1", 1));
+}
+
 #[test]
 fn detaching_twice_takes_one_mount() {
     if !namespace::enter(true) {

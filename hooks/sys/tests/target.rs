@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+mod namespace;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use bindguard_core::kubelet::{TimestampDirectory, Writer};
-use bindguard_sys::{Handle, TargetError, open_target, stranded};
+use bindguard_sys::{Handle, TargetError, make_directories, open_target, stranded};
 use tempfile::TempDir;
 
 const OLD: &str = "..2026_11_21_05_10_00.1";
@@ -70,6 +72,24 @@ fn no_symlink_leads_out_of_a_volume_that_containers_write() {
         assert!(matches!(opened, Err(TargetError::Symlink { .. } | TargetError::Open { .. })), "{path}: {opened:?}");
     }
     assert!(open(&volume, "inside/deeper", Writer::Containers).unwrap().is_some());
+}
+
+/// A container with the right to mount, or a mistake on the host: what is mounted there is not the volume's.
+#[test]
+fn another_mount_in_the_way_is_neither_opened_nor_written_to() {
+    if !namespace::enter(false) {
+        return;
+    }
+    let (volume, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::create_dir_all(volume.path().join("door/inside")).unwrap();
+    fs::create_dir(outside.path().join("inside")).unwrap();
+    namespace::bind(outside.path(), &volume.path().join("door"));
+    for path in ["door", "door/inside"] {
+        let opened = open(&volume, path, Writer::Containers);
+        assert!(matches!(opened, Err(TargetError::Open { .. })), "{path}: {opened:?}");
+    }
+    make_directories(&Handle::of(volume.path()).unwrap(), Path::new("door/new")).unwrap_err();
+    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
 }
 
 #[test]
