@@ -118,5 +118,10 @@ fn text<'a>(entry: &RawObject<'a>, key: &str) -> serde_json::Result<Option<Cow<'
 }
 
 fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
-    serde_json::from_str(raw.get()).map(|Text(text)| text)
+    // Nearly every string is what stands between its quotes.
+    let quoted = raw.get().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    match quoted.filter(|text| !text.contains('\\')) {
+        Some(text) => Ok(text.into()),
+        None => serde_json::from_str(raw.get()).map(|Text(text)| text),
+    }
 }
