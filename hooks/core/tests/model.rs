@@ -1,8 +1,9 @@
-//! Random histories of a volume: payloads written, swapped, half written and stranded, files replaced and removed, mounts
-//! gone and made anew, guards killed in between. After every create the container gets what the kubelet would bind, or
+//! Random histories of a volume: payloads written, swapped, half written and stranded, files replaced, removed and made anew,
+//! mounts gone and made anew, servers that die or forget, guards killed in between. After every create the container gets what the kubelet would bind, or
 //! nothing is there that it could get; and the model knows the truth, which the guard never sees.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects")]
+#![allow(clippy::disallowed_methods, reason = "how long it runs is the tester's choice")]
 
 #[path = "model/world.rs"]
 mod world;
@@ -17,22 +18,25 @@ use bindguard_core::policy::{Policy, Vanished};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::SpecEdit;
 use proptest::prelude::*;
-use world::{Event, Veiled, World};
+use world::{Event, Storage, Veiled, World};
 
 const SUBPATH: &str = "/var/lib/kubelet/pods/u/volume-subpaths/v/c/0";
 
 fn world() -> impl Strategy<Value = World> {
     let volume = prop::sample::select(vec![
-        ("kubernetes.io~configmap", false),
-        ("kubernetes.io~secret", true),
-        ("kubernetes.io~empty-dir", false),
-        ("kubernetes.io~empty-dir", true),
-        ("kubernetes.io~local-volume", true),
+        (Some("kubernetes.io~configmap"), Storage::Node),
+        (Some("kubernetes.io~secret"), Storage::Memory),
+        (Some("kubernetes.io~empty-dir"), Storage::Node),
+        (Some("kubernetes.io~empty-dir"), Storage::Memory),
+        (Some("kubernetes.io~local-volume"), Storage::Disk),
+        (Some("kubernetes.io~csi"), Storage::Server),
+        (None, Storage::Host),
     ]);
     let sub_path = prop::sample::select(vec!["app.conf", "deep/er"]);
     let kind = prop::sample::select(vec![FileKind::File, FileKind::Directory]);
-    (volume, sub_path, kind).prop_map(|((folder, own), sub_path, kind)| {
-        World::new(Plugin::from_folder(folder.as_ref()).unwrap(), own, sub_path, kind)
+    (volume, sub_path, kind).prop_map(|((folder, storage), sub_path, kind)| {
+        let plugin = folder.map_or(Plugin::host_path(), |folder| Plugin::from_folder(folder.as_ref()).unwrap());
+        World::new(plugin, storage, sub_path, kind)
     })
 }
 
@@ -44,11 +48,14 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(with_key, strands_old)| Event::Update { with_key, strands_old }),
         1 => Just(Event::HalfUpdate),
         4 => prop::bool::weighted(0.2).prop_map(|other_kind| Event::Replace { other_kind }),
+        2 => Just(Event::Remake),
         2 => Just(Event::Remove),
         6 => Just(Event::Bind),
         1 => Just(Event::Unbind),
         1 => Just(Event::Unmount),
         2 => Just(Event::Mount),
+        1 => Just(Event::Die),
+        1 => Just(Event::Forget),
         2 => Just(Event::GuardKilled),
         1 => veiled.prop_map(|veiled| Event::Veil(Some(veiled))),
         2 => Just(Event::Veil(None)),
@@ -81,6 +88,7 @@ fn plan(world: &World, policy: &Policy) -> Plan {
     assert!(plan.rebinds.iter().all(|order| order.bind() == Some(1)), "{plan:?}");
     assert!(!plan.edits_bind(0) && !plan.edits_bind(2), "{plan:?}");
     assert!(!world.is_veiled() || plan.is_empty(), "planned on what was not read: {plan:?}");
+    assert!(world.answers() || plan.is_empty(), "planned on what does not answer: {plan:?}");
     plan
 }
 
@@ -111,6 +119,12 @@ fn step(world: &mut World, order: &Rebind, is_killed: bool) {
     }
 }
 
+/// What the kubelet would bind today can be bound over what is there.
+fn is_there_to_bind(world: &World) -> bool {
+    let kind = world.stack.last().map(|top| top.file.kind);
+    world.truth().is_some_and(|truth| Some(truth.kind) == kind)
+}
+
 /// What the container that is created now gets.
 fn check(world: &World, policy: &Policy) {
     let [_, finding, _] = &findings(world);
@@ -118,18 +132,29 @@ fn check(world: &World, policy: &Policy) {
     match &finding.verdict {
         Verdict::Current => {
             let top = top.expect("current without a mount");
-            assert_eq!((world.stack.len(), top.deleted), (1, false), "{world:?}");
+            assert_eq!((world.stack.len(), top.deleted, world.shows_what_is_dead()), (1, false, false), "{world:?}");
             assert_eq!(world.shown(), world.truth(), "current, and not what the kubelet would bind: {world:?}");
         }
         Verdict::Orphaned { .. } => {
-            let truth_of_its_kind = world.truth().filter(|truth| top.is_some_and(|top| top.file.kind == truth.kind));
-            assert_eq!(truth_of_its_kind, None, "orphaned, and there is something to bind: {world:?}");
+            assert!(!is_there_to_bind(world), "orphaned, and there is something to bind: {world:?}");
             let stands_in = world.is_kubelets() && top.is_some_and(|top| top.is_placeholder);
             assert!(!stands_in || world.truth().is_none(), "orphaned, and its key is there: {world:?}");
         }
         Verdict::Unmounted(Unmounted::Subpath) => assert!(world.stack.is_empty()),
         Verdict::Unmounted(Unmounted::Volume { .. }) => assert!(!world.is_there(), "{world:?}"),
-        Verdict::Unknown(_) => assert!(world.is_veiled(), "{world:?}"),
+        Verdict::Unknown(_) => assert!(world.is_veiled() || !world.answers(), "{world:?}"),
+        Verdict::Dead(_) => {
+            assert!(world.shows_what_is_dead(), "{world:?}");
+            assert!(
+                world.is_veiled() || !world.answers() || !is_there_to_bind(world),
+                "dead, and not mended: {world:?}"
+            );
+        }
+        // Of a folder of the host only that something was deleted can be told.
+        Verdict::Foreign => {
+            let top = top.expect("foreign without a mount");
+            assert!(world.is_of_the_host() && !top.deleted && world.stack.len() == 1, "{world:?}");
+        }
         // A directory in a file's place cannot be bound over: the spec goes around it, to a name that leads to the truth.
         Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::PointSpecAtVolume => {
             assert!(matches!(&plan(world, policy).edits[..], [SpecEdit::Source { bind: 1, .. }]));
@@ -139,8 +164,13 @@ fn check(world: &World, policy: &Policy) {
     }
 }
 
+/// More of them by hand: `PROPTEST_CASES=100000`.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(1500)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 20_000, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happened_a_container_gets_what_the_kubelet_would_bind(

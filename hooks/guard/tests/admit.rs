@@ -124,6 +124,19 @@ fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
 }
 
 #[test]
+fn another_try_clears_away_what_a_killed_guard_left_even_when_it_has_nothing_to_write() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(1);
+    let mut killed = std::process::Command::new("true").spawn().unwrap();
+    killed.wait().unwrap();
+    fs::write(pod.bundle().join(format!(".config.json.bindguard-{}", killed.id())), "half").unwrap();
+    admit(&pod.bundle(), &pod.policy(), Attempt::Again);
+    assert_eq!(fs::read_dir(pod.bundle()).unwrap().count(), 1);
+}
+
+#[test]
 fn the_scope_says_which_binds_are_made_rslave() {
     if !own_namespace() {
         return;

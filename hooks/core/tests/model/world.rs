@@ -1,6 +1,6 @@
 //! A volume, its kubelet, its containers and the kernel's mounts, as far as a subpath can notice them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::{
@@ -12,6 +12,9 @@ use bindguard_core::mount_table::{Device, FsType, MountRoot};
 /// The device of the node's own disk.
 const DISK: u32 = 1;
 
+/// Where a folder of the host lies that is a volume.
+const ON_THE_HOST: &str = "srv/data";
+
 /// What happens to a volume.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
@@ -21,6 +24,8 @@ pub enum Event {
     HalfUpdate,
     /// A container puts something new in the file's place, of the same kind or of the other.
     Replace { other_kind: bool },
+    /// Somebody makes the file of the current payload anew, which AtomicWriter never does.
+    Remake,
     /// A container removes it.
     Remove,
     /// The kubelet binds the subpath for a container that is about to start, unless it is bound already.
@@ -31,12 +36,31 @@ pub enum Event {
     Unmount,
     /// It is mounted anew: another device; a tmpfs is empty, a disk is as it was.
     Mount,
+    /// The daemon or server behind the volume's present mount dies.
+    Die,
+    /// The server forgets the handle that the subpath was bound by.
+    Forget,
     /// A guard is killed after it attached the current target and before it detached the stale mount.
     GuardKilled,
     /// Something about the subpath cannot be read from here on, or can again.
     Veil(Option<Veiled>),
     /// A container is created.
     Create,
+}
+
+/// What a volume's files lie on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// The kubelet's own disk.
+    Node,
+    /// A tmpfs of the volume's own.
+    Memory,
+    /// A disk of the volume's own.
+    Disk,
+    /// A daemon's or a server's filesystem, mounted for the volume.
+    Server,
+    /// A folder of the host: the pod has none of that name, and no claim.
+    Host,
 }
 
 /// What cannot be read.
@@ -58,15 +82,19 @@ pub struct Bound {
     pub deleted: bool,
     /// A directory that the kubelet made because there was nothing to bind.
     pub is_placeholder: bool,
+    /// Its handle is no longer known to its server.
+    is_forgotten: bool,
 }
 
 /// All of it.
 #[derive(Debug, Clone)]
 pub struct World {
     plugin: Plugin,
-    has_own_mount: bool,
+    storage: Storage,
     is_mounted: bool,
     device: u32,
+    /// The devices that nobody answers for any more.
+    dead: BTreeSet<u32>,
     data: Option<TimestampDirectory>,
     /// By path below the volume.
     files: BTreeMap<PathBuf, FileIdentity>,
@@ -80,14 +108,16 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(plugin: Plugin, has_own_mount: bool, sub_path: &str, kind: FileKind) -> Self {
-        let device = if has_own_mount { DISK + 1 } else { DISK };
-        let (is_mounted, data, files, stack) = (has_own_mount, None, BTreeMap::new(), Vec::new());
+    pub fn new(plugin: Plugin, storage: Storage, sub_path: &str, kind: FileKind) -> Self {
+        let is_mounted = matches!(storage, Storage::Memory | Storage::Disk | Storage::Server);
+        let device = if is_mounted { DISK + 1 } else { DISK };
+        let (data, files, stack) = (None, BTreeMap::new(), Vec::new());
         let mut world = Self {
             plugin,
-            has_own_mount,
+            storage,
             is_mounted,
             device,
+            dead: BTreeSet::new(),
             data,
             files,
             stack,
@@ -112,27 +142,38 @@ impl World {
                 }
             }
             Event::HalfUpdate if is_kubelets && self.is_there() => drop(self.write_payload(true)),
-            Event::Replace { other_kind } if !is_kubelets && self.is_there() => {
+            Event::Replace { other_kind } if !is_kubelets && self.answers() => {
                 self.remove(&self.sub_path.clone());
                 let file = self.make(if other_kind { opposite(self.kind) } else { self.kind });
                 self.files.insert(self.sub_path.clone(), file);
             }
-            Event::Remove if !is_kubelets => self.remove(&self.sub_path.clone()),
-            Event::Bind if self.stack.is_empty() && self.is_there() => self.bind(),
+            Event::Remake if is_kubelets && self.truth().is_some() => {
+                let at = self.place_of_truth().expect("there is a truth");
+                self.remove(&at);
+                let file = self.make(self.kind);
+                self.files.insert(at, file);
+            }
+            Event::Remove if !is_kubelets && self.answers() => self.remove(&self.sub_path.clone()),
+            Event::Bind if self.stack.is_empty() && self.answers() => self.bind(),
             Event::Unbind => self.stack.clear(),
             Event::Unmount if self.is_mounted => {
                 (self.is_mounted, self.device) = (false, DISK);
-                if self.is_tmpfs() {
+                if self.storage == Storage::Memory {
                     (self.files, self.data) = (BTreeMap::new(), None);
                 }
             }
-            Event::Mount if self.has_own_mount && !self.is_mounted => {
+            Event::Mount if self.has_own_mount() && !self.is_mounted => {
                 self.made += 1;
                 (self.is_mounted, self.device) = (true, self.made);
             }
+            Event::Die if self.storage == Storage::Server && self.is_mounted => drop(self.dead.insert(self.device)),
+            Event::Forget if self.storage == Storage::Server => {
+                self.stack.last_mut().into_iter().for_each(|top| top.is_forgotten = true);
+            }
             Event::Veil(veiled) => self.veiled = veiled,
-            Event::Update { .. } | Event::HalfUpdate | Event::Replace { .. } | Event::Remove | Event::Bind => {}
-            Event::Unmount | Event::Mount | Event::GuardKilled | Event::Create => {}
+            Event::Update { .. } | Event::HalfUpdate | Event::Replace { .. } | Event::Remake | Event::Remove => {}
+            Event::Bind | Event::Unmount | Event::Mount | Event::Die | Event::Forget => {}
+            Event::GuardKilled | Event::Create => {}
         }
     }
 
@@ -150,12 +191,13 @@ impl World {
     pub fn evidence(&self) -> SubpathEvidence {
         let unreadable = || "EIO".to_owned();
         let mount = self.stack.last().map_or(Observed::Absent, |top| Observed::Seen(self.mount(top)));
-        let volume = Observed::Seen(self.volume());
+        let volume = self.volume();
         let target = match (&mount, &volume) {
+            (Observed::Seen(_), Observed::Seen(_)) if self.is_dead(self.device) => Observed::Unreadable(unreadable()),
             (Observed::Seen(mount), Observed::Seen(volume)) => self.target(mount, volume),
             _ => Observed::Absent,
         };
-        let mut evidence = SubpathEvidence { mount, reach: Reach::NotAsked, volume, target };
+        let mut evidence = SubpathEvidence { mount, reach: self.reach(), volume, target };
         match (self.veiled, &mut evidence) {
             (Some(Veiled::Mount), evidence) => evidence.mount = Observed::Unreadable(unreadable()),
             (Some(Veiled::Volume), evidence) => evidence.volume = Observed::Unreadable(unreadable()),
@@ -181,16 +223,30 @@ impl World {
 
     /// The volume is what its plugin makes it.
     pub fn is_there(&self) -> bool {
-        self.is_mounted == self.has_own_mount
+        self.is_mounted == self.has_own_mount()
+    }
+
+    /// It is, and somebody answers for it.
+    pub fn answers(&self) -> bool {
+        self.is_there() && !self.is_dead(self.device)
+    }
+
+    /// The topmost mount answers with an error, whatever is asked.
+    pub fn shows_what_is_dead(&self) -> bool {
+        self.stack.last().is_some_and(|top| top.is_forgotten || self.is_dead(top.device))
+    }
+
+    pub fn is_of_the_host(&self) -> bool {
+        self.storage == Storage::Host
     }
 
     /// open_tree and move_mount: the current target of a sub path, directly below the topmost mount.
     pub fn attach_beneath(&mut self, sub_path: &SubPath) {
-        let at = self.place_of(&sub_path.path).expect("a target was seen");
+        let at = self.place_of(&self.in_volume(sub_path)).expect("a target was seen");
         let file = *self.files.get(&at).expect("a target was seen");
         assert_eq!(self.stack.last().map(|top| top.file.kind), Some(file.kind), "the kernel says ENOTDIR");
         let root = self.place().join(at);
-        let new = Bound { device: self.device, root, file, deleted: false, is_placeholder: false };
+        let new = Bound { root, file, is_placeholder: false, ..self.bound_now() };
         self.stack.insert(self.stack.len() - 1, new);
     }
 
@@ -202,7 +258,7 @@ impl World {
     /// mkdir, below the volume's root.
     pub fn make_directory(&mut self, sub_path: &SubPath) {
         let file = self.make(FileKind::Directory);
-        self.files.insert(sub_path.path.clone(), file);
+        self.files.insert(self.in_volume(sub_path), file);
     }
 
     fn bind(&mut self) {
@@ -215,7 +271,19 @@ impl World {
         let at = self.place_of_truth().filter(|at| self.files.contains_key(at)).unwrap_or(self.sub_path.clone());
         let file = self.files[&at];
         let root = self.place().join(at);
-        self.stack.push(Bound { device: self.device, root, file, deleted: false, is_placeholder });
+        self.stack.push(Bound { root, file, is_placeholder, ..self.bound_now() });
+    }
+
+    fn bound_now(&self) -> Bound {
+        let file = FileIdentity { device: 0, inode: 0, kind: self.kind };
+        Bound {
+            device: self.device,
+            root: PathBuf::new(),
+            file,
+            deleted: false,
+            is_placeholder: false,
+            is_forgotten: false,
+        }
     }
 
     fn write_payload(&mut self, with_key: bool) -> TimestampDirectory {
@@ -233,7 +301,9 @@ impl World {
         let gone: Vec<FileIdentity> =
             self.files.iter().filter(|(at, _)| at.starts_with(path)).map(|(_, file)| *file).collect();
         self.files.retain(|at, _| !at.starts_with(path));
-        self.stack.iter_mut().filter(|bound| gone.contains(&bound.file)).for_each(|bound| bound.deleted = true);
+        // What is removed elsewhere, the kernel of this node does not notice.
+        let is_told = self.storage != Storage::Server;
+        self.stack.iter_mut().filter(|bound| gone.contains(&bound.file)).for_each(|bound| bound.deleted = is_told);
     }
 
     fn make(&mut self, kind: FileKind) -> FileIdentity {
@@ -253,15 +323,49 @@ impl World {
     }
 
     fn place(&self) -> PathBuf {
-        if self.is_mounted { "/".into() } else { "/var/lib/kubelet/pods/u/volumes/v".into() }
+        match self.storage {
+            _ if self.is_mounted => "/".into(),
+            Storage::Host => Path::new("/").join(ON_THE_HOST),
+            Storage::Node | Storage::Memory | Storage::Disk | Storage::Server => {
+                "/var/lib/kubelet/pods/u/volumes/v".into()
+            }
+        }
     }
 
-    fn is_tmpfs(&self) -> bool {
-        self.plugin != Plugin::from_folder("kubernetes.io~local-volume".as_ref()).expect("it is a plugin")
+    /// A sub path of the host's disk goes through the folder that is the volume.
+    fn in_volume(&self, sub_path: &SubPath) -> PathBuf {
+        match self.storage {
+            Storage::Host => sub_path.path.strip_prefix(ON_THE_HOST).expect("it was bound from there").to_owned(),
+            Storage::Node | Storage::Memory | Storage::Disk | Storage::Server => sub_path.path.clone(),
+        }
+    }
+
+    fn has_own_mount(&self) -> bool {
+        matches!(self.storage, Storage::Memory | Storage::Disk | Storage::Server)
+    }
+
+    fn is_dead(&self, device: u32) -> bool {
+        self.dead.contains(&device)
+    }
+
+    /// What it answers, if it has to be asked.
+    fn reach(&self) -> Reach {
+        let refused = |number, words: &str| Reach::Refused { number, words: words.to_owned() };
+        match self.stack.last() {
+            Some(top) if self.is_dead(top.device) => refused(107, "Transport endpoint is not connected"),
+            Some(top) if top.is_forgotten => refused(116, "Stale file handle"),
+            Some(_) if self.storage == Storage::Server => Reach::Alive,
+            Some(_) | None => Reach::NotAsked,
+        }
     }
 
     fn fs_type(&self, device: u32) -> FsType {
-        FsType(if device != DISK && self.is_tmpfs() { "tmpfs".into() } else { "ext4".into() })
+        let name = match self.storage {
+            Storage::Memory if device != DISK => "tmpfs",
+            Storage::Server if device != DISK => "fuse.bindfs",
+            Storage::Node | Storage::Memory | Storage::Disk | Storage::Server | Storage::Host => "ext4",
+        };
+        FsType(name.into())
     }
 
     fn mount(&self, top: &Bound) -> SubpathMount {
@@ -274,20 +378,28 @@ impl World {
         }
     }
 
-    fn volume(&self) -> Volume {
-        Volume {
+    fn volume(&self) -> Observed<Volume> {
+        let (directory, place, is_mount_point) = match self.storage {
+            // Which folder it is nobody knows: the host's mount of that disk stands in for it, for what is gone.
+            Storage::Host if self.stack.last().is_some_and(|top| top.deleted) => ("/", "/".into(), true),
+            Storage::Host => return Observed::Absent,
+            Storage::Node | Storage::Memory | Storage::Disk | Storage::Server => {
+                ("/var/lib/kubelet/pods/u/volumes/p/v", self.place(), self.is_mounted)
+            }
+        };
+        Observed::Seen(Volume {
             plugin: self.plugin,
-            directory: "/var/lib/kubelet/pods/u/volumes/p/v".into(),
+            directory: directory.into(),
             device: Device { major: 0, minor: self.device },
             fs_type: self.fs_type(self.device),
-            place: self.place(),
-            is_mount_point: self.is_mounted,
-        }
+            place,
+            is_mount_point,
+        })
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
         let Ok(sub_path) = SubPath::from_mount(mount, volume) else { return Observed::Absent };
-        let Some(at) = self.place_of(&sub_path.path) else { return Observed::Absent };
+        let Some(at) = self.place_of(&self.in_volume(&sub_path)) else { return Observed::Absent };
         let file = self.files.get(&at).map_or(Observed::Absent, |file| Observed::Seen(seen_on(*file, self.device)));
         Observed::Seen(Target { timestamp: self.data.clone(), file })
     }
