@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::judge::{Finding, Verdict};
 use crate::spec::SpecView;
@@ -11,8 +11,8 @@ use crate::spec::SpecView;
 /// The report of one admission or inspection. Its JSON form is what `--json` prints and what the journal holds.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// The bundle that was looked at.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The bundle that was looked at. Its path need not be text.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_shown")]
     pub bundle: Option<PathBuf>,
     /// The container, as the spec's annotations name it.
     #[serde(skip_serializing_if = "Container::is_empty")]
@@ -63,6 +63,10 @@ impl Report {
     pub fn took(&mut self, elapsed: Duration) {
         self.took_us = microseconds(elapsed);
     }
+}
+
+fn as_shown<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_deref().map(Path::to_string_lossy).serialize(serializer)
 }
 
 fn microseconds(elapsed: Duration) -> u64 {

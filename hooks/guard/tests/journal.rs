@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use bindguard_core::report::{BindReport, Container, Outcome, Report};
 use bindguard_guard::{Entry, record};
@@ -47,4 +50,14 @@ fn a_line_is_as_documented() {
     assert!(written["time"].as_str().unwrap().ends_with('Z'));
     written["time"] = documented["time"].clone();
     assert_eq!(written, documented);
+}
+
+#[test]
+fn a_bundle_whose_path_is_no_text_is_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    let report = Report::about_bundle(Path::new(OsStr::from_bytes(b"/run/\xff")));
+    record(&journal, &Entry { id: None, attempt: 0, pid: None, report: &report }).unwrap();
+    let written: Value = serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap();
+    assert_eq!(written["bundle"], "/run/\u{fffd}");
 }
