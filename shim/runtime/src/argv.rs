@@ -4,27 +4,38 @@
 //! `=` or in the next argument. Arguments are handed on as they came, so a flag that is not known here does no harm.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Flags that take the next argument as their value, global ones and those of `create` and `run`.
-const WITH_VALUE: [&str; 15] = [
+/// Flags that take the next argument as their value, global ones and those of the verbs that create.
+const WITH_VALUE: [&str; 22] = [
     "b",
     "bundle",
     "cgroup-manager",
     "config",
     "console-socket",
     "criu",
+    "empty-ns",
     "f",
+    "handler",
+    "image-path",
     "log",
     "log-format",
     "log-level",
+    "lsm-mount-context",
+    "lsm-profile",
+    "manage-cgroups-mode",
     "pid-file",
+    "pidfd-socket",
     "preserve-fds",
     "root",
     "rootless",
-    "handler",
+    "work-path",
 ];
+
+/// The verbs that make a container out of a bundle. A restored one has its binds from where the spec says, too.
+const CREATING: [&str; 3] = ["create", "run", "restore"];
 
 /// The verbs of runc, crun and youki. What stands before one of them and is no flag is the value of a flag that is not
 /// known here.
@@ -57,6 +68,8 @@ pub struct Invocation {
     pub bundle: PathBuf,
     /// The container's id, when it is text.
     pub id: Option<String>,
+    /// Another spec than the bundle's: crun's `--config`.
+    pub other_spec: bool,
     /// Where the runtime logs to: `--log`.
     pub log: Option<PathBuf>,
     /// Whether it logs JSON: `--log-format json`.
@@ -70,7 +83,12 @@ impl Invocation {
         let verb =
             words.iter().position(|word| matches!(word, Word::Plain(name) if VERBS.iter().any(|v| name == v)))?;
         let Word::Plain(name) = &words[verb] else { return None };
-        (*name == "create" || *name == "run").then(|| Self::behind_verb(&words, verb).0)
+        CREATING.iter().any(|creating| name == creating).then(|| Self::behind_verb(&words, verb).0)
+    }
+
+    /// Whether there is a spec to admit, and it is the one that the runtime will read.
+    pub fn has_spec(&self) -> bool {
+        !self.other_spec && fs::metadata(self.bundle.join("config.json")).is_ok_and(|meta| meta.is_file())
     }
 
     /// Reads the arguments of a verb of bindguard's own: what a runtime's `create` has, and more plain arguments.
@@ -86,6 +104,7 @@ impl Invocation {
         let invocation = Self {
             id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
             bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
+            other_spec: value(&["config", "f"]).is_some(),
             log: value(&["log"]).filter(|path| !path.is_empty()).map(PathBuf::from),
             log_is_json: value(&["log-format"]).is_some_and(|format| format == "json"),
         };
@@ -125,19 +144,26 @@ fn words(args: &[OsString]) -> Vec<Word<'_>> {
             _ if only_plain => words.push(Word::Plain(arg)),
             None => words.push(Word::Plain(arg)),
             Some(b"") => only_plain = arg == "--",
-            Some(flag) => words.push(match flag.iter().position(|b| *b == b'=') {
-                Some(at) => {
-                    Word::Flag { name: OsStr::from_bytes(&flag[..at]), value: Some(OsStr::from_bytes(&flag[at + 1..])) }
+            Some(flag) => words.push(match split(flag) {
+                (name, None) if WITH_VALUE.iter().any(|known| name == *known) => {
+                    Word::Flag { name, value: rest.next() }
                 }
-                None => {
-                    let name = OsStr::from_bytes(flag);
-                    let value = if WITH_VALUE.iter().any(|known| name == *known) { rest.next() } else { None };
-                    Word::Flag { name, value }
-                }
+                (name, value) => Word::Flag { name, value },
             }),
         }
     }
     words
+}
+
+/// A flag without its dashes: its name, and its value when that is in the same argument. With crun that may be so without a
+/// `=` (`-b/path`).
+fn split(flag: &[u8]) -> (&OsStr, Option<&OsStr>) {
+    let (name, value) = match (flag, flag.iter().position(|b| *b == b'=')) {
+        ([b'b' | b'f', b'/' | b'.', ..], _) => (&flag[..1], Some(&flag[1..])),
+        (_, Some(at)) => (&flag[..at], Some(&flag[at + 1..])),
+        (_, None) => (flag, None),
+    };
+    (OsStr::from_bytes(name), value.map(OsStr::from_bytes))
 }
 
 #[cfg(test)]
@@ -161,6 +187,9 @@ mod tests {
             "--future-flag value --other create --bundle /b --preserve-fds 3 c1",
             "--rootless auto create --unknown --bundle /b -- c1",
             "create c1 --bundle /b",
+            "create -b/b c1",
+            "run --pidfd-socket /run c1 -b/b",
+            "restore --image-path /i --work-path /w -d --bundle=/b c1",
         ] {
             assert_eq!(bundle_of(line), Some((PathBuf::from("/b"), Some("c1".to_owned()))), "{line}");
         }
@@ -169,6 +198,20 @@ mod tests {
     #[test]
     fn without_a_bundle_it_is_the_working_directory() {
         assert_eq!(bundle_of("create c1"), Some((PathBuf::from("."), Some("c1".to_owned()))));
+    }
+
+    #[test]
+    fn a_flag_that_begins_like_a_short_one_is_not_it() {
+        assert_eq!(bundle_of("create -bogus -future=a/b c1"), Some((PathBuf::from("."), Some("c1".to_owned()))));
+    }
+
+    #[test]
+    fn a_spec_beside_the_bundle_is_noticed() {
+        for (line, other) in [("create -f /o c1", true), ("run --config=o -b /b c1", true), ("create -b /f c1", false)]
+        {
+            let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            assert_eq!(Invocation::creating(&args).map(|invocation| invocation.other_spec), Some(other), "{line}");
+        }
     }
 
     #[test]

@@ -1,16 +1,19 @@
 //! Finding the real runtime and becoming it.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::io;
+use std::iter;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use crate::handover;
+use nix::unistd::{execv, execve};
+
 use crate::remarks::Remarks;
+use crate::{as_called, handover};
 
 /// Names the real runtime in the environment: a path, or a name on `PATH`.
 const ENVIRONMENT: &str = "BINDGUARD_RUNTIME";
@@ -35,14 +38,36 @@ pub fn exec(args: &[OsString], configured: &Path, remarks: &Remarks) -> ExitCode
             return ExitCode::from(CANNOT_RUN);
         }
     };
-    let mut command = Command::new(&runtime);
-    command.args(args).env_remove(ENVIRONMENT);
-    handover::VARIABLES.iter().for_each(|name| {
-        command.env_remove(name);
-    });
-    let error = command.exec();
+    let error = execute(&runtime, args);
     remarks.fatal(&format!("run the OCI runtime {}: {error}", runtime.display()));
     ExitCode::from(CANNOT_RUN)
+}
+
+/// [`std::process::Command`] would sort the environment, and drop what is no `NAME=VALUE` from it.
+fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
+    let Ok(path) = CString::new(runtime.as_os_str().as_bytes()) else { return io::ErrorKind::InvalidInput.into() };
+    // Arguments came through an execve themselves: none holds a NUL.
+    let words = args.iter().filter_map(|arg| CString::new(arg.as_bytes()).ok());
+    let words: Vec<CString> = iter::once(path.clone()).chain(words).collect();
+    as_called::restore();
+    let Err(errno) = if own_variables().any(|name| env::var_os(name).is_some()) {
+        execve(&path, &words, &environment_of_runtime())
+    } else {
+        execv(&path, &words)
+    };
+    errno.into()
+}
+
+fn environment_of_runtime() -> Vec<CString> {
+    let of_runtime = env::vars_os().filter(|(name, _)| !own_variables().any(|own| name == own));
+    of_runtime
+        .filter_map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok())
+        .collect()
+}
+
+/// What bindguard is told by, and the runtime need not see.
+fn own_variables() -> impl Iterator<Item = &'static str> {
+    iter::once(ENVIRONMENT).chain(handover::VARIABLES)
 }
 
 /// The environment's runtime, else the config's. Either may turn out to be this very program (an installation that puts

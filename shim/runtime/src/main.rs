@@ -1,12 +1,14 @@
 //! `bindguard-runtime`: an OCI runtime that admits the bundle and then becomes the real one.
 //!
-//! For `create` and `run` it looks at the bundle's binds, mends what it can, and calls execve(2): exit code, stderr and
+//! For `create`, `run` and `restore` it looks at the bundle's binds, mends what it can, and calls execve(2): exit code, stderr and
 //! everything else are the real runtime's. For any other verb it calls execve at once. Only a policy that says so
 //! makes it refuse a container that the real runtime would have created.
 
 mod argv;
+mod as_called;
 mod become_runtime;
 mod handover;
+mod privilege;
 mod remarks;
 mod verify;
 
@@ -36,12 +38,12 @@ fn main() -> ExitCode {
     if let Some(problem) = &loaded.problem {
         remarks.problem(&format!("the defaults are in force: {}", problem.in_full()));
     }
-    let admission = catch_unwind(|| admit_and_tell(&invocation, &loaded.config, handover.attempt(), &remarks))
-        .unwrap_or_else(|_| {
-            // The panic's own words are on stderr.
-            remarks.problem("the guard panicked; the container is created as it is");
-            Admission::default()
-        });
+    let admission = if invocation.has_spec() && privilege::may_mount() {
+        admit_safely(&invocation, &loaded.config, handover.attempt(), &remarks)
+    } else {
+        // The runtime says in its own words that there is no spec, and root of nothing has no binds to mend.
+        Admission::default()
+    };
     if let Some(reason) = &admission.refusal {
         remarks.fatal(&format!("refused: {reason}"));
         handover.refuse(reason);
@@ -55,13 +57,23 @@ fn main() -> ExitCode {
     become_runtime::exec(&args, loaded.config.runtime(), &remarks)
 }
 
+fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
+    catch_unwind(|| admit_and_tell(invocation, config, attempt, remarks)).unwrap_or_else(|_| {
+        // The panic's own words are on stderr.
+        remarks.problem("the guard panicked; the container is created as it is");
+        Admission::default()
+    })
+}
+
 fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
     let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
     let admission = admit(&invocation.bundle, config.policy(), which);
     remarks.tell(&admission.report);
     if let Some(journal) = config.journal() {
         let entry = Entry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };
-        if let Err(problem) = record(journal, &entry) {
+        if let Err(problem) = record(journal, &entry)
+            && privilege::is_root_of_node()
+        {
             remarks.problem(&problem);
         }
     }
