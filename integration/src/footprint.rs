@@ -1,7 +1,10 @@
 //! What one shim holds of a machine: memory that goes away with it, threads, descriptors, children. proc_pid_smaps(5),
 //! proc_pid_status(5).
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
+use std::process;
 use std::thread;
 use std::time::Duration;
 
@@ -79,6 +82,21 @@ impl Footprint {
 /// The parent of a process.
 pub fn parent_of(pid: u32) -> Result<u32> {
     u32::try_from(field(&format!("/proc/{pid}/status"), "PPid:")?).context("understand the parent's pid")
+}
+
+/// The pipes, by the kernel's names, that a process has opened or was handed; not those that whoever called this test left
+/// open to all that comes after.
+pub fn pipes_of(pid: u32) -> Result<BTreeSet<PathBuf>> {
+    let own = pipes(process::id())?;
+    Ok(pipes(pid)?.into_iter().filter(|pipe| !own.contains(pipe)).collect())
+}
+
+fn pipes(pid: u32) -> Result<BTreeSet<PathBuf>> {
+    let folder = format!("/proc/{pid}/fd");
+    let descriptors = fs::read_dir(&folder).with_context(|| format!("read {folder}"))?;
+    // One that was closed meanwhile is no pipe of that process any more.
+    let opened = descriptors.flatten().filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+    Ok(opened.filter(|file| file.to_string_lossy().starts_with("pipe:")).collect())
 }
 
 /// How often the threads of a process were put on a processor, by their own doing or not.

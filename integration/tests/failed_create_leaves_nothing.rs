@@ -4,6 +4,7 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::footprint::{parent_of, pipes_of};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
 
@@ -25,6 +26,7 @@ fn story(generation: Generation) {
         fails(node, Runtime::Bindguard, "OCI runtime create failed: ", &["true"], &[])?;
         fs::remove_file(&runc)?;
         fs::rename(node.programs().join("runc-away"), &runc)?;
+        leaves_the_pods_shim_no_pipe(node)?;
         before.are_all(node)?;
         ensure!(node.ctr().container("fails").runs(&["true"]).run()?.code() == 0);
         Ok(())
@@ -39,4 +41,16 @@ fn fails(node: &Node, runtime: Runtime, words: &str, program: &[&str], flags: &[
     let error = container.runtime(runtime).runs(program).start()?.failure()?;
     ensure!(error.contains(words), "{runtime:?}: {error:?} and not {words:?}");
     node.ctr().forget("fails")
+}
+
+/// What containerd's TestContainerIOLeakAfterStartFailed asks of a shim, by lsof(8): no pipe at all.
+fn leaves_the_pods_shim_no_pipe(node: &Node) -> Result<()> {
+    let ctr = node.ctr();
+    let in_pod = |id: &'static str| ctr.container(id).annotation("io.containerd.runc.v2.group", "pod");
+    in_pod("pause").start()?.success()?;
+    let shim = parent_of(ctr.pid("pause")?)?;
+    in_pod("fails").runs(&["/no/such/program"]).run()?.failure()?;
+    let pipes = pipes_of(shim)?;
+    ensure!(pipes.is_empty(), "the shim keeps {pipes:?}");
+    ctr.remove("pause")
 }

@@ -1,28 +1,30 @@
 //! Signals, as something to wait for.
 //!
 //! tokio has them, too, and keeps room for each of the kernel's sixty-four as soon as it looks for one: 25 KiB, a third of what
-//! an idle shim's heap holds. Here a signal that somebody waits for writes a byte into a pipe of his.
+//! an idle shim's heap holds. Here a signal that somebody waits for sends a byte through a socket of his. A pipe would do as
+//! well, but a pipe that a shim holds is what containerd's tests, and people with lsof(8), look for when a container's
+//! streams have leaked.
 
-use std::{ffi::c_int, io};
+use std::{ffi::c_int, io, os::unix::net::UnixStream as Socket};
 
-use rustix::pipe::{PipeFlags, pipe_with};
 use signal_hook::low_level::pipe::register;
-use tokio::{io::AsyncReadExt, net::unix::pipe};
+use tokio::{io::AsyncReadExt, net::UnixStream};
 
 /// Some signals that one waits for, for as long as the process lives.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    bytes: pipe::Receiver,
+    bytes: UnixStream,
 }
 
 impl Signals {
     /// From now on these come here, and do not what they would do otherwise.
     pub(crate) fn of(signals: &[c_int]) -> io::Result<Self> {
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (here, there) = Socket::pair()?;
+        here.set_nonblocking(true)?;
         for signal in signals {
-            register(*signal, write.try_clone()?)?;
+            register(*signal, there.try_clone()?)?;
         }
-        Ok(Self { bytes: pipe::Receiver::from_owned_fd(read)? })
+        Ok(Self { bytes: UnixStream::from_std(here)? })
     }
 
     /// Waits until at least one has come since the last time; none is lost if this is dropped before.
