@@ -2,6 +2,7 @@
 //! who may not look. And the terminal that all of it is read on.
 
 use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ fn says_what_it_can() {
     Setup::on(Generation::V1_7).story(|node| {
         servers_that_do_not_answer(node)?;
         many_servers_that_do_not_answer(node)?;
+        nothing_that_is_named_answers(node)?;
         more_subpaths_than_descriptors(node)?;
         on_a_terminal(node)?;
         without_permission(node)
@@ -66,6 +68,38 @@ fn many_servers_that_do_not_answer(node: &Node) -> Result<()> {
     let dead = report["binds"].as_array().context("binds")?.iter().filter(|bind| bind["verdict"] == "dead").count();
     ensure!(dead == volumes.len(), "{dead} of {} are told dead: {report}", volumes.len());
     drop(volumes);
+    pod.delete()
+}
+
+/// A kubelet's root, a bundle, a journal, a config on a server that hangs: no verb waits for it.
+fn nothing_that_is_named_answers(node: &Node) -> Result<()> {
+    if !Path::new("/dev/fuse").exists() {
+        return Ok(());
+    }
+    let pod = node.kubelet().pod("uid-hung")?;
+    let mut hung = Fuse::mounted(&pod, "silent")?;
+    // A request that was taken and is never answered: who waits for it cannot be ended.
+    ensure!(hung.daemon.as_mut().context("a daemon")?.read(&mut [0; 8192])? > 0);
+    let at = hung.path.display().to_string();
+    let config = node.disk().join("hung.toml");
+    fs::write(&config, format!("[kubelet]\nroots = [{at:?}]\n[journal]\npath = \"{at}/journal.jsonl\"\n"))?;
+    let (config, below) = (config.display().to_string(), format!("{at}/config.toml"));
+    for words in [
+        &["--config", &config, "diagnose"][..],
+        &["--config", &config, "repair", "--all"],
+        &["--config", &config, "journal"],
+        &["check", &at],
+        &["holders", &below],
+        &["config", "check", &below],
+        &["--config", &below, "config", "show"],
+        &["--config", &below, "diagnose"],
+    ] {
+        let told = node.bindguard(words)?;
+        let words_of_both = [told.stdout.as_str(), &told.stderr].concat();
+        ensure!(told.code() == 2 && words_of_both.contains("did not answer within 700 ms"), "{words:?}: {told:?}");
+    }
+    ensure!(node.bindguard(["--config", &config, "doctor"])?.stdout.contains("did not answer within 700 ms"));
+    drop(hung);
     pod.delete()
 }
 

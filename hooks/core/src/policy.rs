@@ -113,6 +113,26 @@ impl Policy {
         self.kubelet_roots.iter().map(PathBuf::as_path)
     }
 
+    /// The directories in which kubelets and runtimes mount things.
+    pub fn directories(&self) -> impl Iterator<Item = &Path> {
+        self.kubelet_roots.iter().chain(&self.runtime_directories).map(PathBuf::as_path)
+    }
+
+    /// The same policy, with what `other_name` says beside each of its directories; `None` when that is no other name.
+    pub fn with_names(&self, other_name: impl Fn(&Path) -> Option<PathBuf>) -> Option<Self> {
+        let more = |directories: &[PathBuf]| -> Vec<PathBuf> {
+            let names = directories.iter().filter_map(|directory| other_name(directory));
+            names.filter(|name| !directories.contains(name)).collect()
+        };
+        let (roots, directories) = (more(&self.kubelet_roots), more(&self.runtime_directories));
+        (!roots.is_empty() || !directories.is_empty()).then(|| {
+            let mut policy = self.clone();
+            policy.kubelet_roots.extend(roots);
+            policy.runtime_directories.extend(directories);
+            policy
+        })
+    }
+
     /// Whether a bind of `path` is known to take along mounts that the kubelet or a runtime makes: `path` is `/`, or, as far
     /// as the scope goes, one of their directories or an ancestor of one.
     pub fn holds_runtime_mounts(&self, path: &Path) -> bool {

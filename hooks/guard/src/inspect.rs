@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::Reach;
 use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume};
-use bindguard_core::kubelet::MountedVolume;
+use bindguard_core::kubelet::{MountedVolume, PodPath};
 use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
@@ -13,6 +13,7 @@ use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, obs
 use bindguard_sys::{Handle, HandleError, Mounts};
 
 use crate::ask::{Answers, ask};
+use crate::roots::{by_all_names, in_real_folder, without_silent};
 
 /// A bind's source, held until it is judged.
 enum Held<'a> {
@@ -46,6 +47,15 @@ impl<'a> Held<'a> {
                 Self::Foreign
             }
         }
+    }
+
+    /// What is a kubelet's or a runtime's by a name that it was not looked up by.
+    fn by_another_name(self, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
+        let Self::Somewhere(path, _) = &self else { return self };
+        let is_known = |path: &Path| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
+        let real = || PodPath::may_be_one(path).then(|| in_real_folder(path)).flatten().filter(|real| is_known(real));
+        let name = if is_known(path) { Some(path.clone()) } else { real().map(Cow::Owned) };
+        name.map_or(self, |name| Self::hold(name, directories, policy))
     }
 
     /// The paths to ask whether they are alive, if that is in question: the kernel itself answers for a local filesystem.
@@ -141,9 +151,17 @@ impl Look<'_> {
 
 /// Judges every bind of a spec.
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
+    let is_in_use = |root: &Path| spec.binds().iter().any(|bind| bind.source().starts_with(root));
+    let answering = without_silent(policy, is_in_use, &Mounts::default());
+    let policy = answering.as_ref().unwrap_or(policy);
     let directories = HeldVolumeDirectories::default();
-    let held: Vec<_> =
-        spec.binds().iter().map(|bind| Held::hold(source_of(bind, bundle), &directories, policy)).collect();
+    let hold = |bind| Held::hold(source_of(bind, bundle), &directories, policy);
+    let mut held: Vec<_> = spec.binds().iter().map(hold).collect();
+    // What no name of policy's leads to may be known by another one.
+    let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
+    let by_all_names = any_unknown.then(|| by_all_names(policy)).flatten();
+    let policy = by_all_names.as_ref().unwrap_or(policy);
+    held = held.into_iter().map(|held| held.by_another_name(&directories, policy)).collect();
     let look = Look { spec, policy, mounts: Mounts::default() };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
     let judged = spec.binds().iter().zip(held).zip(ask(&to_ask)).map(|((bind, held), answers)| {

@@ -19,6 +19,7 @@ mod journal;
 mod node;
 mod rebind;
 mod recorded;
+mod roots;
 mod survey;
 mod verify;
 
@@ -26,5 +27,6 @@ pub use admit::{Admission, Attempt, admit};
 pub use check::check_bundle;
 pub use journal::{Entry, record};
 pub use recorded::survey_recorded;
+pub use roots::{kubelets_here, named_subpath};
 pub use survey::{Act, mend_node, survey_node};
 pub use verify::verify_container;

@@ -17,27 +17,31 @@ use crate::causes::in_full;
 use crate::check::would_be;
 use crate::detach::detach_stale;
 use crate::rebind::{Rebound, rebind};
+use crate::roots::Roots;
 
 /// The volume-subpaths of this node that are `wanted`, judged. Changes nothing.
-pub(crate) fn diagnose_subpaths(policy: &Policy, asking: &Asking, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    look_and_tell(policy, asking, wanted, |finding| {
+pub(crate) fn diagnose_subpaths(
+    policy: &Policy,
+    roots: &Roots,
+    asking: &Asking,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+) -> Report {
+    look_and_tell(roots, asking, wanted, |finding| {
         would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
     })
 }
 
 /// Binds the current target over every stale subpath that is `wanted`, whatever policy says of admissions: somebody asked
 /// for it. What is not wanted is not looked at.
-pub(crate) fn repair_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+pub(crate) fn repair_node(policy: &Policy, roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
     let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
     let asking = Asking::of_an_operator();
-    look_and_tell(&policy, &asking, wanted, |finding| {
-        Rebind::from_finding(finding, &policy).map(|order| mended(&order))
-    })
+    look_and_tell(roots, &asking, wanted, |finding| Rebind::from_finding(finding, &policy).map(|order| mended(&order)))
 }
 
 /// Takes away the stale mount of every subpath that is `wanted`, and of no other kind of subpath.
-pub(crate) fn detach_node(policy: &Policy, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    look_and_tell(policy, &Asking::of_an_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
+pub(crate) fn detach_node(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    look_and_tell(roots, &Asking::of_an_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
         (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
             Ok(()) => Outcome::Detached,
             Err(error) => Outcome::Failed { why: error.to_string() },
@@ -55,7 +59,7 @@ fn mended(order: &Rebind) -> Outcome {
 }
 
 fn look_and_tell(
-    policy: &Policy,
+    roots: &Roots,
     asking: &Asking,
     wanted: impl Fn(&VolumeSubpath) -> bool,
     outcome: impl Fn(&Finding) -> Option<Outcome>,
@@ -63,7 +67,7 @@ fn look_and_tell(
     let start = Instant::now();
     let mut report = Report::default();
     let mut subpaths = Vec::new();
-    for root in policy.kubelet_roots() {
+    for root in roots.names() {
         match list_subpaths(root) {
             Ok(found) => subpaths.extend(found),
             Err(error) => report.problems.push(in_full(error)),

@@ -18,6 +18,7 @@ use bindguard_sys::{Mounts, read_mount_table};
 use crate::ask::Asking;
 use crate::causes::in_full;
 use crate::node::{AT_A_TIME, detach_node, diagnose_subpaths, repair_node};
+use crate::roots::Roots;
 
 /// What to do about the stale subpaths of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,24 +35,26 @@ pub enum Act {
 pub fn survey_node(policy: &Policy, pods: &Pods, wanted: impl Fn(&Path) -> bool) -> NodeReport {
     let start = Instant::now();
     let asking = Asking::of_an_operator();
-    let mut report = diagnose_subpaths(&for_operators(policy), &asking, |subpath| wanted(&subpath.path()));
-    let mut volumes = diagnose_volumes(policy, &asking, &wanted);
+    let roots = Roots::of(policy);
+    let mut report = diagnose_subpaths(&for_operators(policy), &roots, &asking, |subpath| wanted(&subpath.path()));
+    let mut volumes = diagnose_volumes(&roots, &asking, &wanted);
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
     report.took(start.elapsed());
-    told(report, policy, pods)
+    with_table(report, read_mount_table().map_err(|error| error.in_full()), roots, policy, pods)
 }
 
 /// Does something about the stale subpaths that are `wanted`. Volumes are not looked at: none can be mended from here.
 pub fn mend_node(policy: &Policy, pods: &Pods, act: Act, wanted: impl Fn(&VolumeSubpath) -> bool) -> NodeReport {
     // Where the mounts came from is told as it was before they were mended.
     let table = read_mount_table();
+    let roots = Roots::of(policy);
     let report = match act {
-        Act::Look => diagnose_subpaths(&for_operators(policy), &Asking::of_an_operator(), wanted),
-        Act::Rebind => repair_node(policy, wanted),
-        Act::Detach => detach_node(policy, wanted),
+        Act::Look => diagnose_subpaths(&for_operators(policy), &roots, &Asking::of_an_operator(), wanted),
+        Act::Rebind => repair_node(policy, &roots, wanted),
+        Act::Detach => detach_node(&roots, wanted),
     };
-    with_table(report, table.map_err(|error| error.in_full()), policy, pods)
+    with_table(report, table.map_err(|error| error.in_full()), roots, policy, pods)
 }
 
 /// Whatever policy says of admissions: what is asked for by hand is looked at, and can be mended.
@@ -59,22 +62,26 @@ fn for_operators(policy: &Policy) -> Policy {
     Policy { stale_subpaths: Mode::Repair, ..policy.clone() }
 }
 
-fn told(report: Report, policy: &Policy, pods: &Pods) -> NodeReport {
-    with_table(report, read_mount_table().map_err(|error| error.in_full()), policy, pods)
-}
-
-fn with_table(mut report: Report, table: Result<MountTable, String>, policy: &Policy, pods: &Pods) -> NodeReport {
+fn with_table(
+    mut report: Report,
+    table: Result<MountTable, String>,
+    roots: Roots,
+    policy: &Policy,
+    pods: &Pods,
+) -> NodeReport {
     let table = table.unwrap_or_else(|problem| {
         report.problems.push(problem);
         MountTable::default()
     });
+    let table = roots.name_mounts(table);
+    report.problems.extend(roots.problems);
     NodeReport::from_report(report, &table, pods, policy)
 }
 
-fn diagnose_volumes(policy: &Policy, asking: &Asking, wanted: impl Fn(&Path) -> bool) -> Report {
+fn diagnose_volumes(roots: &Roots, asking: &Asking, wanted: impl Fn(&Path) -> bool) -> Report {
     let mut report = Report::default();
     let mut volumes = Volumes::default();
-    for root in policy.kubelet_roots() {
+    for root in roots.names() {
         match list_volumes(root) {
             Ok(found) => {
                 volumes.mounted.extend(found.mounted);

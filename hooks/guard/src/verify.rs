@@ -15,6 +15,7 @@ use bindguard_sys::in_container::ContainerMounts;
 use bindguard_sys::{Handle, bundle};
 
 use crate::causes::in_full;
+use crate::roots::by_all_names;
 
 /// Looks at the mounts of a container's init, at each bind that the spec asks to be rslave and that is a host-root one.
 /// Changes nothing. It walks in the container's file systems: call it from a process that can be abandoned.
@@ -33,11 +34,13 @@ fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
     let (policy, _) = policy_of_pod(policy, |name| spec.annotation(name));
+    let by_all_names = by_all_names(&policy);
+    let policy = by_all_names.as_ref().unwrap_or(&policy);
     let mounts = ContainerMounts::of(pid)?;
     let made_rslave = |bind: &&Bind| bind.propagation() == AskedPropagation::RecursiveSlave;
     let findings = spec.binds().iter().filter(made_rslave).filter_map(|bind| {
         let resolved = Handle::follow(&bundle.join(bind.source())).ok().and_then(|handle| handle.resolved_path().ok());
-        let kind = SourceKind::from_path(bind.source(), resolved.as_deref(), &policy);
+        let kind = SourceKind::from_path(bind.source(), resolved.as_deref(), policy);
         (kind == SourceKind::HostRoot).then(|| in_container(bind, kind, &mounts.at(bind.destination())))
     });
     report.tell(&findings.collect::<Vec<_>>(), |_| None);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::Outcome;
-use bindguard_guard::{Attempt, admit, check_bundle};
+use bindguard_guard::{Act, Attempt, admit, check_bundle, mend_node, survey_node};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use pod::{Pod, mount_of, own_namespace};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -236,6 +236,32 @@ fn a_dead_daemon_is_told_wherever_in_the_kubelets_folders_it_is_mounted() {
         pod::bind(&fuse.path(), &volume);
         assert_eq!(told(&pod, &pod.policy(), 1).0, "dead", "{volume:?}");
         umount2(&volume, MntFlags::MNT_DETACH).unwrap();
+    }
+}
+
+/// A kubelet whose folders lie on a server that hangs: nobody walks there.
+#[test]
+fn a_kubelets_root_that_never_answers_is_told_in_time() {
+    if !own_namespace() {
+        return;
+    }
+    let bundle = tempfile::tempdir().unwrap();
+    let Some(mut fuse) = Fuse::mounted() else { return };
+    let mut taken = [0; 8192];
+    assert!(fuse.device.as_mut().unwrap().read(&mut taken).unwrap() > 0);
+    let policy = Policy { kubelet_roots: vec![fuse.path()], dead_sources: Alarm::Refuse, ..Policy::default() };
+    let source = fuse.path().join("pods/uid-1/volume-subpaths/conf/app/0");
+    let spec = serde_json::json!({"mounts": [mount_of(&source, "/data", "rprivate")]});
+    fs::write(bundle.path().join("config.json"), spec.to_string()).unwrap();
+
+    let admission = admit(bundle.path(), &policy, Attempt::First);
+    assert_eq!(admission.report.binds[0].verdict, "dead", "{:?}", admission.report);
+    assert!(admission.refusal.is_some_and(|why| why.contains("did not answer")));
+    assert_eq!(check_bundle(bundle.path(), &policy).binds[0].verdict, "dead");
+    let surveyed = survey_node(&policy, &Default::default(), |_| true);
+    let mended = mend_node(&policy, &Default::default(), Act::Rebind, |_| true);
+    for report in [surveyed, mended] {
+        assert!(report.problems.iter().any(|problem| problem.contains("did not answer")), "{:?}", report.problems);
     }
 }
 

@@ -107,14 +107,24 @@ impl Handle {
     /// Holds what an absolute path leads to, a final symlink followed, when the kernel knows the whole way without asking a
     /// disk, a server or a daemon. `None` otherwise, and before Linux 5.12. openat2(2), `RESOLVE_CACHED`
     pub fn cached(path: &Path) -> Option<Self> {
+        Self::try_cached(path).ok()
+    }
+
+    /// The same, with the reason.
+    ///
+    /// # Errors
+    /// `WouldBlock` where somebody has to be asked; else what is known for certain.
+    pub fn try_cached(path: &Path) -> io::Result<Self> {
         let open = |resolve| openat2(path, OFlags::empty(), ResolveFlags::CACHED | resolve);
         // Most paths have no link in them, and then the kernel need not be asked for its own.
-        if !path.components().any(|component| component == Component::ParentDir)
-            && let Ok(fd) = open(ResolveFlags::NO_SYMLINKS)
-        {
-            return Some(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) });
+        if !path.components().any(|component| component == Component::ParentDir) {
+            match open(ResolveFlags::NO_SYMLINKS) {
+                Ok(fd) => return Ok(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) }),
+                Err(Errno::NOENT) => return Err(Errno::NOENT.into()),
+                Err(_) => {}
+            }
         }
-        Some(Self::from_fd(open(ResolveFlags::empty()).ok()?, path.to_owned()))
+        Ok(Self::from_fd(open(ResolveFlags::empty())?, path.to_owned()))
     }
 
     fn open(path: &Path, flags: OFlags) -> Result<Self, HandleError> {

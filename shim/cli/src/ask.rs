@@ -6,8 +6,25 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
+use bindguard_sys::probe::{Answer, probe_side_by_side};
+
 /// How long a program may think.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether somebody answers for a path, if only that it is not there: nobody waits for a server here.
+///
+/// # Errors
+/// When it is silent, in one line.
+pub fn answers(path: &Path) -> anyhow::Result<()> {
+    const PATIENCE_OF_FILES: Duration = Duration::from_millis(700);
+    match probe_side_by_side(&[path.to_owned()], PATIENCE_OF_FILES).as_deref() {
+        Ok([Answer::Silent]) => {
+            bail!("{} did not answer within {} ms", path.display(), PATIENCE_OF_FILES.as_millis())
+        }
+        _ => Ok(()),
+    }
+}
 
 /// What a program prints when it is run with these words.
 ///

@@ -8,6 +8,7 @@ use bindguard_core::policy::Policy;
 use bindguard_guard::check_bundle;
 use clap::Args;
 
+use crate::ask::answers;
 use crate::show;
 
 /// Where containerd keeps them.
@@ -28,6 +29,7 @@ impl Check {
     pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
         // The report names the bundle, and a relative path is of no use to who reads it elsewhere.
         let bundle = std::path::absolute(&self.bundle)?;
+        answers(&bundle.join("config.json"))?;
         let report = check_bundle(&bundle, policy);
         if let ([problem], true, false) = (&report.problems[..], report.binds.is_empty(), self.json) {
             bail!("{problem}: BUNDLE is a folder with a container's config.json, such as {A_BUNDLE}");

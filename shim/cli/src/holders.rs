@@ -11,6 +11,7 @@ use bindguard_sys::namespaces::{Namespaces, Proc};
 use bindguard_sys::{Handle, block_device};
 use clap::Args;
 
+use crate::ask::answers;
 use crate::pods::PodsFrom;
 use crate::show::{self, Lines, print_json, print_text, verdict_style};
 
@@ -54,6 +55,10 @@ fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods) -> Holder
 
 /// The path as the kernel prints it.
 fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
+    // A mount that hangs is held without asking it anything; the way there is not.
+    if let Some(folder) = std::path::absolute(path)?.parent() {
+        answers(folder)?;
+    }
     let handle = Handle::follow(path).map_err(|error| anyhow!(error.in_full()))?;
     handle.resolved_path().with_context(|| format!("resolve {}", path.display()))
 }

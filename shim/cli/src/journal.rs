@@ -18,6 +18,7 @@ use serde_json::value::RawValue;
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
+use crate::ask::answers;
 use crate::show::{self, Lines, print_json, print_text, verdict_style};
 
 /// Arguments of `journal`.
@@ -90,6 +91,7 @@ impl Journal {
         let rotated = PathBuf::from(format!("{}.1", journal.display()));
         let mut found = false;
         for file in [rotated.as_path(), journal] {
+            answers(file)?;
             match fs::read(file) {
                 Ok(bytes) => {
                     found = true;

@@ -130,6 +130,7 @@ fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
 }
 
 fn loaded(asked: Option<PathBuf>) -> anyhow::Result<Loaded> {
+    ask::answers(&asked.clone().unwrap_or_else(config::in_force))?;
     match asked {
         Some(path) => match Config::from_file(&path) {
             Ok(config) => Ok(Loaded { config, problem: None }),

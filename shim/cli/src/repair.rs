@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{anyhow, bail, ensure};
+use anyhow::{Error, anyhow, bail, ensure};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::node_report::NodeReport;
 use bindguard_core::pods::PodAsked;
 use bindguard_core::policy::Policy;
-use bindguard_guard::{Act, mend_node};
+use bindguard_guard::{Act, mend_node, named_subpath};
 use bindguard_sys::Handle;
 use clap::Args;
 
@@ -99,9 +99,7 @@ impl Repair {
 
 /// Anything else than a subpath is not ours to touch.
 fn subpath(path: &Path, policy: &Policy) -> anyhow::Result<VolumeSubpath> {
-    let Some(subpath) = VolumeSubpath::from_path(path, policy.kubelet_roots()) else {
-        bail!("{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml", path.display())
-    };
+    let subpath = named_subpath(path, policy).map_err(Error::msg)?;
     // Held, not stat'ed: what lies behind it may be a server that does not answer.
     Handle::of(path).map_err(|error| anyhow!(error.in_full()))?;
     Ok(subpath)

@@ -20,6 +20,13 @@ impl<'p, 'r> PodPath<'p, 'r> {
         kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
     }
 
+    /// Whether a path looks like one below a pod's folder, whichever root that may be below.
+    pub fn may_be_one(path: &Path) -> bool {
+        let mut names = path.components().map(Component::as_os_str);
+        names.any(|name| name == "pods")
+            && names.nth(1).is_some_and(|name| name == "volumes" || name == "volume-subpaths")
+    }
+
     fn below(kubelet_root: &'r Path, path: &'p Path) -> Option<Self> {
         let mut names = below(path, kubelet_root)?.components().map(name);
         names.next().flatten().filter(|name| *name == "pods")?;

@@ -21,6 +21,16 @@ impl MountTable {
         &self.entries
     }
 
+    /// The same table as somebody sees it for whom `real`, and what is below it, is called `named`.
+    pub fn with_name(mut self, real: &Path, named: &Path) -> Self {
+        for entry in &mut self.entries {
+            if let Ok(below) = entry.mount_point.strip_prefix(real) {
+                entry.mount_point = named.join(below);
+            }
+        }
+        self
+    }
+
     /// The mount with this id.
     pub fn mount(&self, id: MountId) -> Option<&MountEntry> {
         self.entries.iter().find(|entry| entry.id == id)

@@ -12,6 +12,7 @@ use bindguard_config::{Config, DEFAULT_PATH, ENVIRONMENT, SHIPPED};
 use clap::Subcommand;
 use toml::Table;
 
+use crate::ask::answers;
 use crate::show::{print_json, print_text};
 
 /// Verbs of `config`.
@@ -36,7 +37,11 @@ impl ConfigVerb {
     /// Runs it; `asked` is the file that `--config` names.
     pub fn run(self, asked: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Check { file } => check(&file.or(asked).unwrap_or_else(in_force)),
+            Self::Check { file } => {
+                let file = file.or(asked).unwrap_or_else(in_force);
+                answers(&file)?;
+                check(&file)
+            }
             Self::Show { json } => show(asked, json),
             Self::Default => {
                 print_text(SHIPPED)?;
@@ -60,6 +65,7 @@ fn check(path: &Path) -> anyhow::Result<ExitCode> {
 fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let is_named = asked.is_some() || std::env::var_os(ENVIRONMENT).is_some();
     let path = asked.unwrap_or_else(in_force);
+    answers(&path)?;
     let table = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !is_named => None,
         text => {
@@ -79,6 +85,7 @@ fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn in_force() -> PathBuf {
+/// The file that is in force when none is asked for.
+pub fn in_force() -> PathBuf {
     std::env::var_os(ENVIRONMENT).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
 }

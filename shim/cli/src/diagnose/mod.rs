@@ -4,7 +4,6 @@
 pub mod kubediag;
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,7 +13,7 @@ use bindguard_core::mount_table::MountTable;
 use bindguard_core::node_report::NodeReport;
 use bindguard_core::pods::{PodAsked, Pods};
 use bindguard_core::policy::Policy;
-use bindguard_guard::{survey_node, survey_recorded};
+use bindguard_guard::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 
 use crate::pods::{PodsFrom, recorded, uids};
@@ -134,11 +133,10 @@ impl Diagnose {
 
 /// Nothing was found where nothing was looked for: that is no good news.
 fn has_a_kubelet(policy: &Policy) -> anyhow::Result<()> {
-    let roots = || policy.kubelet_roots();
-    // One that may not be looked at is there.
-    let is_missing = |root: &Path| root.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
-    if roots().all(is_missing) {
-        let looked: Vec<String> = roots().map(|root| root.display().to_string()).collect();
+    let (here, problems) = kubelets_here(policy);
+    // One that may not be looked at, or does not answer, is there.
+    if here.kubelet_roots.is_empty() && problems.is_empty() {
+        let looked: Vec<String> = policy.kubelet_roots().map(|root| root.display().to_string()).collect();
         bail!("no kubelet has its folders at {}: name it in [kubelet] roots of config.toml", looked.join(" or "));
     }
     Ok(())

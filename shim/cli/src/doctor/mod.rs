@@ -12,7 +12,7 @@ use bindguard_config::Loaded;
 use bindguard_core::doctor::{self, Daemon, DoctorReport, Point, State};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::Policy;
-use bindguard_guard::survey_node;
+use bindguard_guard::{kubelets_here, survey_node};
 use bindguard_sys::namespaces::Proc;
 use bindguard_sys::node::{Process, features, processes_named, setting, with_open};
 use bindguard_sys::observe::list_volumes;
@@ -36,8 +36,9 @@ impl Doctor {
     /// Runs it.
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
         let policy = loaded.config.policy();
-        let mut points = of_the_kernel(policy);
-        points.push(helpers(policy));
+        let (here, problems) = kubelets_here(policy);
+        let mut points = of_the_kernel(&here);
+        points.push(helpers(&here, problems));
         points.push(doctor::fuse_daemons(
             &processes_named("kubelet").into_iter().map(daemon).collect::<Vec<_>>(),
             &with_open(Path::new("/dev/fuse")).into_iter().map(daemon).collect::<Vec<_>>(),
@@ -75,12 +76,15 @@ fn of_the_kernel(policy: &Policy) -> Vec<Point> {
 
 /// The mount that the kubelet's folders are on has peers. A node without a kubelet has nothing to swap.
 fn is_shared(table: &MountTable, policy: &Policy) -> bool {
-    let mut roots = policy.kubelet_roots().filter(|root| root.symlink_metadata().is_ok()).peekable();
+    let mut roots = policy.kubelet_roots().peekable();
     roots.peek().is_none()
         || roots.any(|root| table.mount_over(root).is_some_and(|m| m.propagation.peer_group.is_some()))
 }
 
-fn helpers(policy: &Policy) -> Point {
+fn helpers(policy: &Policy, problems: Vec<String>) -> Point {
+    if let Some(problem) = problems.into_iter().next() {
+        return Point::no_answer("mount-helpers", problem);
+    }
     const FOLDERS: [&str; 6] = ["/sbin", "/usr/sbin", "/usr/local/sbin", "/bin", "/usr/bin", "/usr/local/bin"];
     let is_there = |name: &str| FOLDERS.iter().any(|folder| Path::new(folder).join(name).symlink_metadata().is_ok());
     let volumes = policy.kubelet_roots().map(list_volumes).collect::<Result<Vec<_>, _>>();

@@ -1,0 +1,112 @@
+//! A kubelet whose root has several names: `/var/lib/kubelet` is a link to a larger disk on many nodes, or the other way
+//! round, and containerd's own directories are, too.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+#[path = "pod/namespace.rs"]
+mod namespace;
+#[allow(dead_code, reason = "not every test file needs all of it")]
+mod scene;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::policy::{Alarm, Policy};
+use bindguard_core::report::Outcome;
+use bindguard_guard::{Act, Attempt, admit, mend_node, named_subpath, survey_node};
+use namespace::{mount_of, own_namespace};
+use scene::Scene;
+use serde_json::json;
+
+/// A stale subpath of a kubelet at `<folder>/kubelet`, which is also `<folder>/link`.
+fn scene() -> (Scene, PathBuf, PathBuf) {
+    let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
+    let (real, link) = (scene.folder.path().join("kubelet"), scene.folder.path().join("link"));
+    symlink(&real, &link).unwrap();
+    (scene, real, link)
+}
+
+fn under(root: &Path) -> PathBuf {
+    root.join("pods/uid-1/volume-subpaths/data/app/0")
+}
+
+fn write_spec(scene: &Scene, source: &Path) {
+    let spec = json!({"mounts": [mount_of(source, "/data", "rprivate")], "linux": {}});
+    fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
+}
+
+#[test]
+fn a_stale_subpath_is_mended_under_each_of_them() {
+    if !own_namespace() {
+        return;
+    }
+    for (spec_has_link, policy_has_link) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (scene, real, link) = scene();
+        write_spec(&scene, &under(if spec_has_link { &link } else { &real }));
+        let known = if policy_has_link { link } else { real };
+        let policy = Policy { kubelet_roots: vec![known], ..Policy::default() };
+        let report = admit(&scene.bundle(), &policy, Attempt::First).report;
+        let told = report.binds.first().map(|bind| (bind.kind, bind.verdict, bind.outcome.clone()));
+        let expected = ("subpath", "stale", Some(Outcome::Rebound { tries: 1 }));
+        assert_eq!(told, Some(expected), "{spec_has_link} {policy_has_link} {report:?}");
+        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
+    }
+}
+
+#[test]
+fn a_volume_that_is_not_mounted_is_told_under_each_of_them() {
+    if !own_namespace() {
+        return;
+    }
+    let (scene, real, link) = scene();
+    let volume = "pods/uid-1/volumes/kubernetes.io~nfs/share";
+    fs::create_dir_all(real.join(volume)).unwrap();
+    for (source, known) in [(&real, &link), (&link, &real)] {
+        write_spec(&scene, &source.join(volume));
+        let strict =
+            Policy { kubelet_roots: vec![known.clone()], unmounted_volumes: Alarm::Refuse, ..Policy::default() };
+        let admission = admit(&scene.bundle(), &strict, Attempt::First);
+        assert!(admission.refusal.is_some_and(|why| why.contains("not mounted")), "{:?}", admission.report);
+    }
+}
+
+#[test]
+fn a_bind_of_what_is_above_a_runtimes_real_directory_is_made_rslave() {
+    if !own_namespace() {
+        return;
+    }
+    let (scene, _, link) = scene();
+    let above = scene.folder.path();
+    write_spec(&scene, above);
+    let of_kubelet = Policy { kubelet_roots: vec![link.clone()], ..Policy::default() };
+    let of_runtime = Policy { kubelet_roots: Vec::new(), runtime_directories: vec![link], ..Policy::default() };
+    for policy in [of_kubelet, of_runtime] {
+        write_spec(&scene, above);
+        let report = admit(&scene.bundle(), &policy, Attempt::First).report;
+        let told = report.binds.first().map(|bind| (bind.kind, bind.outcome.clone()));
+        assert_eq!(told, Some(("host-root", Some(Outcome::MadeRslave))), "{report:?}");
+    }
+}
+
+#[test]
+fn a_node_is_surveyed_once_and_mended_by_any_of_them() {
+    if !own_namespace() {
+        return;
+    }
+    let (scene, real, link) = scene();
+    for roots in [vec![link.clone(), real.clone()], vec![link.clone()], vec![real.clone(), link.clone()]] {
+        let policy = Policy { kubelet_roots: roots.clone(), ..Policy::default() };
+        let report = survey_node(&policy, &Default::default(), |_| true);
+        let stale: Vec<_> = report.binds.iter().filter(|bind| bind.bind.verdict == "stale").collect();
+        let [stale] = &stale[..] else { panic!("{roots:?}: {report:?}") };
+        assert_eq!(stale.bind.source, under(&roots[0]));
+        assert!(stale.origin.is_some(), "{roots:?}: {report:?}");
+        assert!(report.problems.iter().all(|problem| !problem.contains("not looked at")), "{:?}", report.problems);
+    }
+    let policy = Policy { kubelet_roots: vec![link], ..Policy::default() };
+    let named = named_subpath(&under(&real), &policy).unwrap();
+    let report = mend_node(&policy, &Default::default(), Act::Rebind, |subpath| *subpath == named);
+    assert_eq!(report.binds[0].bind.outcome, Some(Outcome::Rebound { tries: 1 }), "{report:?}");
+    assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
+}
