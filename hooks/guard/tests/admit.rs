@@ -114,6 +114,7 @@ fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
         return;
     }
     let pod = Pod::with_keys(1);
+    pod.write_spec(&[mount_of(Path::new("/nowhere"), "/foreign", "rprivate")]);
     assert!(!admit(&pod.bundle(), &pod.policy(), Attempt::Again).worth_another_try);
     pod.update(1);
     let again = admit(&pod.bundle(), &pod.policy(), Attempt::Again);
@@ -121,6 +122,8 @@ fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
     // The volume may change once more before the runtime gets to it: its own path is followed at that moment.
     assert_eq!(outcomes(&again.report), [Some(Outcome::PointedAtVolume { source: pod.volume().join("0") })]);
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1", "the mount is mended, too");
+    // And its names are read anew by each try.
+    assert!(admit(&pod.bundle(), &pod.policy(), Attempt::Again).worth_another_try);
 }
 
 #[test]

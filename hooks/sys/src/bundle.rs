@@ -116,9 +116,21 @@ mod tests {
         let config = bundle.path().join("config.json");
         fs::write(&config, "old").unwrap();
         fs::set_permissions(&config, fs::Permissions::from_mode(0o640)).unwrap();
+        let mut who_reads = File::open(&config).unwrap();
         replace_spec(bundle.path(), b"new").unwrap();
         assert_eq!(read_spec(bundle.path()).unwrap(), b"new");
+        let mut seen = String::new();
+        who_reads.read_to_string(&mut seen).unwrap();
+        assert_eq!(seen, "old");
         assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_dir(bundle.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_spec_that_cannot_be_put_in_place_leaves_nothing_beside() {
+        let bundle = tempfile::tempdir().unwrap();
+        fs::create_dir(bundle.path().join("config.json")).unwrap();
+        replace_spec(bundle.path(), b"new").unwrap_err();
         assert_eq!(fs::read_dir(bundle.path()).unwrap().count(), 1);
     }
 

@@ -30,6 +30,11 @@ while left=$(members); [ -n "$left" ] && [ $tries -lt 100 ]; do
 done
 [ -z "$left" ] || echo "keeper of $name: these processes do not end: $left" >&2
 
+# A client is no part of the node, and one whose containerd was killed waits for it for ever.
+grep -lzE "(^|/)$name(/|\$)" /proc/[0-9]*/cmdline 2>/dev/null | while IFS=/ read -r _ _ pid _; do
+  case $(readlink "/proc/$pid/exe") in */ctr) kill -9 "$pid" 2>/dev/null ;; esac
+done
+
 tries=0
 while [ -n "$(trees)" ] && [ $tries -lt 100 ]; do
   for tree in $(trees); do find "$tree" -depth -type d -exec rmdir {} + 2>/dev/null; done
