@@ -1,7 +1,8 @@
 #!/bin/sh
 # Fetches one kernel of each Debian suite. Installs nothing.
 #   fetch.sh DIR
-# Result: DIR/vmlinuz-VERSION and DIR/overlay-VERSION.ko, for 5.10 (before MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest.
+# Result: DIR/vmlinuz-VERSION, DIR/overlay-VERSION.ko, and DIR/fuse-VERSION.ko where it is a module, for 5.10 (before
+# MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
@@ -10,7 +11,7 @@ mkdir -p "$1"
 dir=$(cd "$1" && pwd -P)
 stamp=$(cat "$here/fetch.sh" "$here/../debian.sh" | cksum)
 [ "$(cat "$dir/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
-rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir/work"
+rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir"/fuse-* "$dir/work"
 apt_dir=$dir/work
 
 for suite in bullseye bookworm trixie sid; do
@@ -29,11 +30,14 @@ for suite in bullseye bookworm trixie sid; do
     *) version=${image##*/vmlinuz-} ;;
   esac
   mv "$image" "$dir/vmlinuz-$version"
-  overlay=$(find "$apt_dir/$suite/x" -name 'overlay.ko*')
-  case $overlay in
-    *.xz) xz -dc "$overlay" > "$dir/overlay-$version.ko" ;;
-    *) cp "$overlay" "$dir/overlay-$version.ko" ;;
-  esac
+  for module in overlay fuse; do
+    found=$(find "$apt_dir/$suite/x" -name "$module.ko*")
+    case $found in
+      '') ;;
+      *.xz) xz -dc "$found" > "$dir/$module-$version.ko" ;;
+      *) cp "$found" "$dir/$module-$version.ko" ;;
+    esac
+  done
 done
 rm -rf "$apt_dir"
 echo "$stamp" > "$dir/stamp"

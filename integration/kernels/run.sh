@@ -9,5 +9,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 kernels=$1; shift
 vm_root "$@"
 failed=0
-for kernel in "$kernels"/vmlinuz-*; do vm_boot "$kernel" 1024 || failed=1; done
+for kernel in "$kernels"/vmlinuz-*; do
+  fuse=$kernels/fuse-${kernel##*/vmlinuz-}.ko
+  rm -f "$vm/root/fuse.ko"
+  [ ! -e "$fuse" ] || cp "$fuse" "$vm/root/fuse.ko"
+  vm_boot "$kernel" 1024 || failed=1
+done
 exit $failed

@@ -17,7 +17,7 @@ vm_boot() {
   echo "== Linux ${1##*/vmlinuz-}"
   # the emulator's default processor is an old one, with which Linux 6.12 ends in double faults now and then; of the newest
   # one it gets the 16-byte compare-and-exchange wrong
-  timeout 600 qemu-system-x86_64 -accel tcg -cpu max,-cx16 -smp 2 -m "$2" -nographic -no-reboot -kernel "$1" -initrd "$vm/initrd" \
+  timeout 1800 qemu-system-x86_64 -accel tcg -cpu max,-cx16 -smp 2 -m "$2" -nographic -no-reboot -kernel "$1" -initrd "$vm/initrd" \
     -append "console=ttyS0 panic=-1 quiet" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
   grep -aE '^(test |SKIPPED|== |thread )' "$vm/log" || true
   grep -aq '^== all passed' "$vm/log" || { tail -n 60 "$vm/log"; return 1; }

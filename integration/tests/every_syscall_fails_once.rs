@@ -1,5 +1,5 @@
-//! Each single syscall that an admission makes fails once, with each of the errors that a machine in trouble gives. The
-//! create goes on, nobody sees the file underneath, and the next create puts right what is left to be put right.
+//! Each single syscall that an admission makes fails once with one of the errors that a machine in trouble gives, those that
+//! a repair is made of once with each. The create goes on, nobody sees the file underneath, and the next create puts right what is left to be put right.
 //!
 //! strace(1) makes them fail, see its `--inject`. It lets go of the process at the moment at which the runtime begins.
 
@@ -15,6 +15,21 @@ use bindguard_integration::{Generation, Node, Setup, privilege};
 
 /// What a machine in trouble answers.
 const ERRORS: [&str; 4] = ["EBUSY", "ENOMEM", "EPERM", "EMFILE"];
+/// What a repair looks, binds and puts into place by.
+const OF_REPAIR: [&str; 12] = [
+    "flock",
+    "mount",
+    "move_mount",
+    "openat2",
+    "open_tree",
+    "readlink",
+    "readlinkat",
+    "rename",
+    "statx",
+    "umount2",
+    "unlinkat",
+    "unshare",
+];
 /// They cannot fail on any kernel, or they are how memory is had and a thread is waited for.
 const NEVER_FAIL: [&str; 18] = [
     "getrandom",
@@ -67,13 +82,16 @@ fn tell(node: &Node, fault: &str, only: &[&str]) -> Result<()> {
     let mut turn = 0;
     for (name, call) in calls.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str())) {
         for number in call.before + 1..=call.count {
-            let error = ERRORS[turn % ERRORS.len()];
+            let is_of_repair = OF_REPAIR.contains(&name.as_str());
+            let errors = if is_of_repair { &ERRORS[..] } else { &ERRORS[turn % ERRORS.len()..][..1] };
             turn += 1;
-            let what = format!("{name} number {number} says {error}");
-            stale.begin_anew()?;
-            let ended = traced(&stale, fault, &trace, Some(&format!("{name}:error={error}:when={number}")))?;
-            survived(&stale, &ended).with_context(|| what.clone())?;
-            stale.next_create().context(what)?;
+            for error in errors {
+                let what = format!("{name} number {number} says {error}");
+                stale.begin_anew()?;
+                let ended = traced(&stale, fault, &trace, Some(&format!("{name}:error={error}:when={number}")))?;
+                survived(&stale, &ended).with_context(|| what.clone())?;
+                stale.next_create().context(what)?;
+            }
         }
     }
     eprintln!("{turn} calls failed in turn");
