@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use bindguard_core::evidence::{
     FileIdentity, FileKind, HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
-use bindguard_core::judge::{Finding, Verdict, Way, judge_host_root, judge_subpath};
-use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeSubpath};
+use bindguard_core::judge::{Finding, Remedy, StaleCause, Verdict, Way, judge_host_root, judge_subpath};
+use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
-use bindguard_core::plan::Plan;
+use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit};
@@ -132,7 +132,7 @@ proptest! {
             // A payload is bound from a payload, anything else is bound where it was.
             let after = rebound(&evidence, &order.sub_path().path);
             let payload_is_whole = matches!(&evidence.target, Observed::Seen(t) if t.timestamp.is_some())
-                == (order.writer() == bindguard_core::kubelet::Writer::Kubelet);
+                == (order.writer() == Writer::Kubelet);
             if payload_is_whole {
                 prop_assert_eq!(judge_subpath(&subpath(), &after), Verdict::Current);
             }
@@ -176,6 +176,64 @@ fn a_shared_bind_is_never_lowered() {
     let mut finding = finding(beside);
     finding.kind = SourceKind::HostRoot;
     assert_eq!(Plan::from_findings(&[finding], &Policy::default()).edits, [SpecEdit::BindRslave { bind: 0 }]);
+}
+
+#[test]
+fn a_host_root_that_is_only_to_be_reported_is_not_edited() {
+    let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
+    let mut finding = finding(judge_host_root(AskedPropagation::Private, &RootfsPropagation::Unset, false, &host));
+    finding.kind = SourceKind::HostRoot;
+    for (host_root, edits) in [(Mode::Repair, 2), (Mode::Report, 0), (Mode::Off, 0)] {
+        let plan = Plan::from_findings(std::slice::from_ref(&finding), &Policy { host_root, ..Policy::default() });
+        assert_eq!(plan.edits.len(), edits, "{host_root:?}: {plan:?}");
+    }
+}
+
+/// A mount of another device is an earlier one of the same volume only when the volume has a mount of its own, of that type.
+#[test]
+fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
+    let evidence = |plugin: &str, is_mount_point, fs_type: &str| {
+        let file = |inode| FileIdentity { device: 1, inode, kind: FileKind::File };
+        let mount = SubpathMount {
+            root: MountRoot { path: "/app.conf".into(), deleted: false },
+            device: Device { major: 0, minor: 44 },
+            fs_type: FsType("ext4".into()),
+            identity: Observed::Seen(file(1)),
+            covers_its_equal: false,
+        };
+        let volume = Volume {
+            plugin: Plugin::from_folder(plugin.as_ref()).unwrap(),
+            directory: "/var/lib/kubelet/pods/u/volumes/p/v".into(),
+            device: Device { major: 8, minor: 1 },
+            fs_type: FsType(fs_type.into()),
+            place: "/".into(),
+            is_mount_point,
+        };
+        let target = Target { timestamp: None, file: Observed::Seen(file(2)) };
+        let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
+        SubpathEvidence { mount, reach: Reach::NotAsked, volume, target }
+    };
+    let is_mended = |evidence| matches!(judge_subpath(&subpath(), &evidence), Verdict::Stale { remedy: Ok(_), .. });
+    assert!(is_mended(evidence("kubernetes.io~local-volume", true, "ext4")));
+    assert!(!is_mended(evidence("kubernetes.io~local-volume", true, "xfs")));
+    assert!(!is_mended(evidence("kubernetes.io~empty-dir", true, "ext4")));
+    assert!(!is_mended(evidence("kubernetes.io~empty-dir", false, "ext4")));
+}
+
+/// A name in a volume that containers write may lead anywhere by the time that the runtime walks it.
+#[test]
+fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
+    for plugin in Plugin::all() {
+        let remedy = Remedy {
+            volume: "/v".into(),
+            sub_path: SubPath { timestamp: None, path: "app.conf".into() },
+            writer: plugin.writer(),
+            way: Way::Rebind,
+        };
+        let stale = finding(Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) });
+        let edit = Rebind::from_finding(&stale, &Policy::default()).unwrap().spec_edit();
+        assert_eq!(edit.is_some(), plugin.writer() == Writer::Kubelet, "{plugin}: {edit:?}");
+    }
 }
 
 #[test]
