@@ -1,7 +1,11 @@
-//! Any bytes are a spec or an error, and edits of a spec change what they are meant to change and no other byte.
+//! Any bytes are a spec or an error, and edits of a spec change what they are meant to change and no other byte. Whatever its
+//! annotations say, the journal gets one line, and the pod what the node's config lets it choose.
 
 use std::path::Path;
 
+use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::policy::{Alarm, PodsMay, Policy};
+use bindguard_core::report::{Container, Report};
 use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit, SpecView};
 use serde_json::value::RawValue;
 
@@ -9,6 +13,7 @@ use serde_json::value::RawValue;
 pub fn check(bytes: &[u8]) {
     let Ok(view) = SpecView::from_bytes(bytes) else { return };
     assert_eq!(view.edited(&[]).unwrap(), bytes);
+    annotated(&view);
     // Few, and not always the same ones: a large spec has many.
     let word = match view.rootfs_propagation() {
         RootfsPropagation::Set(word) => word.clone(),
@@ -19,6 +24,25 @@ pub fn check(bytes: &[u8]) {
         pointed_elsewhere(&view, bind.index());
         made_rslave(&view, bind.index(), &word, &others);
     }
+}
+
+fn annotated(view: &SpecView<'_>) {
+    let of_pod = |node: &Policy| {
+        let (policy, problems) = policy_of_pod(node, |name| view.annotation(name));
+        (policy.into_owned(), problems)
+    };
+    let strict = Policy::default();
+    let (policy, problems) = of_pod(&strict);
+    assert_eq!(policy, strict);
+    let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..Policy::default() };
+    let (policy, more) = of_pod(&open);
+    assert_eq!((&policy.kubelet_roots, &policy.runtime_directories), (&open.kubelet_roots, &open.runtime_directories));
+    assert!(![policy.unmounted_volumes, policy.dead_sources].contains(&Alarm::Refuse));
+    let problems = [problems, more, view.overlooked().into_iter().collect()].concat();
+    let line = serde_json::to_string(&Report { container: Container::from_spec(view), problems, ..Report::default() });
+    let line = line.unwrap();
+    assert!(!line.contains(|c: char| c < ' '), "{line:?}");
+    assert_eq!(serde_json::from_str::<&RawValue>(&line).unwrap().get(), line);
 }
 
 /// One JSON string of the old bytes is the new source, and all else is as it was.
