@@ -1,0 +1,90 @@
+//! A container is written down, its configMap changes, and it is restored: its subPath is bound anew, and without the guard that
+//! fails as a create does. Here by `bindguard-runtime restore`, as Podman calls it.
+//!
+//! The criu is the newest generation's: see checkpoint_and_restore.rs.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::mount_calls::bind;
+use bindguard_integration::privilege::skipped;
+use bindguard_integration::process::{Finished, run};
+use bindguard_integration::programs::Matrix;
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::shim::spec;
+use bindguard_integration::{Generation, Node, Setup, VolumeKind, image};
+use serde_json::json;
+
+#[test]
+fn by_the_runtime_wrapper() {
+    Setup::on(Generation::V2_1).story(|node| {
+        let criu = Matrix::locate()?.program(Generation::V2_1, "criu");
+        let mut check = node.command(&criu)?;
+        check.arg("check");
+        if !run(check)?.status.success() {
+            skipped("no criu that works with this kernel");
+            return Ok(());
+        }
+        symlink(&criu, node.programs().join("criu")).context("put criu on PATH")?;
+        tell(node)
+    });
+}
+
+fn tell(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("saved")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let saved = Saved::create(node, subpath.bind()?)?;
+    let images = saved.bundle.join("images").display().to_string();
+    saved.call("runc", &["run", "--detach", "saved"])?.success()?;
+    saved.call("runc", &["checkpoint", "--image-path", &images, "saved"])?.success()?;
+    volume.update(&[("app.conf", "two")])?;
+
+    let restore = ["restore", "--detach", "--image-path", &images, "saved"];
+    let told = saved.call("runc", &restore)?.failure()?;
+    ensure!(told.contains("no such file"), "without bindguard it fails for another reason: {told}");
+    saved.call("bindguard-runtime", &restore)?.success()?;
+    let read = saved.call("runc", &["exec", "saved", "cat", "/etc/app.conf"])?.success()?;
+    ensure!(read == "two", "the container reads {read:?}");
+    only_a_current_mount(&subpath)?;
+    saved.call("runc", &["delete", "--force", "saved"])?.success()?;
+    pod.delete()
+}
+
+/// A bundle with one container, and a folder for what criu writes.
+struct Saved<'n> {
+    node: &'n Node,
+    bundle: PathBuf,
+}
+
+impl<'n> Saved<'n> {
+    fn create(node: &'n Node, source: &Path) -> Result<Self> {
+        let bundle = node.disk().join("saved");
+        let rootfs = bundle.join("rootfs");
+        fs::create_dir_all(&rootfs).with_context(|| format!("create {}", rootfs.display()))?;
+        image::lay_out(&rootfs)?;
+        // criu writes down mounts, and a root filesystem has to be one
+        bind(&rootfs, &rootfs)?;
+        let mut spec = spec(node, "saved", &["sleep", "1000000"]);
+        let subpath =
+            json!({"destination": "/etc/app.conf", "type": "bind", "source": source, "options": ["rbind", "ro"]});
+        spec["mounts"].as_array_mut().context("the spec has mounts")?.push(subpath);
+        fs::write(bundle.join("config.json"), spec.to_string()).context("write the spec")?;
+        Ok(Self { node, bundle })
+    }
+
+    fn call(&self, program: &str, words: &[&str]) -> Result<Finished> {
+        // a container that goes on would hold a pipe open, and criu does not write down a file that lies outside of it
+        let streams = if words.contains(&"--detach") { "> /dev/null 2>&1" } else { "" };
+        let log = self.bundle.join("log");
+        let mut command = self.node.command("sh")?;
+        command.args(["-c", &format!("exec \"$@\" {streams}"), "sh"]).arg(self.node.programs().join(program));
+        command.arg("--log").arg(&log).args(words);
+        command.env("BINDGUARD_RUNTIME", self.node.programs().join("runc")).current_dir(&self.bundle);
+        let mut finished = run(command)?;
+        finished.stderr += &fs::read_to_string(&log).unwrap_or_default();
+        Ok(finished)
+    }
+}
