@@ -39,7 +39,7 @@ struct Runtime {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Kubelet {
-    roots: Option<Vec<PathBuf>>,
+    roots: Option<Vec<Absolute>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -56,7 +56,7 @@ struct Checks {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 struct HostRoot {
     scope: Reach,
-    extra_directories: Vec<PathBuf>,
+    extra_directories: Vec<Absolute>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -70,13 +70,34 @@ struct Annotations {
 #[serde(deny_unknown_fields, default)]
 struct Journal {
     enabled: bool,
-    path: Option<PathBuf>,
+    path: Option<Absolute>,
 }
 
 impl Default for Journal {
     fn default() -> Self {
         Self { enabled: true, path: None }
     }
+}
+
+/// A path from the root. Any other would be relative to wherever a runtime is called from, and match nothing.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "PathBuf")]
+struct Absolute(PathBuf);
+
+impl TryFrom<PathBuf> for Absolute {
+    type Error = String;
+
+    fn try_from(path: PathBuf) -> Result<Self, String> {
+        if path.is_absolute() {
+            Ok(Self(path))
+        } else {
+            Err(format!("{path:?} is no path from the root, expected \"/...\""))
+        }
+    }
+}
+
+fn paths(absolute: Vec<Absolute>) -> impl Iterator<Item = PathBuf> {
+    absolute.into_iter().map(|Absolute(path)| path)
 }
 
 #[derive(Debug, Default, Clone, Copy, Deserialize)]
@@ -146,11 +167,14 @@ impl File {
     pub(crate) fn into_config(self) -> Config {
         let defaults = Policy::default();
         let mut runtime_directories = defaults.runtime_directories;
-        runtime_directories.extend(self.host_root.extra_directories);
+        runtime_directories.extend(paths(self.host_root.extra_directories));
         Config {
             deadline: Duration::from_millis(self.guard.deadline_ms.unwrap_or(DEADLINE_MS)),
             runtime: self.runtime.path.unwrap_or_else(|| "runc".into()),
-            journal: self.journal.enabled.then(|| self.journal.path.unwrap_or_else(|| JOURNAL.into())),
+            journal: self
+                .journal
+                .enabled
+                .then(|| self.journal.path.map_or_else(|| JOURNAL.into(), |Absolute(path)| path)),
             policy: Policy {
                 stale_subpaths: self.checks.stale_subpaths.into_mode(),
                 host_root: self.checks.host_root.into_mode(),
@@ -170,7 +194,7 @@ impl File {
                 unmounted_volumes: self.checks.unmounted_volumes.into_alarm(),
                 dead_sources: self.checks.dead_sources.into_alarm(),
                 pods_may: PodsMay { set_mode: self.annotations.mode, set_propagation: self.annotations.propagation },
-                kubelet_roots: self.kubelet.roots.unwrap_or(defaults.kubelet_roots),
+                kubelet_roots: self.kubelet.roots.map_or(defaults.kubelet_roots, |roots| paths(roots).collect()),
                 runtime_directories,
             },
         }

@@ -50,6 +50,9 @@ fn what_is_wrong_is_named_with_its_line() {
         ("[guard]\ndeadline-ms = 'soon'\n", "line 2", "u64"),
         ("[checks]\nhost-root = 'fix'\n", "line 2", "repair"),
         ("[checks\n", "line 1", "]"),
+        ("[kubelet]\nroots = ['/a', 'data/kubelet']\n", "line 2", "expected \"/"),
+        ("\n[journal]\npath = 'journal.jsonl'\n", "line 3", "expected \"/"),
+        ("[host-root]\nextra-directories = ['mnt']\n", "line 2", "\"mnt\""),
     ] {
         let error = Config::from_toml(text).unwrap_err().to_string();
         assert!(error.contains(line) && error.contains(named), "{text:?} gives {error}");

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::judge::{Finding, Verdict};
-use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed};
+use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed, refusal_of_unseen};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
@@ -50,8 +50,12 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
     let done = try_admit(bundle, policy, attempt, start, &mut report).unwrap_or_else(|problem| {
-        report.problems.push(format!("{problem}; the container is created as it is"));
-        Done::default()
+        let refusal = refusal_of_unseen(&problem, policy);
+        report.problems.push(match refusal {
+            Some(_) => problem,
+            None => format!("{problem}; the container is created as it is"),
+        });
+        Done { refusal, ..Done::default() }
     });
     report.took(start.elapsed());
     let Done { refusal, worth_another_try, worth_verifying } = done;
@@ -87,7 +91,8 @@ fn try_admit(
     let findings = inspect(&spec, bundle, &policy);
     report.looked(start.elapsed());
     fault::reach(FaultPoint::Judged);
-    let plan = Plan::from_findings(&findings, &policy);
+    let mut plan = Plan::from_findings(&findings, &policy);
+    plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&spec.overlooked()?, &policy));
     if plan.refusal.is_some() {
         report.tell(&findings, |finding| refusal_of(finding, &policy).map(|_| Outcome::Refused));
         return Ok(Done { refusal: plan.refusal, ..Done::default() });

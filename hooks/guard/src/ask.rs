@@ -41,10 +41,22 @@ impl Answers {
     }
 }
 
+/// How long all sources of a spec may take to answer.
+pub(crate) const PATIENCE_OF_A_CREATE: Duration = PATIENCE.all;
+
 /// Asks every source's paths; one set of answers for each, in the same order.
 pub(crate) fn ask(sources: &[Vec<PathBuf>]) -> Vec<Answers> {
+    let mut left = PATIENCE_OF_A_CREATE;
+    ask_within(&mut left, sources)
+}
+
+/// The same for some of a spec's sources; what it took is no longer `left` for others.
+pub(crate) fn ask_within(left: &mut Duration, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
+    let begin = Instant::now();
     // Without a process to ask with, nobody is called dead.
-    shared_out(probe(&sources.concat(), PATIENCE).unwrap_or_default(), sources)
+    let answers = probe(&sources.concat(), Patience { all: *left, ..PATIENCE }).unwrap_or_default();
+    *left = left.saturating_sub(begin.elapsed());
+    shared_out(answers, sources)
 }
 
 /// The answers to all paths, by whose they are.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
-use bindguard_core::plan::{Plan, refusal_of};
+use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
@@ -20,8 +20,9 @@ pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
     match look(bundle, policy, &mut report) {
-        Ok((findings, policy)) => {
-            let plan = Plan::from_findings(&findings, &policy);
+        Ok((findings, policy, overlooked)) => {
+            let mut plan = Plan::from_findings(&findings, &policy);
+            plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&overlooked?, &policy));
             report.tell(&findings, |finding| would_be(finding, &plan, &policy));
         }
         Err(problem) => report.problems.push(problem),
@@ -30,14 +31,14 @@ pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
     report
 }
 
-fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Finding>, Policy), String> {
+fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Finding>, Policy, Option<String>), String> {
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
     report.problems.extend(spec.overlooked());
     let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
     report.problems.extend(problems);
-    Ok((inspect(&spec, bundle, &policy), policy.into_owned()))
+    Ok((inspect(&spec, bundle, &policy), policy.into_owned(), spec.overlooked()))
 }
 
 /// What a plan would do about a finding. A container that is refused gets nothing else done.

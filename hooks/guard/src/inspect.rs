@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bindguard_core::evidence::Reach;
 use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume};
@@ -12,7 +13,7 @@ use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
 use bindguard_sys::{Handle, HandleError, Mounts};
 
-use crate::ask::{Answers, ask};
+use crate::ask::{Answers, PATIENCE_OF_A_CREATE, ask_within};
 use crate::roots::{by_all_names, in_real_folder, without_silent};
 
 /// A bind's source, held until it is judged.
@@ -154,9 +155,17 @@ pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Ve
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| bind.source().starts_with(root));
     let answering = without_silent(policy, is_in_use, &Mounts::default());
     let policy = answering.as_ref().unwrap_or(policy);
+    let mut left = PATIENCE_OF_A_CREATE;
+    spec.binds().chunks(AT_A_TIME).flat_map(|binds| judged(binds, spec, bundle, policy, &mut left)).collect()
+}
+
+/// How many binds are held at a time, by two descriptors each: a runtime's limit is 1024 as a rule.
+const AT_A_TIME: usize = 300;
+
+fn judged(binds: &[Bind], spec: &SpecView<'_>, bundle: &Path, policy: &Policy, left: &mut Duration) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
     let hold = |bind| Held::hold(source_of(bind, bundle), &directories, policy);
-    let mut held: Vec<_> = spec.binds().iter().map(hold).collect();
+    let mut held: Vec<_> = binds.iter().map(hold).collect();
     // What no name of policy's leads to may be known by another one.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
     let by_all_names = any_unknown.then(|| by_all_names(policy)).flatten();
@@ -164,7 +173,7 @@ pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Ve
     held = held.into_iter().map(|held| held.by_another_name(&directories, policy)).collect();
     let look = Look { spec, policy, mounts: Mounts::default() };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
-    let judged = spec.binds().iter().zip(held).zip(ask(&to_ask)).map(|((bind, held), answers)| {
+    let judged = binds.iter().zip(held).zip(ask_within(left, &to_ask)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);
         let (source, destination) = (bind.source().to_owned(), Some(bind.destination().to_owned()));
         Finding { bind: Some(bind.index()), source, destination, kind, verdict }

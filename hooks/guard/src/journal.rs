@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bindguard_core::report::Report;
+use bindguard_core::report::{BindReport, Container, Report};
 use bindguard_sys::journal::append;
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -28,10 +28,21 @@ pub struct Entry<'a> {
 
 #[derive(Serialize)]
 struct Line<'a> {
-    time: Option<String>,
+    time: Option<&'a str>,
     #[serde(flatten)]
     entry: &'a Entry<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<usize>,
 }
+
+/// A line is no longer than this, in bytes: a journal that is bounded to a number of them is not bounded otherwise.
+const LONGEST: usize = 256 << 10;
+
+/// What is left of a text, in bytes, when a line would be too long. A path has no more.
+const LONGEST_TEXT: usize = 4096;
+
+/// How many problems are told when a line would be too long.
+const MOST_PROBLEMS: usize = 16;
 
 /// Appends an entry, with the time in UTC.
 ///
@@ -39,6 +50,48 @@ struct Line<'a> {
 /// What keeps the line out of the journal, in one line.
 pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
     let time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
-    let line = serde_json::to_string(&Line { time, entry }).map_err(in_full)?;
+    let written = |entry: &Entry<'_>, left_out| {
+        serde_json::to_string(&Line { time: time.as_deref(), entry, left_out }).map_err(in_full)
+    };
+    let mut line = written(entry, None)?;
+    if line.len() > LONGEST {
+        let (report, left_out) = shortened(entry.report);
+        let id = entry.id.map(cut);
+        line = written(&Entry { id: id.as_deref(), report: &report, ..*entry }, Some(left_out))?;
+    }
     append(journal, &line).map_err(in_full)
+}
+
+/// The same report in half of a line at most, and how many binds are not in it: those that are as they should be first.
+fn shortened(report: &Report) -> (Report, usize) {
+    let mut room = LONGEST / 2;
+    let mut fits = |bind: &&BindReport| {
+        let size = serde_json::to_string(bind).map_or(usize::MAX, |text| text.len() + 1);
+        let fits = size <= room;
+        room -= if fits { size } else { 0 };
+        fits
+    };
+    let (found, well): (Vec<_>, Vec<_>) = report.binds.iter().partition(|bind| bind.reason.is_some());
+    let binds: Vec<BindReport> = found.into_iter().chain(well).filter(&mut fits).cloned().collect();
+    let Container { name, pod, namespace, uid } = &report.container;
+    let [name, pod, namespace, uid] = [name, pod, namespace, uid].map(|text| text.as_deref().map(cut));
+    let left_out = report.binds.len() - binds.len();
+    let short = Report {
+        bundle: report.bundle.as_deref().map(|path| cut(&path.to_string_lossy()).into()),
+        container: Container { name, pod, namespace, uid },
+        binds,
+        foreign: report.foreign,
+        problems: report.problems.iter().take(MOST_PROBLEMS).map(|problem| cut(problem)).collect(),
+        looked_us: report.looked_us,
+        took_us: report.took_us,
+    };
+    (short, left_out)
+}
+
+fn cut(text: &str) -> String {
+    if text.len() <= LONGEST_TEXT {
+        return text.to_owned();
+    }
+    let end = (0..=LONGEST_TEXT).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}...", &text[..end])
 }

@@ -40,7 +40,7 @@ pub(crate) fn in_real_folder(path: &Path) -> Option<PathBuf> {
 /// What the kernel calls these paths. It knows most by heart; of others it is asked by a process apart, lest a server has to
 /// answer. It counts reading a link as an access, and so may know a link and not follow it.
 fn real_names(paths: &[&Path]) -> Vec<Option<PathBuf>> {
-    let known: Vec<_> = paths.iter().map(|path| Handle::try_cached(path)).collect();
+    let known: Vec<_> = paths.iter().map(|path| known_name(path)).collect();
     let is_cold = |known: &io::Result<Handle>| known.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
     let cold = paths.iter().zip(&known).filter(|(_, known)| is_cold(known)).map(|(path, _)| vec![path.to_path_buf()]);
     let mut told = ask(&cold.collect::<Vec<_>>()).into_iter();
@@ -50,6 +50,24 @@ fn real_names(paths: &[&Path]) -> Vec<Option<PathBuf>> {
         Err(_) => told.next()?.resolved().map(Path::to_owned),
     };
     known.into_iter().map(&mut name).collect()
+}
+
+/// What the kernel has in its cache; and what is certainly missing. tmpfs, and so most of /run, keeps nothing of what is not
+/// there: in a folder of a local filesystem it is looked for.
+fn known_name(path: &Path) -> io::Result<Handle> {
+    let known = Handle::try_cached(path);
+    let mounts = Mounts::default();
+    let is_local = |handle| mounts.mount_of(&handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
+    let in_known_folder =
+        |next: &&Path| next.parent().is_some_and(|folder| Handle::cached(folder).is_some_and(is_local));
+    let is_missing = || {
+        let next = path.ancestors().find(in_known_folder);
+        next.is_some_and(|next| Handle::of(next).is_err_and(|error| error.is_not_found()))
+    };
+    match known {
+        Err(error) if error.kind() == ErrorKind::WouldBlock && is_missing() => Err(ErrorKind::NotFound.into()),
+        known => known,
+    }
 }
 
 /// A policy without the kubelets' roots that are wanted and do not answer; `None` when there are none.

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use bindguard_core::policy::{Policy, Scope};
+use bindguard_core::policy::{Alarm, FailedRepair, Policy, Scope};
 use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_guard::{Admission, Attempt, admit, check_bundle};
 use nix::mount::{MsFlags, mount};
@@ -67,7 +67,25 @@ fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
     let mounts: Vec<_> = (0..100_000).map(|n| mount_of(Path::new("/nowhere"), &format!("/{n}"), "rprivate")).collect();
     fs::write(bundle.path().join("config.json"), serde_json::json!({ "mounts": mounts }).to_string()).unwrap();
     let admission = admit(bundle.path(), &Default::default(), Attempt::First);
-    assert_eq!((admission.report.foreign, &admission.report.problems[..]), (2_000, &[said][..]));
+    assert_eq!((admission.report.foreign, &admission.report.problems[..]), (2_000, &[said.clone()][..]));
+    assert_eq!(admission.refusal, None);
+    // What policy refuses may stand behind them.
+    let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
+    let refusal = admit(bundle.path(), &strict, Attempt::First).refusal.unwrap();
+    assert!(refusal.contains(&said), "{refusal}");
+}
+
+#[test]
+fn a_spec_that_cannot_be_looked_at_is_refused_where_policy_refuses_anything() {
+    let bundle = tempfile::tempdir().unwrap();
+    fs::write(bundle.path().join("config.json"), format!("{{\"x\":\"{}\"}}", "x".repeat(17 << 20))).unwrap();
+    for strict in [
+        Policy { dead_sources: Alarm::Refuse, ..Policy::default() },
+        Policy { failed_repairs: FailedRepair::Refuse, ..Policy::default() },
+    ] {
+        let refusal = admit(bundle.path(), &strict, Attempt::First).refusal.unwrap();
+        assert!(refusal.contains("larger than 16 MiB"), "{refusal}");
+    }
 }
 
 #[test]

@@ -15,8 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 use bindguard_core::policy::{Alarm, Mode, Policy};
-use bindguard_core::report::Outcome;
-use bindguard_guard::{Act, Attempt, admit, check_bundle, mend_node, survey_node};
+use bindguard_core::report::{Outcome, Report};
+use bindguard_guard::{Act, Attempt, Entry, admit, check_bundle, mend_node, record, survey_node};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use pod::{Pod, mount_of, own_namespace};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -270,6 +270,20 @@ fn a_kubelets_root_that_never_answers_is_told_in_time() {
     let mended = mend_node(&policy, &Default::default(), Act::Rebind, |_| true);
     for report in [surveyed, mended] {
         assert!(report.problems.iter().any(|problem| problem.contains("did not answer")), "{:?}", report.problems);
+    }
+}
+
+#[test]
+fn a_journal_that_never_answers_is_not_waited_for() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(mut fuse) = Fuse::mounted() else { return };
+    assert!(fuse.device.as_mut().unwrap().read(&mut [0; 8192]).unwrap() > 0);
+    let entry = Entry { id: None, attempt: 0, pid: None, report: &Report::default() };
+    for name in ["journal.jsonl", "new/journal.jsonl"] {
+        let why = record(&fuse.path().join(name), &entry).unwrap_err();
+        assert!(why.contains("did not answer within 300 ms"), "{why}");
     }
 }
 

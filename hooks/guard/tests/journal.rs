@@ -61,3 +61,35 @@ fn a_bundle_whose_path_is_no_text_is_recorded() {
     let written: Value = serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap();
     assert_eq!(written["bundle"], "/run/\u{fffd}");
 }
+
+/// What a spec of sixteen MiB can make a report say: the journal is bounded all the same, and what was found is in it.
+#[test]
+fn a_line_has_an_end() {
+    let bind = |source: String, verdict, reason: Option<&str>| BindReport {
+        source: source.into(),
+        destination: None,
+        kind: "subpath",
+        verdict,
+        reason: reason.map(str::to_owned),
+        outcome: None,
+    };
+    let mut binds: Vec<_> = (0..5_000).map(|n| bind(format!("/{n}/{}", "x".repeat(500)), "current", None)).collect();
+    binds.push(bind("/y".repeat(1 << 20), "stale", Some("too long for any line")));
+    binds.push(bind("/found".into(), "stale", Some("why")));
+    let long = Some("\u{1}\u{e9}".repeat(1 << 16));
+    let report = Report {
+        container: Container { name: long.clone(), pod: long.clone(), namespace: long.clone(), uid: long.clone() },
+        binds,
+        problems: vec![long.clone().unwrap(); 20],
+        ..Report::default()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    record(&journal, &Entry { id: long.as_deref(), attempt: 0, pid: None, report: &report }).unwrap();
+    let line = fs::read_to_string(&journal).unwrap();
+    assert!(line.len() < 1 << 20, "{} bytes", line.len());
+    let written: Value = serde_json::from_str(&line).unwrap();
+    let binds = written["binds"].as_array().unwrap();
+    assert_eq!(binds[0]["source"], "/found");
+    assert_eq!(written["left_out"], 5_002 - binds.len());
+}

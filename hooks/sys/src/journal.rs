@@ -8,11 +8,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+use crate::apart::Apart;
 use crate::fault::{self, FaultPoint};
+use crate::handle::Handle;
+use crate::mounts::Mounts;
+use crate::probe::{Patience, listen};
 
 /// Size from which the journal is rotated, in bytes.
 const FULL: u64 = 4 << 20;
@@ -33,7 +38,38 @@ pub struct JournalError {
 /// # Errors
 /// When the journal cannot be opened or written.
 pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
-    try_append(journal, line).map_err(|source| JournalError { path: journal.to_owned(), source })
+    let appended = if is_at_hand(journal) { try_append(journal, line) } else { append_apart(journal, line) };
+    appended.map_err(|source| JournalError { path: journal.to_owned(), source })
+}
+
+/// How long a journal on a server may take: the container waits meanwhile.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Its folder is on a local filesystem; or nobody can tell, before Linux 5.12.
+fn is_at_hand(journal: &Path) -> bool {
+    match Handle::try_cached(journal.parent().unwrap_or(journal)) {
+        Ok(folder) => Mounts::default().mount_of(&folder).is_ok_and(|mount| mount.entry.fs_type.is_local()),
+        Err(error) => error.kind() == io::ErrorKind::InvalidInput,
+    }
+}
+
+/// By a process that may hang in this one's place.
+fn append_apart(journal: &Path, line: &str) -> io::Result<()> {
+    let mut apart = Apart::start(|pipe| {
+        let failed = |error: io::Error| error.raw_os_error().unwrap_or_else(|| Errno::NOSPC.raw_os_error());
+        let answer = try_append(journal, line).map_or_else(failed, |()| 0);
+        // A reader that has gone has stopped caring.
+        let _ = pipe.write_all(&answer.to_ne_bytes());
+    })?;
+    let (heard, _) = listen(apart.said(), Patience { each: PATIENCE, all: PATIENCE })?;
+    match heard.first_chunk().map(|number| i32::from_ne_bytes(*number)) {
+        Some(0) => Ok(()),
+        Some(number) => Err(io::Error::from_raw_os_error(number)),
+        None => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("it did not answer within {} ms", PATIENCE.as_millis()),
+        )),
+    }
 }
 
 fn try_append(journal: &Path, line: &str) -> io::Result<()> {

@@ -96,14 +96,14 @@ fn tell(pipe: &mut File, answer: Result<PathBuf, i32>) {
 
 /// Why no more was heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     Closed,
     Silence,
     OutOfTime,
 }
 
 /// Reads until the pipe closes or patience ends.
-fn listen(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>, End)> {
+pub(crate) fn listen(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>, End)> {
     let (start, mut heard, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
     loop {
         let left = patience.all.saturating_sub(start.elapsed());

@@ -17,7 +17,7 @@ pub fn judge_host_root(
     any_shared: bool,
     host: &Observed<HostMount>,
 ) -> Verdict {
-    if matches!(asked, AskedPropagation::Shared | AskedPropagation::Unbindable) {
+    if asked == AskedPropagation::Shared {
         return Verdict::Current;
     }
     // A root made `shared` for a bind that is shared stays: rslave there would lower that bind, too.

@@ -43,6 +43,14 @@ pub(super) const PLUGINS: &[Plugin] = &[
     mounted("kubernetes.io~iscsi", &[], BLOCK),
     mounted("kubernetes.io~rbd", &[], BLOCK),
     mounted("kubernetes.io~vsphere-volume", &[], BLOCK),
+    // Those that Kubernetes had once.
+    mounted("kubernetes.io~flocker", &[], BLOCK),
+    mounted("kubernetes.io~photon-pd", &[], BLOCK),
+    mounted("kubernetes.io~portworx-volume", &[], BLOCK),
+    mounted("kubernetes.io~quobyte", &[], NODE_MOUNT),
+    mounted("kubernetes.io~scaleio", &[], BLOCK),
+    mounted("kubernetes.io~storageos", &[], BLOCK),
+    unmounted("kubernetes.io~git-repo", Writer::Containers),
 ];
 
 const fn unmounted(folder: &'static str, writer: Writer) -> Plugin {

@@ -79,6 +79,13 @@ impl Plan {
     }
 }
 
+/// Why policy refuses a container of which something could not be looked at, if it does: what it refuses may be there.
+pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
+    let refuses =
+        policy.unmounted_volumes == Alarm::Refuse || policy.dead_sources == Alarm::Refuse || refuses_unmended(policy);
+    refuses.then(|| format!("{unseen}: policy refuses what may be there"))
+}
+
 /// Why policy refuses a container with this finding, if it does.
 pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
     match &finding.verdict {

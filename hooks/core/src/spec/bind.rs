@@ -44,6 +44,9 @@ pub(super) enum OptionsPlace {
 impl Bind {
     /// Reads the entry at `index` of `mounts`; `None` when it is no bind.
     pub(super) fn from_raw(whole: &[u8], index: usize, raw: &RawValue) -> serde_json::Result<Option<Self>> {
+        if raw.get() == "null" {
+            return Ok(None);
+        }
         let entry: RawObject<'_> = serde_json::from_str(raw.get())?;
         let kind = text(&entry, "type")?.unwrap_or_default();
         let written: Vec<&RawValue> = match entry.value("options") {
@@ -118,6 +121,10 @@ fn text<'a>(entry: &RawObject<'a>, key: &str) -> serde_json::Result<Option<Cow<'
 }
 
 fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
+    // For Go, a string that is null is empty.
+    if raw.get() == "null" {
+        return Ok("".into());
+    }
     // Nearly every string is what stands between its quotes.
     let quoted = raw.get().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     match quoted.filter(|text| !text.contains('\\')) {

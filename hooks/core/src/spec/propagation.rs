@@ -46,8 +46,9 @@ impl AskedPropagation {
     /// Whether host umounts would stop at this bind, or at its submounts.
     pub fn keeps_host_mounts_alive(self) -> bool {
         match self {
-            Self::Nothing | Self::Private | Self::Slave => true,
-            Self::RecursiveSlave | Self::Shared | Self::Unbindable => false,
+            // mount_namespaces(7): an unbindable mount is a private one.
+            Self::Nothing | Self::Private | Self::Slave | Self::Unbindable => true,
+            Self::RecursiveSlave | Self::Shared => false,
         }
     }
 

@@ -118,7 +118,9 @@ fn binds(bytes: &[u8], spec: &RawObject<'_>) -> Result<(Vec<Bind>, usize), SpecE
 fn annotations(spec: &RawObject<'_>) -> serde_json::Result<BTreeMap<String, String>> {
     let Some(raw) = spec.value("annotations") else { return Ok(BTreeMap::new()) };
     let object: RawObject<'_> = serde_json::from_str(raw.get())?;
-    object.iter().map(|(key, raw)| Ok((key.to_owned(), serde_json::from_str(raw.get())?))).collect()
+    // For Go, a string that is null is empty.
+    let text = |raw: &RawValue| serde_json::from_str::<Option<String>>(raw.get()).map(Option::unwrap_or_default);
+    object.iter().map(|(key, raw)| Ok((key.to_owned(), text(raw)?))).collect()
 }
 
 fn rootfs_propagation(bytes: &[u8], spec: &RawObject<'_>) -> serde_json::Result<(RootfsPropagation, LinuxPlace)> {
@@ -167,6 +169,14 @@ mod tests {
         let view = SpecView::from_bytes(json.as_bytes()).unwrap();
         assert_eq!(view.binds().len(), MOST_BINDS);
         assert!(view.overlooked().unwrap().starts_with("3 mounts"));
+    }
+
+    #[test]
+    fn null_is_nothing_as_it_is_for_go() {
+        let json =
+            br#"{"annotations":{"a":null},"mounts":[null,{"type":"bind","source":"/x","options":[null,"rslave"]}]}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        assert_eq!((view.annotation("a"), view.binds().len(), view.binds()[0].index()), (Some(""), 1, 1));
     }
 
     #[test]
