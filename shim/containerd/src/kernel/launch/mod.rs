@@ -167,7 +167,7 @@ mod tests {
     fn a_program_that_cannot_be_run_is_an_error_and_no_child() {
         let nowhere = File::open("/dev/null").unwrap();
         let launch = Launch {
-            program: Path::new("/nonexistent/program"),
+            program: Path::new("/proc/self/nonexistent"),
             arguments: &[],
             environment: &[],
             directory: Path::new("/"),
@@ -177,7 +177,8 @@ mod tests {
             dies_with_parent: false,
         };
         assert_eq!(launch.launch().unwrap_err().kind(), io::ErrorKind::NotFound);
-        let elsewhere = Launch { directory: Path::new("/nonexistent"), program: Path::new("/bin/sh"), ..launch };
+        let elsewhere =
+            Launch { directory: Path::new("/proc/self/nonexistent"), program: Path::new("/bin/sh"), ..launch };
         assert_eq!(elsewhere.launch().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
