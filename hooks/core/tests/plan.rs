@@ -220,6 +220,37 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
     assert!(!is_mended(evidence("kubernetes.io~empty-dir", false, "ext4")));
 }
 
+/// Stranded by an update: it is still there, and says which payload it shows.
+#[test]
+fn an_older_payload_is_told_by_its_name() {
+    let payload = |name: &str| TimestampDirectory::from_name(name.as_ref()).unwrap();
+    let (shown, current) = (payload("..2026_11_21_05_10_00.1"), payload("..2026_11_21_05_10_01.2"));
+    let device = Device { major: 8, minor: 1 };
+    let file = |inode| FileIdentity { device: 1, inode, kind: FileKind::File };
+    let root = MountRoot { path: Path::new(PLACE).join(shown.name()).join("app.conf"), deleted: false };
+    let fs_type = FsType("ext4".into());
+    let mount = SubpathMount {
+        root,
+        device,
+        fs_type: fs_type.clone(),
+        identity: Observed::Seen(file(1)),
+        covers_its_equal: false,
+    };
+    let volume = Volume {
+        plugin: Plugin::from_folder("kubernetes.io~configmap".as_ref()).unwrap(),
+        directory: "/var/lib/kubelet/pods/u/volumes/p/v".into(),
+        device,
+        fs_type,
+        place: PLACE.into(),
+        is_mount_point: false,
+    };
+    let target = Target { timestamp: Some(current.clone()), file: Observed::Seen(file(2)) };
+    let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
+    let verdict = judge_subpath(&subpath(), &SubpathEvidence { mount, reach: Reach::NotAsked, volume, target });
+    let told = StaleCause::OlderPayload { shown, current };
+    assert!(matches!(&verdict, Verdict::Stale { cause, remedy: Ok(_) } if *cause == told), "{verdict:?}");
+}
+
 /// A name in a volume that containers write may lead anywhere by the time that the runtime walks it.
 #[test]
 fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
