@@ -14,6 +14,7 @@ use bindguard_guard::{Admission, Attempt, admit, check_bundle};
 use nix::mount::{MsFlags, mount};
 use pod::{Pod, bind, mount_of, own_namespace};
 use rustix::fs::{FlockOperation, flock};
+use serde_json::json;
 
 fn admitted(pod: &Pod) -> Admission {
     admit(&pod.bundle(), &pod.policy(), Attempt::First)
@@ -179,6 +180,40 @@ fn the_scope_says_which_binds_are_made_rslave() {
     };
     assert_eq!([Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts].map(told), [1, 2, 3]);
     nix::mount::umount2(&holding.path().join("disk"), nix::mount::MntFlags::MNT_DETACH).unwrap();
+}
+
+/// Whatever a bind asks for: what is private, or stays so, gets no umount from the host.
+#[test]
+fn only_what_asks_to_be_shared_is_not_made_rslave() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(0);
+    let outcome = |options: &[&str], source: &str| {
+        let mount = json!({"type": "bind", "source": source, "destination": "/host", "options": options});
+        pod.write_spec(&[mount]);
+        let admission = admitted(&pod);
+        let again = admitted(&pod).report;
+        assert_eq!((again.binds[0].verdict, &again.binds[0].outcome), ("current", &None), "{again:?}");
+        admission.report.binds[0].outcome.clone()
+    };
+    for source in ["/", "//", "/.", "/var/lib/../lib", "/proc/thread-self/root"] {
+        for options in [
+            &[][..],
+            &["rbind", "RSLAVE"],
+            &["slave"],
+            &["rslave", "rprivate"],
+            &["rprivate", "rslave"],
+            &["private", "private"],
+            &["unbindable"],
+            &["ro", "runbindable", "rbind"],
+        ] {
+            assert_eq!(outcome(options, source), Some(Outcome::MadeRslave), "{options:?} {source}");
+        }
+        for options in [&["rslave", "rslave"][..], &["rshared"], &["rprivate", "shared"]] {
+            assert_eq!(outcome(options, source), None, "{options:?} {source}");
+        }
+    }
 }
 
 #[test]
