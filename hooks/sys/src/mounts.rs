@@ -69,12 +69,17 @@ impl Mounts {
         }
     }
 
+    /// The mount table, as it was when it was first asked for.
+    pub(crate) fn table(&self) -> Result<&MountTable, String> {
+        self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())
+    }
+
     /// Whether anything is mounted below a directory, hidden mounts included. Reads the mount table.
     ///
     /// # Errors
     /// What keeps the table from being read, in one line.
     pub fn any_below(&self, directory: &Path) -> Result<bool, String> {
-        let table = self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())?;
+        let table = self.table()?;
         let is_below = |point: &Path| point != directory && point.starts_with(directory);
         Ok(table.entries().iter().any(|entry| is_below(&entry.mount_point)))
     }
@@ -108,7 +113,7 @@ impl Mounts {
     }
 
     fn by_table(&self, handle: &Handle) -> Result<MountOf, String> {
-        let table = self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())?;
+        let table = self.table()?;
         let id = handle.mount_id().map_err(|error| error.in_full())?;
         let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
         let parent = table.mount(entry.parent).filter(|_| !is_namespace_root(entry));

@@ -12,7 +12,6 @@ use bindguard_core::kubelet::Plugin;
 use bindguard_core::mount_table::MountEntry;
 
 use crate::handle::Handle;
-use crate::mountinfo::read_mount_table;
 use crate::mounts::Mounts;
 
 /// How many of the host's mounts are tried: all but the first few are binds of folders, or hidden by others.
@@ -20,18 +19,19 @@ const TRIED: usize = 8;
 
 /// The host's mount of the most of this filesystem in which the mount's root lies, held, and as the volume that it stands
 /// in for.
-pub(super) fn find_filesystem(mount: &MountEntry) -> Option<(Handle, Volume)> {
-    find_mount(mount, |host| host.root.path != mount.root.path)
+pub(super) fn find_filesystem(mount: &MountEntry, mounts: &Mounts) -> Option<(Handle, Volume)> {
+    find_mount(mount, mounts, |host| host.root.path != mount.root.path)
 }
 
 /// The same of the mounts within a volume's directory, which is named as the kernel does. A sub path may be such a mount
 /// itself.
-pub(super) fn find_filesystem_in(volume: &Path, mount: &MountEntry) -> Option<(Handle, Volume)> {
-    find_mount(mount, |host| host.mount_point != volume && host.mount_point.starts_with(volume))
+pub(super) fn find_filesystem_in(volume: &Path, mount: &MountEntry, mounts: &Mounts) -> Option<(Handle, Volume)> {
+    find_mount(mount, mounts, |host| host.mount_point != volume && host.mount_point.starts_with(volume))
 }
 
-fn find_mount(mount: &MountEntry, wanted: impl Fn(&MountEntry) -> bool) -> Option<(Handle, Volume)> {
-    let table = read_mount_table().ok()?;
+fn find_mount(mount: &MountEntry, mounts: &Mounts, wanted: impl Fn(&MountEntry) -> bool) -> Option<(Handle, Volume)> {
+    // One reading is for all subpaths of a look: what it says of a mount is asked for again once that mount is held.
+    let table = mounts.table().ok()?;
     let mut holding: Vec<&MountEntry> =
         table.entries().iter().filter(|host| holds(host, mount) && wanted(host)).collect();
     holding.sort_by_key(|host| host.root.path.as_os_str().len());

@@ -104,9 +104,10 @@ impl HeldSubpath {
                 (Some(directory), Observed::Seen((mount, _))) => {
                     match (directory.observe(mounts), directory.handle()) {
                         (Observed::Seen(volume), Some(handle)) if !is_of(mount, &volume) => {
-                            mounted_within(handle, mount).map_or((Observed::Seen(volume), None), |(handle, within)| {
-                                (Observed::Seen(within), Some(handle))
-                            })
+                            mounted_within(handle, mount, mounts)
+                                .map_or((Observed::Seen(volume), None), |(handle, within)| {
+                                    (Observed::Seen(within), Some(handle))
+                                })
                         }
                         (volume, _) => (volume, None),
                     }
@@ -114,7 +115,7 @@ impl HeldSubpath {
                 (Some(directory), _) => (directory.observe(mounts), None),
                 // Of a volume that lies anywhere on the host only what is gone can be told.
                 (None, Observed::Seen((mount, _))) if mount.root.deleted || !mount.fs_type.is_local() => {
-                    find_filesystem(mount)
+                    find_filesystem(mount, mounts)
                         .map_or((Observed::Absent, None), |(handle, volume)| (Observed::Seen(volume), Some(handle)))
                 }
                 (None, _) => (Observed::Absent, None),
@@ -179,8 +180,8 @@ fn is_of(mount: &MountEntry, volume: &Volume) -> bool {
 }
 
 /// What a sidecar mounted within the volume, if the mount is one of that.
-fn mounted_within(volume: &Handle, mount: &MountEntry) -> Option<(Handle, Volume)> {
-    find_filesystem_in(&volume.resolved_path().ok()?, mount)
+fn mounted_within(volume: &Handle, mount: &MountEntry, mounts: &Mounts) -> Option<(Handle, Volume)> {
+    find_filesystem_in(&volume.resolved_path().ok()?, mount, mounts)
 }
 
 /// Where the sub path leads today, by its names.
