@@ -100,7 +100,7 @@ kubelet: build matrix
 	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
 
 # what is asked of other kernels, and of a node with cgroup v2 alone
-SYSCALLS := mounts swap target admit dead_sources
+SYSCALLS := mounts swap target admit dead_sources hostile_volumes what_cannot_be_read written_by_containers
 STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit stats_and_pause
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 

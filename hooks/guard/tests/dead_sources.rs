@@ -165,6 +165,10 @@ fn policy_refuses_a_dead_source_or_does_not_look() {
     pod.update(1);
     let outcomes: Vec<_> = check_bundle(&pod.bundle(), &refuse).binds.into_iter().map(|bind| bind.outcome).collect();
     assert_eq!(outcomes, [None, Some(Outcome::WouldBe { done: "refused" })]);
+    let binds = admit(&pod.bundle(), &refuse, Attempt::First).report.binds;
+    let outcomes: Vec<_> = binds.into_iter().map(|bind| bind.outcome).collect();
+    assert_eq!(outcomes, [None, Some(Outcome::Refused)]);
+    assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "0");
     let off = Policy { dead_sources: Alarm::Off, ..pod.policy() };
     let admission = admit(&pod.bundle(), &off, Attempt::First);
     assert_eq!((admission.refusal, admission.report.foreign), (None, 1));

@@ -49,6 +49,29 @@ fn a_payload_is_opened_through_the_data_link() {
     assert!(open(&volume, "gone.conf", Writer::Kubelet).unwrap().is_none());
 }
 
+/// The payload that the link named is removed before it is walked to: that is no missing key.
+#[test]
+fn a_key_is_there_in_every_moment_of_an_update() {
+    let volume = tempfile::tempdir().unwrap();
+    // A name that was used never comes back.
+    let name = |number: u32| format!("..2026_11_21_05_10_00.{number}");
+    payload(&volume, &name(0), &["app.conf"]);
+    swap(&volume, &name(0));
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in (1..).take_while(|_| !done.load(Ordering::Relaxed)) {
+                payload(&volume, &name(number), &["app.conf"]);
+                swap(&volume, &name(number));
+                fs::remove_dir_all(volume.path().join(name(number - 1))).unwrap();
+            }
+        });
+        let missing = (0..20_000).filter(|_| matches!(open(&volume, "app.conf", Writer::Kubelet), Ok(None))).count();
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(missing, 0);
+    });
+}
+
 #[test]
 fn a_volume_without_a_payload_is_told_from_one_whose_link_lies() {
     let volume = tempfile::tempdir().unwrap();
