@@ -7,6 +7,7 @@
 //!   Setup ──start──► Node ── containerd (1.6, 1.7, 2.1) ── shim ── bindguard-runtime ── runc, crun
 //!                     │  ├── Ctr, Cri                clients
 //!                     │  ├── Kubelet                 volumes and subpaths, by the real kubelet's syscalls
+//!                     │  ├── Cluster                 a real kubelet in its place, with its API server (`make kubelet`)
 //!                     │  └── Keeper                  kills and removes all of it, also when the test is SIGKILLed
 //!                     └ a mount namespace of the test's own thread, with a private /run
 //! ```
