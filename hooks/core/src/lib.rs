@@ -18,7 +18,7 @@ pub mod judge;
 pub mod kubelet;
 pub mod mount_table;
 pub mod node_report;
-mod paths;
+pub mod paths;
 pub mod plan;
 pub mod pods;
 pub mod policy;

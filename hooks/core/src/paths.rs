@@ -7,12 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Whether `path` is `directory`, or lies in it.
-pub(crate) fn lies_in(path: &Path, directory: &Path) -> bool {
+pub fn lies_in(path: &Path, directory: &Path) -> bool {
     below(path, directory).is_some()
 }
 
 /// What of `path` comes behind `directory`; `None` when it does not lie in it.
-pub(crate) fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
+pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
     match part(path, directory) {
         true => None,
         false => path.strip_prefix(directory).ok(),

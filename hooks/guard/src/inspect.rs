@@ -7,6 +7,7 @@ use std::time::Duration;
 use bindguard_core::evidence::Reach;
 use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume};
 use bindguard_core::kubelet::{MountedVolume, PodPath};
+use bindguard_core::paths::lies_in;
 use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
@@ -50,12 +51,16 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// What is a kubelet's or a runtime's by a name that it was not looked up by.
-    fn by_another_name(self, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
+    /// What is a kubelet's or a runtime's by a name that it was not looked up by: one of `more` that policy's directories have,
+    /// or its own other name.
+    fn by_another_name(self, directories: &HeldVolumeDirectories, more: Option<&Policy>, policy: &Policy) -> Self {
         let Self::Somewhere(path, _) = &self else { return self };
-        let is_known = |path: &Path| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
-        let real = || PodPath::may_be_one(path).then(|| in_real_folder(path)).flatten().filter(|real| is_known(real));
-        let name = if is_known(path) { Some(path.clone()) } else { real().map(Cow::Owned) };
+        let is_known = |path: &Path, policy| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
+        let is_new = more.is_some_and(|more| is_known(path, more));
+        let policy = more.unwrap_or(policy);
+        let real = || PodPath::may_be_one(path).then(|| in_real_folder(path)).flatten();
+        let name =
+            if is_new { Some(path.clone()) } else { real().filter(|real| is_known(real, policy)).map(Cow::Owned) };
         name.map_or(self, |name| Self::hold(name, directories, policy))
     }
 
@@ -152,26 +157,34 @@ impl Look<'_> {
 
 /// Judges every bind of a spec.
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
-    let is_in_use = |root: &Path| spec.binds().iter().any(|bind| bind.source().starts_with(root));
-    let answering = without_silent(policy, is_in_use, &Mounts::default());
+    let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
+    let mounts = Mounts::default();
+    let answering = without_silent(policy, is_in_use, &mounts);
     let policy = answering.as_ref().unwrap_or(policy);
     let mut left = PATIENCE_OF_A_CREATE;
-    spec.binds().chunks(AT_A_TIME).flat_map(|binds| judged(binds, spec, bundle, policy, &mut left)).collect()
+    spec.binds().chunks(AT_A_TIME).flat_map(|binds| judged(binds, spec, bundle, policy, &mounts, &mut left)).collect()
 }
 
 /// How many binds are held at a time, by two descriptors each: a runtime's limit is 1024 as a rule.
 const AT_A_TIME: usize = 300;
 
-fn judged(binds: &[Bind], spec: &SpecView<'_>, bundle: &Path, policy: &Policy, left: &mut Duration) -> Vec<Finding> {
+fn judged(
+    binds: &[Bind],
+    spec: &SpecView<'_>,
+    bundle: &Path,
+    policy: &Policy,
+    mounts: &Mounts,
+    left: &mut Duration,
+) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
     let hold = |bind| Held::hold(source_of(bind, bundle), &directories, policy);
     let mut held: Vec<_> = binds.iter().map(hold).collect();
     // What no name of policy's leads to may be known by another one.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
     let by_all_names = any_unknown.then(|| by_all_names(policy)).flatten();
-    let policy = by_all_names.as_ref().unwrap_or(policy);
-    held = held.into_iter().map(|held| held.by_another_name(&directories, policy)).collect();
-    let look = Look { spec, policy, mounts: Mounts::default() };
+    let names = by_all_names.as_ref();
+    held = held.into_iter().map(|held| held.by_another_name(&directories, names, policy)).collect();
+    let look = Look { spec, policy: names.unwrap_or(policy), mounts: mounts.for_what_is_held() };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
     let judged = binds.iter().zip(held).zip(ask_within(left, &to_ask)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);

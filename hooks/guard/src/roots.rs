@@ -21,7 +21,11 @@ const PATIENCE: Duration = Duration::from_millis(700);
 
 /// A policy that knows its directories by the kernel's names, too; `None` when those are the names that it has.
 pub(crate) fn by_all_names(policy: &Policy) -> Option<Policy> {
-    let directories: Vec<&Path> = policy.directories().collect();
+    // On nearly every node that is none.
+    let directories: Vec<&Path> = policy.directories().filter(|directory| !Handle::has_one_name(directory)).collect();
+    if directories.is_empty() {
+        return None;
+    }
     let real: HashMap<&Path, PathBuf> = directories
         .iter()
         .copied()
@@ -40,7 +44,8 @@ pub(crate) fn in_real_folder(path: &Path) -> Option<PathBuf> {
 /// What the kernel calls these paths. It knows most by heart; of others it is asked by a process apart, lest a server has to
 /// answer. It counts reading a link as an access, and so may know a link and not follow it.
 fn real_names(paths: &[&Path]) -> Vec<Option<PathBuf>> {
-    let known: Vec<_> = paths.iter().map(|path| known_name(path)).collect();
+    let mounts = Mounts::default();
+    let known: Vec<_> = paths.iter().map(|path| known_name(path, &mounts)).collect();
     let is_cold = |known: &io::Result<Handle>| known.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
     let cold = paths.iter().zip(&known).filter(|(_, known)| is_cold(known)).map(|(path, _)| vec![path.to_path_buf()]);
     let mut told = ask(&cold.collect::<Vec<_>>()).into_iter();
@@ -54,9 +59,8 @@ fn real_names(paths: &[&Path]) -> Vec<Option<PathBuf>> {
 
 /// What the kernel has in its cache; and what is certainly missing. tmpfs, and so most of /run, keeps nothing of what is not
 /// there: in a folder of a local filesystem it is looked for.
-fn known_name(path: &Path) -> io::Result<Handle> {
+fn known_name(path: &Path, mounts: &Mounts) -> io::Result<Handle> {
     let known = Handle::try_cached(path);
-    let mounts = Mounts::default();
     let is_local = |handle| mounts.mount_of(&handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
     let in_known_folder =
         |next: &&Path| next.parent().is_some_and(|folder| Handle::cached(folder).is_some_and(is_local));

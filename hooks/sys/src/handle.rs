@@ -117,7 +117,7 @@ impl Handle {
     pub fn try_cached(path: &Path) -> io::Result<Self> {
         let open = |resolve| openat2(path, OFlags::empty(), ResolveFlags::CACHED | resolve);
         // Most paths have no link in them, and then the kernel need not be asked for its own.
-        if !path.components().any(|component| component == Component::ParentDir) {
+        if !climbs(path) {
             match open(ResolveFlags::NO_SYMLINKS) {
                 Ok(fd) => return Ok(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) }),
                 Err(Errno::NOENT) => return Err(Errno::NOENT.into()),
@@ -125,6 +125,14 @@ impl Handle {
             }
         }
         Ok(Self::from_fd(open(ResolveFlags::empty())?, path.to_owned()))
+    }
+
+    /// Whether the kernel knows by heart that no symlink is on the way to `path`, or that nothing is there.
+    pub fn has_one_name(path: &Path) -> bool {
+        match openat2(path, OFlags::empty(), ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS) {
+            Ok(_) => !climbs(path),
+            Err(errno) => errno == Errno::NOENT,
+        }
     }
 
     fn open(path: &Path, flags: OFlags) -> Result<Self, HandleError> {
@@ -247,6 +255,10 @@ impl AsFd for Handle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn climbs(path: &Path) -> bool {
+    path.components().any(|component| component == Component::ParentDir)
 }
 
 fn openat2(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {

@@ -21,7 +21,7 @@ use crate::statmount::statmount;
 pub struct Mounts {
     only_table: bool,
     /// What statmount told, by unique id: most sources of a node share a few mounts.
-    told: RefCell<HashMap<u64, Told>>,
+    told: Rc<RefCell<HashMap<u64, Told>>>,
     table: OnceCell<Result<MountTable, MountinfoError>>,
 }
 
@@ -55,6 +55,11 @@ impl Mounts {
     /// Looks into the mount table only, as on a kernel without statmount.
     pub fn from_mountinfo() -> Self {
         Self { only_table: true, ..Self::default() }
+    }
+
+    /// The same for what is held by now: what statmount told of a mount stays true, and a table that was read is read anew.
+    pub fn for_what_is_held(&self) -> Self {
+        Self { only_table: self.only_table, told: Rc::clone(&self.told), table: OnceCell::new() }
     }
 
     /// Looks at the mount that a handle is on.

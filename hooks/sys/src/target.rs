@@ -84,15 +84,29 @@ impl TargetError {
 /// When the kernel refuses a step, or the volume is not laid out as its writer lays it out. A name that is not there is
 /// no error.
 pub fn open_target(volume: &Handle, sub_path: &Path, writer: Writer) -> Result<OpenedTarget, TargetError> {
+    open_target_in(volume, None, sub_path, writer)
+}
+
+/// The same, for who has just opened another target, in the `payload` that was current then.
+pub(crate) fn open_target_in(
+    volume: &Handle,
+    payload: Option<&TimestampDirectory>,
+    sub_path: &Path,
+    writer: Writer,
+) -> Result<OpenedTarget, TargetError> {
     match writer {
         Writer::Containers => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
-        Writer::Kubelet => in_payload(volume, sub_path),
+        Writer::Kubelet => in_payload(volume, payload.cloned(), sub_path),
     }
 }
 
-fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetError> {
+fn in_payload(
+    volume: &Handle,
+    mut known: Option<TimestampDirectory>,
+    sub_path: &Path,
+) -> Result<OpenedTarget, TargetError> {
     for _ in 0..SWAPS {
-        let timestamp = current_payload(volume)?;
+        let timestamp = known.take().map_or_else(|| current_payload(volume), Ok)?;
         // AtomicWriter makes no links within a payload: from its name on, none is followed.
         if let Some(file) = below(volume, &Path::new(timestamp.name()).join(sub_path))? {
             return Ok(OpenedTarget { timestamp: Some(timestamp), file: Some(file) });

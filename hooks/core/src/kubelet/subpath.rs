@@ -71,6 +71,11 @@ impl VolumeSubpath {
         path
     }
 
+    /// Whether both are of one volume of one pod.
+    pub fn is_of_the_same_volume(&self, other: &Self) -> bool {
+        self.volume == other.volume && self.pod_uid == other.pod_uid && self.kubelet_root == other.kubelet_root
+    }
+
     /// The pod's uid.
     pub fn pod_uid(&self) -> &str {
         &self.pod_uid

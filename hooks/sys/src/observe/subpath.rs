@@ -7,13 +7,14 @@ use std::rc::Rc;
 use bindguard_core::evidence::{Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
 use bindguard_core::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
 use bindguard_core::mount_table::MountEntry;
+use bindguard_core::paths::lies_in;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::filesystem::{find_filesystem, find_filesystem_in};
 use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
-use crate::target::{TargetError, open_target};
+use crate::target::{TargetError, open_target_in};
 
 /// A subpath and its volume, held so that they stay what they are while they are looked at.
 #[derive(Debug)]
@@ -160,11 +161,16 @@ impl HeldSubpath {
         let (Ok(sub_path), Some(handle)) = (SubPath::from_mount(mount, volume), self.volume()) else {
             return Observed::Absent;
         };
-        let opened = match open_target(handle, &sub_path.path, volume.plugin.writer()) {
+        let payload = self.directory.as_ref().map(|directory| directory.payload());
+        let known = payload.and_then(OnceCell::get);
+        let opened = match open_target_in(handle, known, &sub_path.path, volume.plugin.writer()) {
             Ok(opened) => opened,
             Err(TargetError::NoPayload(_)) => return Observed::Absent,
             Err(error) => return Observed::Unreadable(error.in_full()),
         };
+        if let (Some(payload), Some(current)) = (payload, &opened.timestamp) {
+            payload.get_or_init(|| current.clone());
+        }
         let file = match opened.file.as_ref().map(Handle::identity) {
             Some(Ok(identity)) => Observed::Seen(identity),
             Some(Err(error)) => unreadable(&error),
@@ -176,7 +182,7 @@ impl HeldSubpath {
 
 /// Whether a mount is of the volume's own filesystem, and of something in it.
 fn is_of(mount: &MountEntry, volume: &Volume) -> bool {
-    mount.device == volume.device && mount.root.path.starts_with(&volume.place)
+    mount.device == volume.device && lies_in(&mount.root.path, &volume.place)
 }
 
 /// What a sidecar mounted within the volume, if the mount is one of that.

@@ -1,12 +1,11 @@
 //! The directory of a subpath's volume: the folder of that name below one of the pod's plugins.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use bindguard_core::evidence::{Observed, Volume};
-use bindguard_core::kubelet::{Plugin, VolumeSubpath};
+use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeSubpath};
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
@@ -18,20 +17,23 @@ pub(super) struct HeldVolumeDirectory {
     plugin: Plugin,
     directory: Result<Handle, HandleError>,
     seen: OnceCell<Observed<Volume>>,
+    payload: OnceCell<TimestampDirectory>,
 }
 
-/// The volumes of one pod that are held already: several subpaths of one volume are the rule.
+/// The volumes of some subpaths that are held already: several subpaths of one volume are the rule. Few enough to be looked
+/// through.
 #[derive(Debug, Default)]
-pub struct HeldVolumeDirectories(RefCell<HashMap<PodVolume, Option<Rc<HeldVolumeDirectory>>>>);
-
-/// A pod's directory, and the name of one of its volumes.
-type PodVolume = (PathBuf, String);
+pub struct HeldVolumeDirectories(RefCell<Vec<(VolumeSubpath, Option<Rc<HeldVolumeDirectory>>)>>);
 
 impl HeldVolumeDirectories {
     pub(super) fn of(&self, subpath: &VolumeSubpath) -> Option<Rc<HeldVolumeDirectory>> {
-        let volume = (subpath.pod_directory(), subpath.volume().to_owned());
-        let hold = || HeldVolumeDirectory::hold(subpath).map(Rc::new);
-        self.0.borrow_mut().entry(volume).or_insert_with(hold).clone()
+        let mut held = self.0.borrow_mut();
+        if let Some((_, directory)) = held.iter().find(|(other, _)| other.is_of_the_same_volume(subpath)) {
+            return directory.clone();
+        }
+        let directory = HeldVolumeDirectory::hold(subpath).map(Rc::new);
+        held.push((subpath.clone(), directory.clone()));
+        directory
     }
 }
 
@@ -50,12 +52,17 @@ impl HeldVolumeDirectory {
     fn try_hold(plugin: Plugin, directory: &Path) -> Option<Self> {
         match Handle::as_written(directory) {
             Err(error) if error.is_not_found() => None,
-            directory => Some(Self { plugin, directory, seen: OnceCell::new() }),
+            directory => Some(Self { plugin, directory, seen: OnceCell::new(), payload: OnceCell::new() }),
         }
     }
 
     pub(super) fn handle(&self) -> Option<&Handle> {
         self.directory.as_ref().ok()
+    }
+
+    /// The payload in which the first target was opened: where `..data` leads is read once for all subpaths of a volume.
+    pub(super) fn payload(&self) -> &OnceCell<TimestampDirectory> {
+        &self.payload
     }
 
     pub(super) fn observe(&self, mounts: &Mounts) -> Observed<Volume> {
