@@ -1,5 +1,5 @@
 //! A container is written down, its configMap changes, and it is restored: its subPath is bound anew, and without the guard that
-//! fails as a create does. Here by `bindguard-runtime restore`, as Podman calls it.
+//! fails as a create does. By `bindguard-runtime restore`, as Podman calls it, and by containerd.
 //!
 //! The criu is the newest generation's: see checkpoint_and_restore.rs.
 
@@ -14,11 +14,22 @@ use bindguard_integration::process::{Finished, run};
 use bindguard_integration::programs::Matrix;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::shim::spec;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind, image};
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, image};
 use serde_json::json;
 
 #[test]
 fn by_the_runtime_wrapper() {
+    with_criu(wrapper);
+}
+
+#[test]
+fn by_containerd() {
+    with_criu(|node| {
+        [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| containerd(node, runtime))
+    });
+}
+
+fn with_criu(story: fn(&Node) -> Result<()>) {
     Setup::on(Generation::V2_1).story(|node| {
         let criu = Matrix::locate()?.program(Generation::V2_1, "criu");
         let mut check = node.command(&criu)?;
@@ -28,11 +39,38 @@ fn by_the_runtime_wrapper() {
             return Ok(());
         }
         symlink(&criu, node.programs().join("criu")).context("put criu on PATH")?;
-        tell(node)
+        story(node)
     });
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn containerd(node: &Node, runtime: Runtime) -> Result<()> {
+    let pod = node.kubelet().pod(&format!("saved-{runtime:?}"))?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let ctr = node.ctr();
+    let words = |words: &[&str]| run(ctr.command(words));
+    let first = ctr.container("first").runtime(runtime).mount(Bind::new(subpath.bind()?, "/etc/app.conf"));
+    first.argument("--net-host").runs(&["sleep", "1000000"]).start()?.success()?;
+    words(&["containers", "checkpoint", "--task", "--rw", "--image", "first", "saved"])?.success()?;
+    ctr.remove("first")?;
+    volume.update(&[("app.conf", "two")])?;
+    let restored = words(&["containers", "restore", "--live", "--rw", "second", "saved"])?;
+    if runtime == Runtime::Stock {
+        let told = restored.failure()?;
+        ensure!(told.contains("no such file"), "without bindguard it fails for another reason: {told}");
+        ctr.forget("second")?;
+    } else {
+        restored.success()?;
+        let read = ctr.read("second", "/etc/app.conf")?;
+        ensure!(read == "two", "the container reads {read:?}");
+        only_a_current_mount(&subpath)?;
+        ctr.remove("second")?;
+    }
+    words(&["image", "rm", "saved"])?.success()?;
+    pod.delete()
+}
+
+fn wrapper(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("saved")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");

@@ -1,10 +1,11 @@
 //! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and make it from there again.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use super::{
     Runtime,
-    invoke::{Call, Ends, RuntimeError},
+    guard_door::{Created, Making},
+    invoke::RuntimeError,
 };
 use crate::io::Wiring;
 
@@ -43,6 +44,8 @@ pub(crate) struct RestoreCall<'a> {
     pub(crate) no_pivot_root: bool,
     /// The process's streams.
     pub(crate) wiring: &'a Wiring,
+    /// How long the guard may take.
+    pub(crate) deadline: Duration,
 }
 
 impl CheckpointCall {
@@ -71,8 +74,8 @@ impl Runtime {
         self.run("checkpoint", call.args().into_iter().chain([id.into()])).await
     }
 
-    /// Makes a container from what was written; it runs at once.
-    pub(crate) async fn restore(&self, id: &str, call: &RestoreCall<'_>) -> Result<(), RuntimeError> {
+    /// Makes a container from what was written, admitted by the guard where there is one; it runs at once.
+    pub(crate) async fn restore(&self, id: &str, call: &RestoreCall<'_>) -> Result<Created, RuntimeError> {
         let mut args: Vec<OsString> = vec!["--image-path".into(), call.images.into()];
         args.extend(["--work-path".into(), call.work.clone().into()]);
         if !call.parent.is_empty() {
@@ -85,8 +88,8 @@ impl Runtime {
         args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
         // The shim is the subreaper: what is restored becomes its child.
         args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
-        let restore = Call::new(self, self.resolve_binary()?, "restore", args);
-        restore.run(Ends::Process(call.wiring)).await.map(drop)
+        let RestoreCall { wiring, deadline, .. } = *call;
+        self.make(&Making { verb: "restore", args, id, wiring, deadline }).await
     }
 }
 

@@ -1,12 +1,12 @@
-//! `create`, by way of the guard.
+//! What makes a container, `create` and `restore`, by way of the guard.
 //!
 //! `bindguard-runtime` is called with the runtime's own arguments. It looks at the bundle's mounts, mends what is stale and
 //! then *becomes* the runtime by exec. Right before, it says so in one line on a pipe:
 //!
 //! ```text
-//!   handover          the runtime runs now; its result is the create's
+//!   handover          the runtime runs now; its result is the call's
 //!   handover verify   likewise, and once it made the container the guard wants to look at its mounts
-//!   refused REASON    policy; the create fails with the reason
+//!   refused REASON    policy; the call fails with the reason
 //!   unchanged         (only when asked again after a failure) nothing was stale: the failure stands
 //!   end of file       the guard died
 //!   nothing in time   the guard hangs, on a dead mount perhaps: it is killed and not waited for
@@ -39,21 +39,21 @@ const RETRIES: u32 = 3;
 /// How long a killed guard, that may have become the runtime, is given to be gone.
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
-/// What `create` needs.
-pub(crate) struct CreateCall<'a> {
+/// A call of the runtime that makes a container.
+pub(super) struct Making<'a> {
+    /// `create` or `restore`.
+    pub(super) verb: &'static str,
+    /// What follows the verb.
+    pub(super) args: Vec<OsString>,
     /// The container.
-    pub(crate) id: &'a str,
+    pub(super) id: &'a str,
     /// Its streams.
-    pub(crate) wiring: &'a Wiring,
-    /// chroot instead of pivot_root.
-    pub(crate) no_pivot_root: bool,
-    /// Leave the session keyring as it is.
-    pub(crate) no_new_keyring: bool,
+    pub(super) wiring: &'a Wiring,
     /// How long the guard may take.
-    pub(crate) deadline: Duration,
+    pub(super) deadline: Duration,
 }
 
-/// A container that was created.
+/// A container that was made.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Created {
     /// The guard wants to look at it: see [`Runtime::verify_apart`].
@@ -71,31 +71,26 @@ enum Passage {
 }
 
 impl Runtime {
-    /// Creates the container, admitted by the guard where there is one.
-    pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
+    /// Makes the container, admitted by the guard where there is one.
+    pub(super) async fn make(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
         self.resolve_binary()?;
         let Some(guard) = guard_program() else {
             tracing::warn!(
                 id = call.id,
-                "{GUARD} is not installed: the container is created without a look at its mounts"
+                "{GUARD} is not installed: the container is made without a look at its mounts"
             );
-            return self.create_plainly(call).await;
+            return self.make_plainly(call).await;
         };
         match self.pass(&guard, call, 0).await? {
             Passage::Created(created) => Ok(created),
             Passage::Refused(reason) => Err(RuntimeError::Refused { reason }),
-            Passage::RuntimeFailed(failure) => self.create_again(&guard, call, failure).await,
-            Passage::Unchanged => self.create_unguarded(call, "it answered as if asked again").await,
-            Passage::NoGuard(why) => self.create_unguarded(call, &why).await,
+            Passage::RuntimeFailed(failure) => self.make_again(&guard, call, failure).await,
+            Passage::Unchanged => self.make_unguarded(call, "it answered as if asked again").await,
+            Passage::NoGuard(why) => self.make_unguarded(call, &why).await,
         }
     }
 
-    async fn create_again(
-        &self,
-        guard: &Path,
-        call: &CreateCall<'_>,
-        first: RuntimeError,
-    ) -> Result<Created, RuntimeError> {
+    async fn make_again(&self, guard: &Path, call: &Making<'_>, first: RuntimeError) -> Result<Created, RuntimeError> {
         let mut failure = first;
         for attempt in 1..=RETRIES {
             self.clear_away(call.id).await;
@@ -116,18 +111,18 @@ impl Runtime {
         Err(failure)
     }
 
-    async fn create_unguarded(&self, call: &CreateCall<'_>, why: &str) -> Result<Created, RuntimeError> {
-        tracing::warn!(id = call.id, "the guard did not hand over ({why}): the container is created without it");
-        self.create_plainly(call).await
+    async fn make_unguarded(&self, call: &Making<'_>, why: &str) -> Result<Created, RuntimeError> {
+        tracing::warn!(id = call.id, "the guard did not hand over ({why}): the container is made without it");
+        self.make_plainly(call).await
     }
 
-    async fn create_plainly(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
+    async fn make_plainly(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
         let program = self.resolve_binary()?;
-        let plain = Call::new(self, program, "create", self.create_args(call));
+        let plain = Call::new(self, program, call.verb, call.args.clone());
         plain.run(Ends::Process(call.wiring)).await.map(|_| Created::default())
     }
 
-    async fn pass(&self, guard: &Path, call: &CreateCall<'_>, attempt: u32) -> Result<Passage, RuntimeError> {
+    async fn pass(&self, guard: &Path, call: &Making<'_>, attempt: u32) -> Result<Passage, RuntimeError> {
         let _hold = self.exits.hold();
         let (running, mut line) = match self.send_guard(guard, call, attempt) {
             Ok(sent) => sent,
@@ -154,10 +149,10 @@ impl Runtime {
         }
     }
 
-    fn send_guard(&self, guard: &Path, call: &CreateCall<'_>, attempt: u32) -> io::Result<(Running, pipe::Receiver)> {
+    fn send_guard(&self, guard: &Path, call: &Making<'_>, attempt: u32) -> io::Result<(Running, pipe::Receiver)> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let line = pipe::Receiver::from_owned_fd(read)?;
-        let mut request = Call::new(self, guard.to_owned(), "create", self.create_args(call));
+        let mut request = Call::new(self, guard.to_owned(), call.verb, call.args.clone());
         request.env("BINDGUARD_RUNTIME", &self.binary);
         request.env("BINDGUARD_HANDOVER_FD", write.as_raw_fd().to_string());
         request.env("BINDGUARD_ATTEMPT", attempt.to_string());
@@ -199,18 +194,6 @@ impl Runtime {
                 tracing::warn!(id, %error, "cannot remove what a failed create left");
             }
         }
-    }
-
-    fn create_args(&self, call: &CreateCall<'_>) -> Vec<OsString> {
-        let mut args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into()];
-        args.extend(["--pid-file".into(), self.bundle.init_pid_file().into()]);
-        if let Some(socket) = call.wiring.console_socket() {
-            args.extend(["--console-socket".into(), socket.into()]);
-        }
-        args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
-        args.extend(call.no_new_keyring.then(|| "--no-new-keyring".into()));
-        args.push(call.id.into());
-        args
     }
 }
 

@@ -1,9 +1,10 @@
 //! The OCI runtime's command line: one method per verb.
 //!
-//! `create` goes through the guard (`guard_door`), everything else straight to runc, crun or what the options name.
+//! `create` and `restore` go through the guard (`guard_door`), everything else straight to runc, crun or what the options name.
 //! What a runtime *says* is passed on, never interpreted: decisions rest on exit codes, files and pidfds.
 
 mod checkpoint;
+mod create;
 mod guard_door;
 mod handover;
 mod invoke;
@@ -19,7 +20,7 @@ use std::{
 };
 
 pub(crate) use checkpoint::{CheckpointCall, RestoreCall};
-pub(crate) use guard_door::CreateCall;
+pub(crate) use create::CreateCall;
 pub(crate) use invoke::RuntimeError;
 
 use crate::{bundle::Bundle, exits::Exits, io::Wiring, options::Options};

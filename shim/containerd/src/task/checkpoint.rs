@@ -18,7 +18,7 @@ use containerd_shim_protos::{
 };
 use protobuf::{Message, UnknownValueRef, well_known_types::any::Any};
 
-use super::{Task, TaskError};
+use super::{Task, TaskError, create::guard_deadline};
 use crate::{
     bundle::Bundle,
     exits::Watched,
@@ -116,14 +116,21 @@ impl Task {
             work,
             no_pivot_root: from.no_pivot_root,
             wiring: &from.wiring,
+            deadline: guard_deadline(),
         };
-        if let Err(source) = self.runtime.restore(&self.id, &call).await {
-            // What was restored half is of no use; the start may be tried again.
-            self.runtime.clear_away(&self.id).await;
-            *self.restoration() = Some(from);
-            return Err(TaskError::runtime("restore")(source));
-        }
+        let restored = match self.runtime.restore(&self.id, &call).await {
+            Ok(restored) => restored,
+            Err(source) => {
+                // What was restored half is of no use; the start may be tried again.
+                self.runtime.clear_away(&self.id).await;
+                *self.restoration() = Some(from);
+                return Err(TaskError::runtime("restore")(source));
+            }
+        };
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
+        if restored.is_worth_verifying {
+            self.runtime.verify_apart(&self.id, pid, call.deadline);
+        }
         let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
         self.init.born(Arc::clone(&watched), from.wiring.attach()?);
         Ok(watched)

@@ -50,8 +50,8 @@ impl Rollback<'_> {
     }
 }
 
-/// How long the guard may take: asked for each create, so that a pod that runs for months sees a change of the config.
-fn guard_deadline() -> Duration {
+/// How long the guard may take: asked for each create and restore, so that a pod that runs for months sees a change of the config.
+pub(super) fn guard_deadline() -> Duration {
     let loaded = bindguard_config::load();
     if let Some(problem) = &loaded.problem {
         tracing::warn!("the config is not in force, defaults are: {}", with_causes(problem));

@@ -1,0 +1,44 @@
+//! `create`.
+
+use std::{ffi::OsString, time::Duration};
+
+use super::{
+    Runtime,
+    guard_door::{Created, Making},
+    invoke::RuntimeError,
+};
+use crate::io::Wiring;
+
+/// What `create` needs.
+pub(crate) struct CreateCall<'a> {
+    /// The container.
+    pub(crate) id: &'a str,
+    /// Its streams.
+    pub(crate) wiring: &'a Wiring,
+    /// chroot instead of pivot_root.
+    pub(crate) no_pivot_root: bool,
+    /// Leave the session keyring as it is.
+    pub(crate) no_new_keyring: bool,
+    /// How long the guard may take.
+    pub(crate) deadline: Duration,
+}
+
+impl Runtime {
+    /// Creates the container, admitted by the guard where there is one.
+    pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
+        let CreateCall { id, wiring, deadline, .. } = *call;
+        self.make(&Making { verb: "create", args: self.create_args(call), id, wiring, deadline }).await
+    }
+
+    fn create_args(&self, call: &CreateCall<'_>) -> Vec<OsString> {
+        let mut args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into()];
+        args.extend(["--pid-file".into(), self.bundle.init_pid_file().into()]);
+        if let Some(socket) = call.wiring.console_socket() {
+            args.extend(["--console-socket".into(), socket.into()]);
+        }
+        args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
+        args.extend(call.no_new_keyring.then(|| "--no-new-keyring".into()));
+        args.push(call.id.into());
+        args
+    }
+}
