@@ -1,0 +1,180 @@
+//! docs/journal.schema.json says what is written, no less and no more.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
+
+mod json_schema;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::judge::{Finding, Lack, Pinning, StaleCause, Unmounted, Verdict};
+use bindguard_core::policy::Policy;
+use bindguard_core::report::{BindReport, Container, Outcome, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_guard::{Entry, record};
+use json_schema::Schema;
+use serde_json::{Value, json};
+
+const POD: &str = "/var/lib/kubelet/pods/eea5c325";
+
+fn schema() -> Schema {
+    Schema(serde_json::from_str(include_str!("../../../docs/journal.schema.json")).unwrap())
+}
+
+/// The line that the journal gets.
+fn line_of(entry: &Entry<'_>) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    record(&journal, entry).unwrap();
+    serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap()
+}
+
+fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport {
+    let source = PathBuf::from(source);
+    let kind = SourceKind::from_path(&source, None, &Policy::default());
+    let finding = Finding { bind: Some(0), source, destination: Some("/in/container".into()), kind, verdict };
+    BindReport::from_finding(&finding, outcome)
+}
+
+/// A bind of each kind and verdict that can be in a line.
+fn of_every_verdict() -> Vec<BindReport> {
+    let subpath = format!("{POD}/volume-subpaths/conf/app/0");
+    let stale = |outcome| {
+        let remedy = Err("its pod is locked".to_owned());
+        bind(&subpath, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy }, outcome)
+    };
+    let orphaned = Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Payload, remake: None };
+    let pinning = |private: Option<&str>| {
+        Verdict::Pinning(Pinning { bind: true, rootfs: true, private_mount: private.map(PathBuf::from) })
+    };
+    let dead = || Verdict::Dead("its daemon is gone".to_owned());
+    vec![
+        bind(&subpath, Verdict::Current, None),
+        stale(Some(Outcome::Rebound { tries: 2 })),
+        stale(Some(Outcome::AlreadyCurrent)),
+        stale(Some(Outcome::PointedAtVolume { source: "/volume/key".into() })),
+        stale(Some(Outcome::Failed { why: "move_mount: EINVAL".to_owned() })),
+        stale(Some(Outcome::Detached)),
+        stale(Some(Outcome::WouldBe { done: "re-bound to the current target" })),
+        bind(&subpath, orphaned, None),
+        bind(&subpath, Verdict::Unmounted(Unmounted::Subpath), Some(Outcome::Refused)),
+        bind(&format!("{POD}/volumes/kubernetes.io~nfs/share"), dead(), Some(Outcome::Refused)),
+        bind(&format!("{POD}/volumes/kubernetes.io~configmap/conf/app.conf"), Verdict::Current, None),
+        bind("/srv/share", dead(), None),
+        bind("/", pinning(None), Some(Outcome::MadeRslave)),
+        bind("/", pinning(Some("/")), Some(Outcome::needs_shared(Path::new("/")))),
+        bind("/", Verdict::WithoutMaster, None),
+        bind("/", Verdict::Unknown("it did not answer".to_owned()), None),
+    ]
+}
+
+/// Every field is named: one that is added does not compile until somebody comes here.
+fn full() -> Report {
+    let named = |text: &str| Some(text.to_owned());
+    Report {
+        bundle: Some("/run/bundle".into()),
+        container: Container {
+            name: named("app"),
+            pod: named("web"),
+            namespace: named("default"),
+            uid: named("eea5c325"),
+        },
+        binds: of_every_verdict(),
+        foreign: 6,
+        problems: vec!["read /run/bundle/config.json: No such file or directory (os error 2)".to_owned()],
+        looked_us: Some(287),
+        took_us: 412,
+    }
+}
+
+fn created(report: &Report) -> Value {
+    line_of(&Entry { id: Some("bb344d713010"), attempt: 1, pid: None, report })
+}
+
+/// Longer than a line may be.
+fn cut_off() -> Value {
+    let many = vec![bind(&format!("/{}", "x".repeat(500)), Verdict::Current, None); 2_000];
+    created(&Report { binds: [of_every_verdict(), many].concat(), ..full() })
+}
+
+fn lines() -> Vec<Value> {
+    let clean = Report { binds: vec![bind("/", Verdict::Current, None)], ..Report::default() };
+    let verified = Entry { id: None, attempt: 0, pid: Some(4242), report: &full() };
+    let each = of_every_verdict().into_iter().map(|bind| created(&Report { binds: vec![bind], ..Report::default() }));
+    each.chain([created(&Report::default()), created(&clean), created(&full()), line_of(&verified), cut_off()])
+        .collect()
+}
+
+#[test]
+fn what_is_written_obeys_the_schema() {
+    let schema = schema();
+    assert!(cut_off()["left_out"].as_u64().unwrap() > 0);
+    for line in lines() {
+        assert_eq!(schema.faults_of(&line), [""; 0]);
+    }
+}
+
+#[test]
+fn what_the_document_shows_obeys_the_schema() {
+    let page = include_str!("../../../docs/journal.md");
+    let shown: Vec<&str> = page.split("```json\n").skip(1).filter_map(|below| below.split("```").next()).collect();
+    assert!(!shown.is_empty());
+    for block in shown {
+        assert_eq!(schema().faults_of(&serde_json::from_str(block).unwrap()), [""; 0]);
+    }
+}
+
+/// A key of the schema that no line has, and a word of an enum that none says, are not true.
+#[test]
+fn the_schema_says_nothing_that_is_never_written() {
+    let Schema(schema) = schema();
+    let lines = lines();
+    let binds: Vec<&Value> = lines.iter().flat_map(|line| line["binds"].as_array().unwrap()).collect();
+    let keys = |of: &Value| of["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    for key in keys(&schema) {
+        assert!(lines.iter().any(|line| line.get(&key).is_some()), "no line has {key}");
+    }
+    for key in keys(&schema["$defs"]["container"]) {
+        assert!(lines.iter().any(|line| line["container"].get(&key).is_some()), "no container has {key}");
+    }
+    for key in keys(&schema["$defs"]["bind"]) {
+        assert!(binds.iter().any(|bind| bind.get(&key).is_some()), "no bind has {key}");
+    }
+    for key in ["kind", "verdict"] {
+        for word in schema["$defs"]["bind"]["properties"][key]["enum"].as_array().unwrap() {
+            assert!(binds.iter().any(|bind| &bind[key] == word), "no {key} is {word}");
+        }
+    }
+    for way in schema["$defs"]["outcome"]["oneOf"].as_array().unwrap() {
+        let what = &way["properties"]["what"]["const"];
+        assert!(binds.iter().any(|bind| &bind["outcome"]["what"] == what), "no outcome is {what}");
+    }
+}
+
+/// Each line is taken apart in one place; the schema notices.
+#[test]
+fn what_is_never_written_does_not_obey_the_schema() {
+    let schema = schema();
+    let good = created(&full());
+    let broken = |pointer: &str, value: Value| {
+        let mut line = good.clone();
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        line.pointer_mut(parent).unwrap()[key] = value;
+        assert_ne!(schema.faults_of(&line), [""; 0], "{pointer}");
+    };
+    broken("/more", json!(1));
+    broken("/attempt", json!(-1));
+    broken("/foreign", json!("6"));
+    broken("/problems", json!([]));
+    broken("/container", json!({}));
+    broken("/container/node", json!("worker"));
+    broken("/binds/0/verdict", json!("foreign"));
+    broken("/binds/0/kind", json!("bind"));
+    broken("/binds/1/outcome/what", json!("mended"));
+    broken("/binds/1/outcome/why", json!("no field of this outcome"));
+    for key in ["time", "attempt", "binds", "foreign", "took_us"] {
+        let mut line = good.clone();
+        line.as_object_mut().unwrap().remove(key);
+        assert_ne!(schema.faults_of(&line), [""; 0], "{key}");
+    }
+}
