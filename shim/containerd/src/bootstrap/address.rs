@@ -9,6 +9,8 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -22,6 +24,8 @@ use sha2::{Digest, Sha256};
 const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 /// The file in a bundle that tells containerd 1.x, after its restart, where the server is.
 const ADDRESS_FILE: &str = "address";
+/// How soon a server that is about to be gone is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A socket that is ours, or somebody else's already.
 pub(super) enum Claim {
@@ -93,11 +97,19 @@ pub(super) fn write(address: &str) -> io::Result<()> {
 }
 
 /// Removes the socket that this bundle names, but not under a server that answers: other containers may be in its group.
-pub(super) fn remove_stale_socket_of_bundle(bundle: &Path) {
+///
+/// A server that was killed while it launched the runtime seems to answer until that child has become the runtime: for so
+/// long as `patience` it is looked at again.
+pub(super) fn remove_stale_socket_of_bundle(bundle: &Path, patience: Duration) {
     let Ok(address) = fs::read_to_string(bundle.join(ADDRESS_FILE)) else { return };
     let path = address.trim().strip_prefix("unix://").unwrap_or(&address);
-    if matches!(connect_to(Path::new(path)), Ok(Served::ByNobody)) {
-        let _ = fs::remove_file(path);
+    let deadline = Instant::now() + patience;
+    loop {
+        match connect_to(Path::new(path)) {
+            Ok(Served::ByNobody) => return drop(fs::remove_file(path)),
+            Ok(Served::By(_)) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
+            _ => return,
+        }
     }
 }
 
@@ -142,10 +154,25 @@ mod tests {
         let path = dir.path().join("socket");
         let Claim::Bound(server) = claim(&path).unwrap() else { panic!("somebody serves") };
         fs::write(dir.path().join(ADDRESS_FILE), format!("unix://{}", path.display())).unwrap();
-        remove_stale_socket_of_bundle(dir.path());
+        remove_stale_socket_of_bundle(dir.path(), LOOK_AGAIN);
         assert!(path.try_exists().unwrap());
         drop(server);
-        remove_stale_socket_of_bundle(dir.path());
+        remove_stale_socket_of_bundle(dir.path(), Duration::ZERO);
+        assert!(!path.try_exists().unwrap());
+    }
+
+    #[test]
+    fn the_socket_of_a_server_that_is_about_to_be_gone_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let Claim::Bound(server) = claim(&path).unwrap() else { panic!("somebody serves") };
+        fs::write(dir.path().join(ADDRESS_FILE), format!("unix://{}", path.display())).unwrap();
+        let ending = thread::spawn(move || {
+            thread::sleep(LOOK_AGAIN * 3);
+            drop(server);
+        });
+        remove_stale_socket_of_bundle(dir.path(), Duration::from_secs(60));
+        ending.join().unwrap();
         assert!(!path.try_exists().unwrap());
     }
 }

@@ -11,7 +11,7 @@ use std::{
     io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use containerd_shim_protos::api::DeleteResponse;
@@ -30,6 +30,9 @@ use crate::{
     runtime::Runtime,
     task::Rollback,
 };
+
+/// How long a server that was killed may seem to live.
+const DYING: Duration = Duration::from_millis(200);
 
 /// An answer that could not be given. The cleaning up itself is done as far as it goes, and what is left is logged.
 #[derive(Debug, thiserror::Error)]
@@ -56,11 +59,14 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
     let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
-    if !bundle.is_settled() {
+    let was_settled = bundle.is_settled();
+    if !was_settled {
         let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
         event_loop.map_err(failed("start an event loop"))?.block_on(clean_up(args, &bundle));
     }
-    address::remove_stale_socket_of_bundle(bundle.path());
+    // A server that has settled a bundle launches nothing more for it.
+    let patience = if was_settled { Duration::ZERO } else { DYING };
+    address::remove_stale_socket_of_bundle(bundle.path(), patience);
     let answer = DeleteResponse {
         pid,
         exit_status: 128 + SIGKILL.unsigned_abs(),
