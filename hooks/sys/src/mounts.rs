@@ -57,7 +57,8 @@ impl Mounts {
         Self { only_table: true, ..Self::default() }
     }
 
-    /// The same for what is held by now: what statmount told of a mount stays true, and a table that was read is read anew.
+    /// The same look at what is held by now: what statmount told is kept, by ids that are never given again, and a table that was
+    /// read is read anew.
     pub fn for_what_is_held(&self) -> Self {
         Self { only_table: self.only_table, told: Rc::clone(&self.told), table: OnceCell::new() }
     }

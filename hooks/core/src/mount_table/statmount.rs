@@ -11,7 +11,7 @@ use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 
 /// What has to be told of every mount: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and `_FS_TYPE`.
 const NEEDED: u64 = 0x01 | 0x02 | 0x08 | 0x20;
-/// `STATMOUNT_MNT_POINT`, which takes the kernel as long as all the rest.
+/// `STATMOUNT_MNT_POINT`, a third of what the kernel needs for a path of usual length.
 const POINT: u64 = 0x10;
 /// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer, of filesystems that have one: which FUSE it is.
 const SUBTYPE: u64 = 0x100;
