@@ -80,7 +80,11 @@ fn give_up(
         GivesUp::ByItsDeadline => {
             let answer = impatient.ask_within(Duration::from_millis(400), call);
             // the client's own word, or the server's, whichever is first
-            ensure!(answer.is_err_and(|error| error.to_string().contains("eadline")), "{verb} has another end");
+            let told = answer.as_ref().err().map(ToString::to_string);
+            ensure!(
+                told.as_ref().is_some_and(|words| words.to_lowercase().contains("deadline")),
+                "{verb} has another end: {told:?}"
+            );
         }
     }
     gate.wait_for_call()?;
