@@ -79,7 +79,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    fn judge(self, bind: &Bind, look: &Look<'_>, answers: &Answers) -> (SourceKind, Verdict) {
+    fn judge(self, bind: &Bind<'_>, look: &Look<'_>, answers: &Answers) -> (SourceKind, Verdict) {
         match self {
             Self::Subpath(held) => {
                 let evidence = held.observe(&look.mounts, &answers.reaches());
@@ -119,7 +119,7 @@ struct Look<'a> {
 
 impl Look<'_> {
     /// Whether a path, that as written is none, leads to a host root.
-    fn is_host_root(&self, bind: &Bind, written: &Path, resolved: &Path) -> bool {
+    fn is_host_root(&self, bind: &Bind<'_>, written: &Path, resolved: &Path) -> bool {
         let leads_to_one = || resolved != written && self.policy.holds_runtime_mounts(resolved);
         let takes_mounts_along = || {
             self.policy.host_root_scope == Scope::AnySubmounts
@@ -129,7 +129,7 @@ impl Look<'_> {
         self.policy.host_root != Mode::Off && (leads_to_one() || takes_mounts_along())
     }
 
-    fn judge_host_root(&self, bind: &Bind, source: &Result<Handle, HandleError>) -> Verdict {
+    fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, HandleError>) -> Verdict {
         let any_shared = self.spec.binds().iter().any(|bind| bind.propagation() == AskedPropagation::Shared);
         let host = observe_host_mount(source, &self.mounts);
         judge_host_root(bind.propagation(), self.spec.rootfs_propagation(), any_shared, &host)
@@ -162,14 +162,18 @@ pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Ve
     let answering = without_silent(policy, is_in_use, &mounts);
     let policy = answering.as_ref().unwrap_or(policy);
     let mut left = PATIENCE_OF_A_CREATE;
-    spec.binds().chunks(AT_A_TIME).flat_map(|binds| judged(binds, spec, bundle, policy, &mounts, &mut left)).collect()
+    let mut findings = Vec::with_capacity(spec.binds().len());
+    for binds in spec.binds().chunks(AT_A_TIME) {
+        findings.append(&mut judged(binds, spec, bundle, policy, &mounts, &mut left));
+    }
+    findings
 }
 
 /// How many binds are held at a time, by two descriptors each: a runtime's limit is 1024 as a rule.
 const AT_A_TIME: usize = 300;
 
 fn judged(
-    binds: &[Bind],
+    binds: &[Bind<'_>],
     spec: &SpecView<'_>,
     bundle: &Path,
     policy: &Policy,
@@ -200,7 +204,7 @@ fn looks_at_volumes(policy: &Policy) -> bool {
 }
 
 /// What is bound; a relative source is relative to the bundle.
-fn source_of<'a>(bind: &'a Bind, bundle: &Path) -> Cow<'a, Path> {
+fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
     let source = bind.source();
     if source.is_absolute() { source.into() } else { bundle.join(source).into() }
 }

@@ -37,7 +37,7 @@ fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result
     let by_all_names = by_all_names(&policy);
     let policy = by_all_names.as_ref().unwrap_or(&policy);
     let mounts = ContainerMounts::of(pid)?;
-    let made_rslave = |bind: &&Bind| bind.propagation() == AskedPropagation::RecursiveSlave;
+    let made_rslave = |bind: &&Bind<'_>| bind.propagation() == AskedPropagation::RecursiveSlave;
     let findings = spec.binds().iter().filter(made_rslave).filter_map(|bind| {
         let resolved = Handle::follow(&bundle.join(bind.source())).ok().and_then(|handle| handle.resolved_path().ok());
         let kind = SourceKind::from_path(bind.source(), resolved.as_deref(), policy);
@@ -47,7 +47,7 @@ fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result
     Ok(())
 }
 
-fn in_container(bind: &Bind, kind: SourceKind, mount: &Observed<Propagation>) -> Finding {
+fn in_container(bind: &Bind<'_>, kind: SourceKind, mount: &Observed<Propagation>) -> Finding {
     Finding {
         bind: Some(bind.index()),
         source: bind.source().to_owned(),

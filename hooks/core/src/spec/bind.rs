@@ -1,12 +1,13 @@
-//! One bind mount of a spec: what it says, and where in the bytes it says so.
+//! One bind mount of a spec: what it says, and the bytes that say so.
 
 use std::borrow::Cow;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::Path;
 
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::object::{RawObject, Text, place};
+use super::object::Text;
 use super::propagation::AskedPropagation;
 
 /// A mount of the spec that runc would bind.
@@ -14,76 +15,45 @@ use super::propagation::AskedPropagation;
 /// runc and crun treat an entry as a bind when its type is `bind`, or when its options hold `bind` or `rbind`
 /// whatever the type says (`none` is common).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bind {
+pub struct Bind<'a> {
     index: usize,
-    source: PathBuf,
-    destination: PathBuf,
+    source: Cow<'a, str>,
+    destination: Cow<'a, str>,
     propagation: AskedPropagation,
     is_recursive: bool,
-    places: Places,
+    written: Written<'a>,
 }
 
-/// Byte ranges within the spec.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Places {
-    pub(super) source: Range<usize>,
-    pub(super) options: OptionsPlace,
+/// What an edit replaces: slices of the spec's own text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Written<'a> {
+    pub(super) source: &'a str,
+    /// `None` when the entry has no such key.
+    pub(super) options: Option<&'a str>,
 }
 
-/// Where a bind's options stand.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum OptionsPlace {
-    /// The entry has no `options` key.
-    Missing,
-    /// `null` or an empty array.
-    Empty(Range<usize>),
-    /// An array; each propagation option that keeps host mounts alive, and the end of the last element.
-    Array { lowering: Vec<Range<usize>>, last: usize },
-}
-
-impl Bind {
-    /// Reads the entry at `index` of `mounts`; `None` when it is no bind.
-    pub(super) fn from_raw(whole: &[u8], index: usize, raw: &RawValue) -> serde_json::Result<Option<Self>> {
-        if raw.get() == "null" {
-            return Ok(None);
-        }
-        let entry: RawObject<'_> = serde_json::from_str(raw.get())?;
-        let kind = text(&entry, "type")?.unwrap_or_default();
-        let written: Vec<&RawValue> = match entry.value("options") {
-            Some(raw) => serde_json::from_str(raw.get())?,
+impl<'a> Bind<'a> {
+    /// The entry at `index` of `mounts`; `None` when it is no bind.
+    pub(super) fn from_entry(index: usize, entry: Entry<'a>) -> serde_json::Result<Option<Self>> {
+        let Some(source) = entry.source else { return Ok(None) };
+        let written: Vec<Option<Text<'_>>> = match entry.options {
+            Some(options) => serde_json::from_str::<Option<_>>(options.get())?.unwrap_or_default(),
             None => Vec::new(),
         };
-        let options = written.iter().map(|raw| decoded(raw)).collect::<Result<Vec<_>, _>>()?;
-        let is_bind = kind == "bind" || options.iter().any(|o| o == "bind" || o == "rbind");
-        let (Some(source), Some(source_raw)) = (text(&entry, "source")?, entry.value("source")) else {
-            return Ok(None);
+        let options = || written.iter().flatten().map(|Text(option)| &**option);
+        let is_recursive = options().any(|option| option == "rbind");
+        let is_bind = is_recursive || entry.kind.is_some_and(|kind| kind == "bind") || options().any(|o| o == "bind");
+        let bind = || {
+            Ok(Self {
+                index,
+                source: decoded(source)?,
+                destination: entry.destination.unwrap_or_default(),
+                propagation: AskedPropagation::from_options(options()),
+                is_recursive,
+                written: Written { source: source.get(), options: entry.options.map(RawValue::get) },
+            })
         };
-        if !is_bind {
-            return Ok(None);
-        }
-        let options_place = match (entry.written("options"), written.last()) {
-            (None, _) => OptionsPlace::Missing,
-            (Some(array), None) => OptionsPlace::Empty(place(whole, array)),
-            (Some(_), Some(last)) => OptionsPlace::Array {
-                lowering: written
-                    .iter()
-                    .zip(&options)
-                    .filter(|(_, option)| {
-                        AskedPropagation::from_option(option).is_some_and(|p| p.keeps_host_mounts_alive())
-                    })
-                    .map(|(raw, _)| place(whole, raw))
-                    .collect(),
-                last: place(whole, last).end,
-            },
-        };
-        Ok(Some(Self {
-            index,
-            source: source.into_owned().into(),
-            destination: text(&entry, "destination")?.unwrap_or_default().into_owned().into(),
-            is_recursive: options.iter().any(|option| option == "rbind"),
-            propagation: AskedPropagation::from_options(options.iter().map(|option| &**option)),
-            places: Places { source: place(whole, source_raw), options: options_place },
-        }))
+        is_bind.then(bind).transpose()
     }
 
     /// Its position in the spec's `mounts`.
@@ -93,12 +63,12 @@ impl Bind {
 
     /// What is bound: a path on the host; a relative one is relative to the bundle.
     pub fn source(&self) -> &Path {
-        &self.source
+        Path::new(&*self.source)
     }
 
     /// Where it appears in the container.
     pub fn destination(&self) -> &Path {
-        &self.destination
+        Path::new(&*self.destination)
     }
 
     /// The propagation that its options ask for.
@@ -111,24 +81,57 @@ impl Bind {
         self.is_recursive
     }
 
-    pub(super) fn places(&self) -> &Places {
-        &self.places
+    pub(super) fn written(&self) -> Written<'a> {
+        self.written
     }
-}
-
-fn text<'a>(entry: &RawObject<'a>, key: &str) -> serde_json::Result<Option<Cow<'a, str>>> {
-    entry.value(key).map(decoded).transpose()
 }
 
 fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
-    // For Go, a string that is null is empty.
-    if raw.get() == "null" {
-        return Ok("".into());
+    serde_json::from_str(raw.get()).map(|Text(text)| text)
+}
+
+/// What of an entry of `mounts` bears on binds. As for Go's `encoding/json`, the last of several keys of one name counts,
+/// and a string that is `null` is as if it were not there.
+#[derive(Debug, Default)]
+pub(super) struct Entry<'a> {
+    kind: Option<Cow<'a, str>>,
+    source: Option<&'a RawValue>,
+    destination: Option<Cow<'a, str>>,
+    options: Option<&'a RawValue>,
+}
+
+impl<'de> Deserialize<'de> for Entry<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Entry<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a mount, as an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entry = Entry::default();
+                while let Some(Text(key)) = map.next_key()? {
+                    match &*key {
+                        "type" => entry.kind = text(&mut map)?.or(entry.kind),
+                        "source" => entry.source = not_null(map.next_value()?).or(entry.source),
+                        "destination" => entry.destination = text(&mut map)?.or(entry.destination),
+                        "options" => entry.options = Some(map.next_value()?),
+                        _ => drop(map.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(entry)
+            }
+        }
+        deserializer.deserialize_map(Keys)
     }
-    // Nearly every string is what stands between its quotes.
-    let quoted = raw.get().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
-    match quoted.filter(|text| !text.contains('\\')) {
-        Some(text) => Ok(text.into()),
-        None => serde_json::from_str(raw.get()).map(|Text(text)| text),
-    }
+}
+
+fn text<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
+    Ok(map.next_value::<Option<Text<'de>>>()?.map(|Text(text)| text))
+}
+
+fn not_null(raw: &RawValue) -> Option<&RawValue> {
+    (raw.get() != "null").then_some(raw)
 }

@@ -3,7 +3,11 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use super::bind::{Bind, OptionsPlace};
+use serde_json::value::RawValue;
+
+use super::bind::Bind;
+use super::object::{Text, place};
+use super::propagation::AskedPropagation;
 use super::view::{LinuxPlace, SpecView};
 
 const RSLAVE: &str = "\"rslave\"";
@@ -75,31 +79,50 @@ impl SpecView<'_> {
                 let not_utf8 = || EditError::NotUtf8 { bind: *bind, to: to.clone() };
                 let path = to.to_str().ok_or_else(not_utf8)?;
                 let quoted = serde_json::Value::from(path).to_string();
-                Ok(vec![(self.bind(*bind)?.places().source.clone(), quoted)])
+                Ok(vec![(self.place(self.bind(*bind)?.written().source), quoted)])
             }
-            SpecEdit::BindRslave { bind } => Ok(bind_rslave(self.bind(*bind)?)),
+            SpecEdit::BindRslave { bind } => Ok(self.bind_rslave(self.bind(*bind)?)),
             SpecEdit::RootfsRslave => Ok(vec![rootfs_rslave(self.linux())]),
         }
     }
 
-    fn bind(&self, index: usize) -> Result<&Bind, EditError> {
+    fn bind(&self, index: usize) -> Result<&Bind<'_>, EditError> {
         self.binds().iter().find(|b| b.index() == index).ok_or(EditError::NoSuchBind(index))
+    }
+
+    fn place(&self, written: &str) -> Range<usize> {
+        place(self.bytes(), written)
+    }
+
+    fn bind_rslave(&self, bind: &Bind<'_>) -> Vec<Splice> {
+        let Some(written) = bind.written().options else {
+            let behind_source = self.place(bind.written().source).end;
+            return vec![(behind_source..behind_source, format!(",\"options\":[{RSLAVE}]"))];
+        };
+        let options = options(written);
+        let Some(last) = options.last().map(|last| self.place(last).end) else {
+            return vec![(self.place(written), format!("[{RSLAVE}]"))];
+        };
+        // runc applies propagation options one after the other, so none that lowers may stay.
+        let lowering: Vec<Splice> = options
+            .into_iter()
+            .filter(|option| keeps_host_mounts_alive(option))
+            .map(|option| (self.place(option), RSLAVE.to_owned()))
+            .collect();
+        if lowering.is_empty() { vec![(last..last, format!(",{RSLAVE}"))] } else { lowering }
     }
 }
 
-fn bind_rslave(bind: &Bind) -> Vec<Splice> {
-    match &bind.places().options {
-        OptionsPlace::Missing => {
-            let behind_source = bind.places().source.end;
-            vec![(behind_source..behind_source, format!(",\"options\":[{RSLAVE}]"))]
-        }
-        OptionsPlace::Empty(place) => vec![(place.clone(), format!("[{RSLAVE}]"))],
-        OptionsPlace::Array { lowering, last } if lowering.is_empty() => vec![(*last..*last, format!(",{RSLAVE}"))],
-        // runc applies propagation options one after the other, so none that lowers may stay.
-        OptionsPlace::Array { lowering, .. } => {
-            lowering.iter().map(|place| (place.clone(), RSLAVE.to_owned())).collect()
-        }
-    }
+/// Each option as it is written. What was read once as a list of strings is one.
+fn options(written: &str) -> Vec<&str> {
+    let options: Option<Vec<&RawValue>> = serde_json::from_str(written).unwrap_or_default();
+    options.unwrap_or_default().into_iter().map(RawValue::get).collect()
+}
+
+fn keeps_host_mounts_alive(option: &str) -> bool {
+    let option: Option<Text<'_>> = serde_json::from_str(option).unwrap_or_default();
+    let asked = option.and_then(|Text(option)| AskedPropagation::from_option(&option));
+    asked.is_some_and(AskedPropagation::keeps_host_mounts_alive)
 }
 
 fn rootfs_rslave(place: &LinuxPlace) -> Splice {

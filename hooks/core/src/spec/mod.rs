@@ -11,6 +11,7 @@
 
 mod bind;
 mod edit;
+mod mounts;
 mod object;
 mod propagation;
 mod view;

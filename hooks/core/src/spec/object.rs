@@ -32,6 +32,15 @@ impl<'a> RawObject<'a> {
     }
 }
 
+impl<'a> IntoIterator for RawObject<'a> {
+    type Item = (Cow<'a, str>, &'a RawValue);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
 impl<'de> Deserialize<'de> for RawObject<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
@@ -55,6 +64,7 @@ impl<'de> Deserialize<'de> for RawObject<'de> {
 }
 
 /// A string, borrowed unless it was written with escapes.
+#[derive(Default)]
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
@@ -79,10 +89,10 @@ impl<'de> Deserialize<'de> for Text<'de> {
     }
 }
 
-/// Where `raw` stands in `whole`, the buffer that it was parsed from.
-pub(super) fn place(whole: &[u8], raw: &RawValue) -> Range<usize> {
-    let start = raw.get().as_ptr().addr() - whole.as_ptr().addr();
-    start..start + raw.get().len()
+/// Where `part` stands in `whole`, the buffer that it was parsed from.
+pub(super) fn place(whole: &[u8], part: &str) -> Range<usize> {
+    let start = part.as_ptr().addr() - whole.as_ptr().addr();
+    start..start + part.len()
 }
 
 #[cfg(test)]
@@ -103,6 +113,6 @@ mod tests {
     fn a_value_knows_its_place() {
         let json = br#"{"a": [1, 2] }"#;
         let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
-        assert_eq!(&json[place(json, object.value("a").unwrap())], b"[1, 2]");
+        assert_eq!(&json[place(json, object.value("a").unwrap().get())], b"[1, 2]");
     }
 }

@@ -1,25 +1,21 @@
 //! A view of the few values that the guard reads, over bytes that nobody touches.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
 use std::ops::Range;
 
 use serde_json::value::RawValue;
 
 use super::bind::Bind;
-use super::object::{RawObject, place};
+use super::mounts::{Binds, MOST_BINDS};
+use super::object::{RawObject, Text, place};
 use super::propagation::RootfsPropagation;
-
-/// Binds behind the first so many are not looked at. A pod's have some tens; what somebody gets by asking for a hundred
-/// thousand is a guard that is late, and a journal that is full of them.
-const MOST_BINDS: usize = 2_000;
 
 /// The parts of a spec that bear on its binds.
 #[derive(Debug)]
 pub struct SpecView<'a> {
     bytes: &'a [u8],
-    binds: Vec<Bind>,
-    overlooked: usize,
-    annotations: BTreeMap<String, String>,
+    binds: Binds<'a>,
+    annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     rootfs_propagation: RootfsPropagation,
     linux: LinuxPlace,
 }
@@ -63,11 +59,9 @@ impl<'a> SpecView<'a> {
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
         let spec: RawObject<'_> = serde_json::from_slice(bytes).map_err(SpecError::NotAnObject)?;
         let (rootfs_propagation, linux) = rootfs_propagation(bytes, &spec).map_err(field("linux.rootfsPropagation"))?;
-        let (binds, overlooked) = binds(bytes, &spec)?;
         Ok(Self {
             bytes,
-            binds,
-            overlooked,
+            binds: spec.value("mounts").map(Binds::from_mounts).transpose()?.unwrap_or_default(),
             annotations: annotations(&spec).map_err(field("annotations"))?,
             rootfs_propagation,
             linux,
@@ -76,18 +70,18 @@ impl<'a> SpecView<'a> {
 
     /// What to say when there are more mounts than are looked at.
     pub fn overlooked(&self) -> Option<String> {
-        let count = self.overlooked;
+        let count = self.binds.overlooked;
         (count > 0).then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not looked at"))
     }
 
     /// The binds among the spec's mounts, in their order.
-    pub fn binds(&self) -> &[Bind] {
-        &self.binds
+    pub fn binds(&self) -> &[Bind<'a>] {
+        &self.binds.seen
     }
 
     /// An annotation's value.
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.annotations.get(key).map(String::as_str)
+        self.annotations.iter().rev().find(|(name, _)| name == key).map(|(_, value)| &**value)
     }
 
     /// The spec's `linux.rootfsPropagation`.
@@ -105,22 +99,13 @@ impl<'a> SpecView<'a> {
     }
 }
 
-/// The binds, and how many mounts were not looked at.
-fn binds(bytes: &[u8], spec: &RawObject<'_>) -> Result<(Vec<Bind>, usize), SpecError> {
-    let Some(mounts) = spec.value("mounts") else { return Ok((Vec::new(), 0)) };
-    let mounts: Vec<&RawValue> = serde_json::from_str(mounts.get()).map_err(field("mounts"))?;
-    let read = |(index, raw)| Bind::from_raw(bytes, index, raw).map_err(field(&format!("mounts[{index}]")));
-    let mut left = mounts.into_iter().enumerate();
-    let binds = left.by_ref().map(read).filter_map(Result::transpose).take(MOST_BINDS).collect::<Result<_, _>>()?;
-    Ok((binds, left.len()))
-}
-
-fn annotations(spec: &RawObject<'_>) -> serde_json::Result<BTreeMap<String, String>> {
-    let Some(raw) = spec.value("annotations") else { return Ok(BTreeMap::new()) };
+fn annotations<'a>(spec: &RawObject<'a>) -> serde_json::Result<Vec<(Cow<'a, str>, Cow<'a, str>)>> {
+    let Some(raw) = spec.value("annotations") else { return Ok(Vec::new()) };
     let object: RawObject<'_> = serde_json::from_str(raw.get())?;
     // For Go, a string that is null is empty.
-    let text = |raw: &RawValue| serde_json::from_str::<Option<String>>(raw.get()).map(Option::unwrap_or_default);
-    object.iter().map(|(key, raw)| Ok((key.to_owned(), text(raw)?))).collect()
+    let text =
+        |raw: &'a RawValue| serde_json::from_str(raw.get()).map(|text: Option<Text<'_>>| text.unwrap_or_default().0);
+    object.into_iter().map(|(key, raw)| Ok((key, text(raw)?))).collect()
 }
 
 fn rootfs_propagation(bytes: &[u8], spec: &RawObject<'_>) -> serde_json::Result<(RootfsPropagation, LinuxPlace)> {
@@ -129,27 +114,29 @@ fn rootfs_propagation(bytes: &[u8], spec: &RawObject<'_>) -> serde_json::Result<
         return Ok((RootfsPropagation::Unset, LinuxPlace::Spec { brace, empty: spec.iter().next().is_none() }));
     };
     if linux.get() == "null" {
-        return Ok((RootfsPropagation::Unset, LinuxPlace::Null(place(bytes, linux))));
+        return Ok((RootfsPropagation::Unset, LinuxPlace::Null(place(bytes, linux.get()))));
     }
     let object: RawObject<'_> = serde_json::from_str(linux.get())?;
     let Some(value) = object.written("rootfsPropagation") else {
-        let brace = place(bytes, linux).start + 1;
+        let brace = place(bytes, linux.get()).start + 1;
         return Ok((RootfsPropagation::Unset, LinuxPlace::Object { brace, empty: object.iter().next().is_none() }));
     };
     let word: Option<String> = serde_json::from_str(value.get())?;
     // An empty string is Go's "not set".
     let asked = word.filter(|w| !w.is_empty()).map_or(RootfsPropagation::Unset, RootfsPropagation::Set);
-    Ok((asked, LinuxPlace::Value(place(bytes, value))))
+    Ok((asked, LinuxPlace::Value(place(bytes, value.get()))))
 }
 
 fn field(name: &str) -> impl FnOnce(serde_json::Error) -> SpecError {
-    let field = name.to_owned();
-    move |source| SpecError::Field { field, source }
+    move |source| SpecError::Field { field: name.to_owned(), source }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::spec::AskedPropagation;
 
     #[test]
     fn only_binds_are_seen() {
@@ -180,10 +167,21 @@ mod tests {
     }
 
     #[test]
+    fn the_last_of_several_keys_counts_as_it_does_for_go() {
+        let json = br#"{"mounts":[{"type":"tmpfs","type":"bind","type":null,"source":"/x","source":"/y","source":null,
+            "options":["rshared"],"options":null,"destination":"/a","destination":"/b"}]}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        let bind = &view.binds()[0];
+        assert_eq!((bind.source(), bind.destination()), (Path::new("/y"), Path::new("/b")));
+        assert_eq!(bind.propagation(), AskedPropagation::Nothing);
+    }
+
+    #[test]
     fn what_is_no_spec_is_refused_with_the_field_named() {
         for (json, name) in [
             (&b"[]"[..], "JSON object"),
             (b"{\"mounts\":[7]}", "mounts[0]"),
+            (br#"{"mounts":[{},{"type":"bind","source":"/x","options":[1]}]}"#, "mounts[1]"),
             (b"{\"mounts\":{}}", "mounts"),
             (b"{", "JSON object"),
         ] {
