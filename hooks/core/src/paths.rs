@@ -3,6 +3,7 @@
 //! As the standard library does, but for every bind of a spec with every directory that policy knows: the first byte in
 //! which two paths differ nearly always settles it.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -13,18 +14,51 @@ pub fn lies_in(path: &Path, directory: &Path) -> bool {
 
 /// What of `path` comes behind `directory`; `None` when it does not lie in it.
 pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
-    match part(path, directory) {
-        true => None,
-        false => path.strip_prefix(directory).ok(),
+    match by_bytes(bytes(path), bytes(directory)) {
+        Told::Below(rest) => Some(rest),
+        Told::Elsewhere => None,
+        Told::Nothing => path.strip_prefix(directory).ok(),
     }
 }
 
-/// The two differ within a name: neither lies in the other. Where a slash or a dot is involved, names may be the same although
-/// bytes differ, as in `a//b` and `a/./b`; then this says nothing.
-fn part(one: &Path, other: &Path) -> bool {
-    let bytes = |path| Path::as_os_str(path).as_bytes().iter();
-    let difference = bytes(one).zip(bytes(other)).find(|(a, b)| a != b);
-    difference.is_some_and(|(a, b)| !b"/.".contains(a) && !b"/.".contains(b))
+/// What the bytes of two paths tell without their names.
+enum Told<'p> {
+    Below(&'p Path),
+    Elsewhere,
+    /// Slashes and dots that mean nothing may be involved, as in `a//b` and `a/./b`.
+    Nothing,
+}
+
+fn by_bytes<'p>(path: &'p [u8], directory: &[u8]) -> Told<'p> {
+    let shared = path.iter().zip(directory).take_while(|(a, b)| a == b).count();
+    let ends_in_name = is_in_name(path[..shared].last());
+    match (&path[shared..], &directory[shared..]) {
+        ([], []) => Told::Below(Path::new("")),
+        ([b'/', rest @ ..], []) if ends_in_name && begins_with_name(rest) && is_in_name(rest.last()) => {
+            Told::Below(Path::new(OsStr::from_bytes(rest)))
+        }
+        // One name ends where the other goes on, or they go on differently. What follows a slash is another name, or nothing.
+        ([b'/', ..], []) => Told::Nothing,
+        ([], [b'/', next @ ..]) if !is_in_name(next.first()) => Told::Nothing,
+        (path, directory) if ends_in_name || is_in_name(path.first()) && is_in_name(directory.first()) => {
+            Told::Elsewhere
+        }
+        _ => Told::Nothing,
+    }
+}
+
+/// A byte that can only belong to a name.
+fn is_in_name(byte: Option<&u8>) -> bool {
+    byte.is_some_and(|byte| !b"/.".contains(byte))
+}
+
+/// `..data` is a name, and so is `..`; of what begins with a dot only `.` is none.
+fn begins_with_name(path: &[u8]) -> bool {
+    is_in_name(path.first()) || path.starts_with(b"..")
+}
+
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
 }
 
 #[cfg(test)]

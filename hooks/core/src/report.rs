@@ -95,14 +95,13 @@ impl Container {
     /// (`pkg/kubelet/types/labels.go` of Kubernetes).
     pub fn from_spec(spec: &SpecView<'_>) -> Self {
         let named = |containerds: &str, kubelets: &str| {
-            let own = spec.annotation(&format!("io.kubernetes.cri.{containerds}"));
-            own.or_else(|| spec.annotation(&format!("io.kubernetes.{kubelets}"))).map(str::to_owned)
+            spec.annotation(containerds).or_else(|| spec.annotation(kubelets)).map(str::to_owned)
         };
         Self {
-            name: named("container-name", "container.name"),
-            pod: named("sandbox-name", "pod.name"),
-            namespace: named("sandbox-namespace", "pod.namespace"),
-            uid: named("sandbox-uid", "pod.uid"),
+            name: named("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
+            pod: named("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+            namespace: named("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+            uid: named("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"),
         }
     }
 

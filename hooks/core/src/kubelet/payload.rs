@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 
 /// The link whose rename swaps the whole payload at once.
 pub const DATA_LINK: &str = "..data";
@@ -13,16 +14,16 @@ pub const DATA_LINK: &str = "..data";
 pub struct TimestampDirectory(String);
 
 impl TimestampDirectory {
-    const LAYOUT: &'static str = "..dddd_dd_dd_dd_dd_dd.";
+    const LAYOUT: &'static [u8] = b"..dddd_dd_dd_dd_dd_dd.";
 
     /// Takes `name` for a timestamp directory's, or not.
     pub fn from_name(name: &OsStr) -> Option<Self> {
-        let name = name.to_str()?;
-        let (date, suffix) = name.split_at_checked(Self::LAYOUT.len())?;
+        let (date, suffix) = name.as_bytes().split_at_checked(Self::LAYOUT.len())?;
         let fits =
-            |(actual, wanted): (char, char)| if wanted == 'd' { actual.is_ascii_digit() } else { actual == wanted };
-        let digits = !suffix.is_empty() && suffix.bytes().all(|b| b.is_ascii_digit());
-        (digits && date.chars().zip(Self::LAYOUT.chars()).all(fits)).then(|| Self(name.to_owned()))
+            |(actual, wanted): (&u8, &u8)| if *wanted == b'd' { actual.is_ascii_digit() } else { actual == wanted };
+        let digits = !suffix.is_empty() && suffix.iter().all(u8::is_ascii_digit);
+        (digits && date.iter().zip(Self::LAYOUT).all(fits)).then_some(())?;
+        Some(Self(name.to_str()?.to_owned()))
     }
 
     /// The directory's name.
