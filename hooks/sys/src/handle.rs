@@ -21,8 +21,16 @@ pub struct Handle {
     path: PathBuf,
     /// No link was followed: the path is the kernel's own, too.
     is_as_written: bool,
-    /// What cannot change while it is held, asked for once.
-    lasting: OnceLock<Statx>,
+    lasting: OnceLock<Lasting>,
+}
+
+/// What cannot change while a file is held, asked for once.
+#[derive(Debug, Clone, Copy)]
+struct Lasting {
+    unique_mount_id: Option<u64>,
+    is_mount_root: Option<bool>,
+    identity: FileIdentity,
+    is_symlink: bool,
 }
 
 /// What could not be learned about a file.
@@ -166,8 +174,7 @@ impl Handle {
     /// # Errors
     /// statx(2)'s.
     pub(crate) fn unique_mount_id(&self) -> Result<Option<u64>, HandleError> {
-        let stat = self.lasting()?;
-        Ok(has(stat, UNIQUE_MOUNT_ID).then_some(stat.stx_mnt_id))
+        Ok(self.lasting()?.unique_mount_id)
     }
 
     /// Whether it is the root of its mount: its path is a mount point.
@@ -175,13 +182,7 @@ impl Handle {
     /// # Errors
     /// statx(2)'s, and a kernel before 5.8.
     pub fn is_mount_root(&self) -> Result<bool, HandleError> {
-        let stat = self.lasting()?;
-        let told = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
-        if told {
-            Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
-        } else {
-            Err(self.too_old("roots of mounts"))
-        }
+        self.lasting()?.is_mount_root.ok_or_else(|| self.too_old("roots of mounts"))
     }
 
     /// Which file it is. A server that does not answer is not waited for: what is cached is taken.
@@ -189,13 +190,7 @@ impl Handle {
     /// # Errors
     /// statx(2)'s.
     pub fn identity(&self) -> Result<FileIdentity, HandleError> {
-        let stat = self.lasting()?;
-        let directory = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
-        Ok(FileIdentity {
-            device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
-            inode: stat.stx_ino,
-            kind: if directory { FileKind::Directory } else { FileKind::File },
-        })
+        Ok(self.lasting()?.identity)
     }
 
     /// Whether it is a symlink itself.
@@ -203,7 +198,7 @@ impl Handle {
     /// # Errors
     /// statx(2)'s.
     pub(crate) fn is_symlink(&self) -> Result<bool, HandleError> {
-        Ok(FileType::from_raw_mode(self.lasting()?.stx_mode.into()) == FileType::Symlink)
+        Ok(self.lasting()?.is_symlink)
     }
 
     /// The path that it was opened by, where that is known to be the kernel's own, too.
@@ -223,12 +218,13 @@ impl Handle {
     }
 
     /// Its mount, whether it is that mount's root, and which file it is.
-    fn lasting(&self) -> Result<&Statx, HandleError> {
-        if let Some(stat) = self.lasting.get() {
-            return Ok(stat);
+    fn lasting(&self) -> Result<Lasting, HandleError> {
+        if let Some(lasting) = self.lasting.get() {
+            return Ok(*lasting);
         }
-        let stat = self.statx(UNIQUE_MOUNT_ID | StatxFlags::TYPE | StatxFlags::INO)?;
-        Ok(self.lasting.get_or_init(|| stat))
+        let lasting =
+            self.statx(UNIQUE_MOUNT_ID | StatxFlags::TYPE | StatxFlags::INO).map(|stat| Lasting::of(&stat))?;
+        Ok(*self.lasting.get_or_init(|| lasting))
     }
 
     fn statx(&self, mask: StatxFlags) -> Result<Statx, HandleError> {
@@ -248,6 +244,23 @@ impl Handle {
     /// A path that leads to this very file and mount, whatever its name leads to by now: proc_pid_fd(5).
     pub(crate) fn magic_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+    }
+}
+
+impl Lasting {
+    fn of(stat: &Statx) -> Self {
+        let file_type = FileType::from_raw_mode(stat.stx_mode.into());
+        let tells_mount_roots = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+        Self {
+            unique_mount_id: has(stat, UNIQUE_MOUNT_ID).then_some(stat.stx_mnt_id),
+            is_mount_root: tells_mount_roots.then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
+            identity: FileIdentity {
+                device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
+                inode: stat.stx_ino,
+                kind: if file_type == FileType::Directory { FileKind::Directory } else { FileKind::File },
+            },
+            is_symlink: file_type == FileType::Symlink,
+        }
     }
 }
 
