@@ -3,7 +3,7 @@
 #   make demo     the faults and the mending, before your eyes, on a private containerd
 #   make test     everything that is checked, set-up included; what CI runs
 #   make fuzz     hostile input for what reads mount tables, specs, paths and configs: ten minutes, or SECONDS= each
-#   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines
+#   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with an NFS server of the kernel's
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
 #   make soak     a thousand containers, and what the shim holds afterwards
 #   make deb      a Debian package
@@ -100,7 +100,7 @@ kubelet: build matrix
 	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
 
 # what is asked of other kernels, and of a node with cgroup v2 alone
-SYSCALLS := mounts swap target admit dead_sources hostile_volumes what_cannot_be_read written_by_containers
+SYSCALLS := mounts swap target admit dead_sources hostile_volumes nfs what_cannot_be_read written_by_containers
 STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit stats_and_pause
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 

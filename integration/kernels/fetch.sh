@@ -1,8 +1,9 @@
 #!/bin/sh
 # Fetches one kernel of each Debian suite. Installs nothing.
 #   fetch.sh DIR
-# Result: DIR/vmlinuz-VERSION, DIR/overlay-VERSION.ko, and DIR/fuse-VERSION.ko where it is a module, for 5.10 (before
-# MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest.
+# Result: DIR/vmlinuz-VERSION, DIR/overlay-VERSION.ko, DIR/fuse-VERSION.ko where it is a module, and DIR/nfs-VERSION with
+# what NFS' server and client are made of, named in the order of loading; for 5.10 (before MOVE_MOUNT_BENEATH and
+# statmount), 6.1, 6.12 and the newest.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
@@ -11,8 +12,17 @@ mkdir -p "$1"
 dir=$(cd "$1" && pwd -P)
 stamp=$(cat "$here/fetch.sh" "$here/../debian.sh" | cksum)
 [ "$(cat "$dir/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
-rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir"/fuse-* "$dir/work"
+rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir"/fuse-* "$dir"/nfs-* "$dir/work"
 apt_dir=$dir/work
+PATH=$PATH:/usr/sbin:/sbin
+
+# plain MODULE FILE: a copy that needs no unpacking any more
+plain() {
+  case $1 in
+    *.xz) xz -dc "$1" > "$2" ;;
+    *) cp "$1" "$2" ;;
+  esac
+}
 
 for suite in bullseye bookworm trixie sid; do
   echo "fetch.sh: a kernel of $suite" >&2
@@ -30,13 +40,19 @@ for suite in bullseye bookworm trixie sid; do
     *) version=${image##*/vmlinuz-} ;;
   esac
   mv "$image" "$dir/vmlinuz-$version"
+  tree=$apt_dir/$suite/x
+  [ -e "$tree/lib" ] || ln -s usr/lib "$tree/lib"
   for module in overlay fuse; do
-    found=$(find "$apt_dir/$suite/x" -name "$module.ko*")
-    case $found in
-      '') ;;
-      *.xz) xz -dc "$found" > "$dir/$module-$version.ko" ;;
-      *) cp "$found" "$dir/$module-$version.ko" ;;
-    esac
+    found=$(find "$tree" -name "$module.ko*")
+    [ -z "$found" ] || plain "$found" "$dir/$module-$version.ko"
+  done
+  depmod -b "$tree" "$version"
+  mkdir "$dir/nfs-$version"
+  number=10
+  for found in $(modprobe -d "$tree" -S "$version" -a --show-depends nfsd nfsv4 | sed -n 's/^insmod //p' | awk '!seen[$0]++'); do
+    name=${found##*/}
+    plain "$found" "$dir/nfs-$version/$number-${name%%.*}.ko"
+    number=$((number + 1))
   done
 done
 rm -rf "$apt_dir"

@@ -11,8 +11,9 @@ vm_root "$@"
 failed=0
 for kernel in "$kernels"/vmlinuz-*; do
   fuse=$kernels/fuse-${kernel##*/vmlinuz-}.ko
-  rm -f "$vm/root/fuse.ko"
+  rm -rf "$vm/root/fuse.ko" "$vm/root/nfs"
   [ ! -e "$fuse" ] || cp "$fuse" "$vm/root/fuse.ko"
+  cp -r "$kernels/nfs-${kernel##*/vmlinuz-}" "$vm/root/nfs"
   vm_boot "$kernel" 1024 || failed=1
 done
 exit $failed

@@ -43,9 +43,19 @@ prop_compose! {
     }
 }
 
+/// A mount of NFS, whose source says what it shows.
+fn share() -> impl Strategy<Value = MountEntry> {
+    (entry(), path()).prop_map(|(entry, path)| MountEntry {
+        fs_type: FsType("nfs4".to_owned()),
+        source: format!("server:{}", path.display()).into(),
+        root: MountRoot { path, ..entry.root },
+        ..entry
+    })
+}
+
 proptest! {
     #[test]
-    fn rendering_then_parsing_is_identity(entries in vec(entry(), 0..6)) {
+    fn rendering_then_parsing_is_identity(entries in vec(prop_oneof![entry(), share()], 0..6)) {
         let table = MountTable::from_entries(entries);
         prop_assert_eq!(MountTable::from_mountinfo(&table.to_mountinfo()), Ok(table));
     }

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::rc::Rc;
 
-use bindguard_core::mount_table::{MountEntry, MountTable, StatmountEntry};
+use bindguard_core::mount_table::{FsType, MountEntry, MountTable, StatmountEntry};
 
 use crate::handle::Handle;
 use crate::mountinfo::{MountinfoError, read_mount_table};
@@ -69,8 +69,7 @@ impl Mounts {
     /// What keeps it from being told, in one line.
     pub fn mount_of(&self, handle: &Handle) -> Result<MountOf, String> {
         match self.by_statmount(handle).filter(|_| !self.only_table) {
-            // mountinfo knows which FUSE it is, statmount only since Linux 6.13.
-            Some(mount) if mount.entry.fs_type.0 != "fuse" => Ok(mount),
+            Some(mount) if !is_half_told(&mount.entry.fs_type) => Ok(mount),
             _ => self.by_table(handle),
         }
     }
@@ -127,6 +126,12 @@ impl Mounts {
         let shared = |entry: &MountEntry| Rc::new(entry.clone());
         Ok(MountOf { entry: shared(entry), parent: parent.map(shared), is_mount_point })
     }
+}
+
+/// mountinfo knows which FUSE it is, and what of an NFS is shown. statmount does since Linux 6.13, to whom that is worth a
+/// longer question.
+fn is_half_told(fs_type: &FsType) -> bool {
+    fs_type.0 == "fuse" || fs_type.has_root_in_source()
 }
 
 /// The namespace's root is mounted on a mount that some kernels show and some do not, and that nobody can reach.

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::io::Errno;
 
 use crate::apart::Apart;
 use crate::handle::Handle;
@@ -73,11 +74,24 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
 }
 
 fn ask(path: &Path) -> Result<PathBuf, i32> {
+    match walk(path) {
+        // The client believes in a name for up to a minute. Asked for the path itself, the kernel walks once more, and asks
+        // the server for each name: by now another file may have it.
+        Err(number) if number == Errno::STALE.raw_os_error() => {
+            rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
+                .map_err(Errno::raw_os_error)?;
+            walk(path)
+        }
+        answer => answer,
+    }
+}
+
+fn walk(path: &Path) -> Result<PathBuf, i32> {
     let number = |error: io::Error| error.raw_os_error().unwrap_or(0);
     let handle = Handle::follow(path).map_err(|error| number(error.into_io()))?;
     // It is the server's answer that is wanted: for a second or so the kernel would answer in a dead daemon's name.
     rustix::fs::statx(&handle, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
-        .map_err(rustix::io::Errno::raw_os_error)?;
+        .map_err(Errno::raw_os_error)?;
     handle.resolved_path().map_err(number)
 }
 
@@ -112,7 +126,7 @@ pub(crate) fn listen(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
             Ok(0) if wait < patience.each => return Ok((heard, End::OutOfTime)),
             Ok(0) => return Ok((heard, End::Silence)),
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
             Ok(_) => match pipe.read(&mut buffer)? {
                 0 => return Ok((heard, End::Closed)),

@@ -5,6 +5,8 @@
 //! is Unknown before it can be anything else, a volume that is not mounted has no files to compare with, and a target that
 //! is missing is told before one that differs.
 
+use std::ffi::OsStr;
+
 use crate::evidence::{FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
 use crate::kubelet::{MountedVolume, NoSubPath, Plugin, SubPath, VolumeSubpath, Writer};
 
@@ -16,7 +18,9 @@ pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Ver
     let mount = match &evidence.mount {
         Observed::Seen(mount) => mount,
         Observed::Absent => return Verdict::Unmounted(Unmounted::Subpath),
-        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+        Observed::Unreadable(why) => {
+            return judge_reach(&evidence.reach).unwrap_or_else(|| Verdict::Unknown(why.clone()));
+        }
     };
     let verdict = match &evidence.volume {
         Observed::Seen(volume) => in_volume(subpath, mount, volume, evidence),
@@ -24,7 +28,8 @@ pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Ver
         Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
     };
     match (judge_reach(&evidence.reach), &verdict) {
-        (Some(_), Verdict::Stale { remedy: Ok(_), .. } | Verdict::Unmounted(_)) => verdict,
+        // Its volume is not: that answered.
+        (Some(_), Verdict::Stale { remedy: Ok(_), .. } | Verdict::Orphaned { .. } | Verdict::Unmounted(_)) => verdict,
         (Some(dead), _) => dead,
         (None, _) => verdict,
     }
@@ -32,12 +37,16 @@ pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Ver
 
 fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evidence: &SubpathEvidence) -> Verdict {
     if let Some(unmounted) = missing_mount(subpath, mount, volume) {
-        return Verdict::Unmounted(Unmounted::Volume { volume: unmounted, found: None });
+        return Verdict::Unmounted(unmounted);
     }
     match SubPath::from_mount(mount, volume) {
         Ok(sub_path) if shows_whole_share(mount, volume, &sub_path) => {
             let why = "which sub path it stands for is recorded nowhere; delete the pod".to_owned();
             Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(why) }
+        }
+        Ok(sub_path) if shows_what_was_deleted_here(mount, &sub_path) => {
+            let why = "the NFS client keeps it by another name; which sub path it stands for is recorded nowhere; delete the pod";
+            Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why.to_owned()) }
         }
         Ok(sub_path) if shows_volume_itself(mount, volume, &sub_path) => Verdict::Current,
         Ok(sub_path) => {
@@ -51,13 +60,16 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
 }
 
 /// The mount that the volume of a subpath lacks. That an emptyDir was one of medium Memory is told by the subpath itself.
-fn missing_mount(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume) -> Option<MountedVolume> {
+fn missing_mount(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume) -> Option<Unmounted> {
+    let required = MountedVolume::of_subpath(subpath, volume.plugin);
     if volume.is_mount_point {
-        return None;
+        let found = volume.fs_type.clone();
+        let required = required.filter(|required| !required.required_mount().may_be(&found))?;
+        return Some(Unmounted::Volume { volume: required, found: Some(found) });
     }
     let was_memory = mount.fs_type.0 == "tmpfs" && mount.device != volume.device;
-    MountedVolume::of_subpath(subpath, volume.plugin)
-        .or_else(|| was_memory.then(|| MountedVolume::of_memory(subpath, volume.plugin)))
+    let lacking = required.or_else(|| was_memory.then(|| MountedVolume::of_memory(subpath, volume.plugin)));
+    lacking.map(|volume| Unmounted::Volume { volume, found: None })
 }
 
 /// A pod's `subPath: .` of a kubelet-written volume: it lives beside the payloads and never changes.
@@ -71,6 +83,13 @@ fn shows_volume_itself(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath
 fn shows_whole_share(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath) -> bool {
     let is_a_volumes = volume.plugin != Plugin::host_path();
     is_a_volumes && !mount.fs_type.is_local() && sub_path.path.as_os_str().is_empty()
+}
+
+/// A file that somebody on this node deleted or replaced while it was in use: the client gave it a name that no pod asks for.
+fn shows_what_was_deleted_here(mount: &SubpathMount, sub_path: &SubPath) -> bool {
+    let name = sub_path.path.file_name().and_then(OsStr::to_str);
+    let number = name.and_then(|name| name.strip_prefix(".nfs")).filter(|_| mount.fs_type.has_root_in_source());
+    number.is_some_and(|number| number.len() == 24 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
 /// A subpath of a volume that cannot be compared with: a deleted root is certain, anything else is not ours to judge.
@@ -156,10 +175,11 @@ impl Comparison<'_> {
     }
 
     fn orphaned(&self, lacks: Lack, remake: Option<Remedy>) -> Verdict {
-        let cause = match () {
-            () if self.mount.root.deleted => StaleCause::DeletedRoot,
-            () if self.is_placeholder() => StaleCause::Placeholder,
-            () => StaleCause::Replaced,
+        let cause = match self.reach.words_of_the_dead() {
+            Some(words) => StaleCause::DeadMount(words.to_owned()),
+            None if self.mount.root.deleted => StaleCause::DeletedRoot,
+            None if self.is_placeholder() => StaleCause::Placeholder,
+            None => StaleCause::Replaced,
         };
         Verdict::Orphaned { cause, lacks, remake }
     }

@@ -126,6 +126,12 @@ impl FsType {
         "zfs",
     ];
 
+    /// Whether the kernel names every mount's root `/` and what the mount shows at the end of its source:
+    /// `server:/share/db`. NFS does, whose own root is the server's business.
+    pub fn has_root_in_source(&self) -> bool {
+        matches!(self.0.as_str(), "nfs" | "nfs4")
+    }
+
     /// Whether a call on this filesystem cannot wait for somebody else. What is not known to be local is not.
     pub fn is_local(&self) -> bool {
         Self::LOCAL.contains(&self.0.as_str())
@@ -141,7 +147,7 @@ pub struct MountEntry {
     pub parent: MountId,
     /// Device of its filesystem.
     pub device: Device,
-    /// What of the filesystem it shows.
+    /// What of the filesystem it shows, wherever the kernel says it.
     pub root: MountRoot,
     /// Where, seen from the reader's root directory.
     pub mount_point: PathBuf,
@@ -158,6 +164,14 @@ pub struct MountEntry {
 }
 
 impl MountEntry {
+    /// What of its filesystem the mount shows, where the source says that.
+    pub(super) fn root_in_source(&self) -> Option<&Path> {
+        let server_and_path = Some(self.source.as_bytes()).filter(|_| self.fs_type.has_root_in_source())?;
+        // An IPv6 address stands in brackets.
+        let colon = server_and_path.windows(2).position(|two| two == b":/")?;
+        Some(Path::new(OsStr::from_bytes(&server_and_path[colon + 1..])))
+    }
+
     /// The place of `path` within this mount's filesystem: the mount's root, then what of the path lies below the mount
     /// point.
     ///

@@ -7,7 +7,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 use super::escape::unescape;
@@ -73,12 +73,18 @@ impl MountEntry {
         let fs_type = FsType(text("filesystem type", &unescape(fields.next("filesystem type")?))?);
         let source = fields.escaped("source")?;
         let super_options = fields.raw("super options")?;
-        match fields.0.next() {
-            None => {
-                Ok(Self { id, parent, device, root, mount_point, options, propagation, fs_type, source, super_options })
-            }
-            Some(_) => Err(WrongField::TooLong),
+        if fields.0.next().is_some() {
+            return Err(WrongField::TooLong);
         }
+        let told = Self { id, parent, device, root, mount_point, options, propagation, fs_type, source, super_options };
+        Ok(told.with_root_of_source())
+    }
+
+    fn with_root_of_source(mut self) -> Self {
+        if let Some(path) = self.root_in_source().filter(|_| self.root.path == Path::new("/")) {
+            self.root.path = path.to_owned();
+        }
+        self
     }
 }
 
@@ -136,4 +142,27 @@ fn number(name: &'static str, field: &[u8]) -> Result<u32, WrongField> {
 
 fn text(name: &'static str, field: &[u8]) -> Result<String, WrongField> {
     String::from_utf8(field.to_vec()).map_err(|_| WrongField::NotText(name))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    /// Captured from Linux 6.12: a volume, and a subpath of it.
+    #[test]
+    fn what_an_nfs_mount_shows_stands_in_its_source() {
+        for (line, root) in [
+            ("35 29 0:26 / /vol rw shared:6 - nfs4 127.0.0.1:/share rw,vers=4.2", "/share"),
+            ("34 29 0:26 / /sub rw shared:6 - nfs4 127.0.0.1:/share/a\\040b/state rw,vers=4.2", "/share/a b/state"),
+            ("34 29 0:26 / /sub rw shared:6 - nfs [fe80::1]:/ rw", "/"),
+            ("34 29 0:26 / /sub rw shared:6 - nfs oddity rw", "/"),
+            ("34 29 0:26 /db /sub rw shared:6 - ceph 10.0.0.1:/share rw", "/db"),
+        ] {
+            let entry = MountEntry::from_line(line.as_bytes()).unwrap();
+            assert_eq!(entry.root, MountRoot { path: root.into(), deleted: false }, "{line}");
+            assert_eq!(String::from_utf8(entry.to_line()).unwrap(), line);
+        }
+    }
 }

@@ -1,8 +1,9 @@
 //! A mount table as the kernel would print it: for reports to people, and to prove that parsing loses nothing.
 
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
-use super::entry::{MountEntry, Propagation};
+use super::entry::{MountEntry, MountRoot, Propagation};
 use super::escape::escape;
 use super::table::MountTable;
 
@@ -10,7 +11,7 @@ impl MountEntry {
     /// This mount as a line of mountinfo, without the newline.
     pub fn to_line(&self) -> Vec<u8> {
         let mut line = format!("{} {} {} ", self.id.0, self.parent.0, self.device).into_bytes();
-        line.extend(escape(&self.root.to_kernel()));
+        line.extend(escape(&self.root_as_told().to_kernel()));
         line.push(b' ');
         line.extend(escape(self.mount_point.as_os_str().as_bytes()));
         line.push(b' ');
@@ -26,6 +27,12 @@ impl MountEntry {
         line.push(b' ');
         line.extend_from_slice(self.super_options.as_bytes());
         line
+    }
+
+    fn root_as_told(&self) -> MountRoot {
+        let is_in_source = self.root_in_source() == Some(&self.root.path);
+        let path = if is_in_source { PathBuf::from("/") } else { self.root.path.clone() };
+        MountRoot { path, deleted: self.root.deleted }
     }
 }
 

@@ -71,7 +71,12 @@ impl HeldSubpath {
     /// The paths that have to be asked before this can be observed, because a server or a daemon may have to answer: the
     /// subpath's own, then that of its target where it could be told. None on a local filesystem.
     pub fn to_ask(&self, mounts: &Mounts) -> Vec<PathBuf> {
-        let Seen { mount: Observed::Seen(mount), volume, .. } = self.look(mounts) else { return Vec::new() };
+        let (mount, volume) = match self.look(mounts) {
+            Seen { mount: Observed::Seen(mount), volume, .. } => (mount, volume),
+            Seen { mount: Observed::Absent, .. } => return Vec::new(),
+            // NFS does not let go of what its client knows to be gone: why it cannot be held may be an answer.
+            Seen { mount: Observed::Unreadable(_), .. } => return vec![self.subpath.path()],
+        };
         let volume = match volume {
             Observed::Seen(volume) => Some(volume),
             Observed::Absent | Observed::Unreadable(_) => None,

@@ -1,0 +1,260 @@
+//! An NFS volume with a real server and a real client: healthy, replaced on the server, hung, and not there.
+//!
+//! Runs where the kernel's nfsd and client are loaded: `make kernels` sees to it.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+#[path = "pod/namespace.rs"]
+mod namespace;
+mod nfs_server;
+#[allow(dead_code, reason = "it has no use for all of a scene")]
+mod scene;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bindguard_core::policy::{Alarm, Policy};
+use bindguard_core::report::Outcome;
+use bindguard_guard::check_bundle;
+use namespace::{mount_of, own_namespace};
+use nfs_server::{Server, forget};
+use nix::mount::{MntFlags, umount2};
+use scene::{Scene, tmpfs};
+use serde_json::json;
+
+const PLUGIN: &str = "kubernetes.io~nfs";
+const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
+/// What the shim waits for a guard.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// A share with these files, and a pod whose nfs volume it is.
+fn volume_of(server: &Server, files: &[&str]) -> Scene {
+    for file in files {
+        let path = server.share().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "old").unwrap();
+    }
+    let scene = Scene::of_plugin(PLUGIN);
+    server.mount(&scene.volume);
+    scene
+}
+
+/// On the server, as another client of it would.
+fn replace(server: &Server, path: &str) {
+    let path = server.share().join(path);
+    if fs::metadata(&path).unwrap().is_dir() {
+        fs::remove_dir_all(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("state"), "new").unwrap();
+    } else {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "new").unwrap();
+    }
+}
+
+fn write_spec(scene: &Scene, sources: &[&Path]) {
+    let mounts: Vec<_> = sources.iter().map(|source| mount_of(source, "/data", "rprivate")).collect();
+    fs::write(scene.bundle().join("config.json"), json!({"mounts": mounts, "linux": {}}).to_string()).unwrap();
+}
+
+fn verdicts(scene: &Scene, policy: &Policy) -> Vec<(&'static str, String)> {
+    let report = scene.admitted(policy).report;
+    report.binds.into_iter().map(|bind| (bind.verdict, bind.reason.unwrap_or_default())).collect()
+}
+
+fn refusing(scene: &Scene) -> Policy {
+    Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Refuse, ..scene.policy() }
+}
+
+#[test]
+fn a_healthy_share_is_current_warm_and_cold() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(server) = Server::start() else { return };
+    for sub_path in ["db", "db/state"] {
+        let scene = volume_of(&server, &["db/state"]).bound(sub_path);
+        write_spec(&scene, &[&scene.volume, &scene.subpath()]);
+        for _ in 0..2 {
+            let began = Instant::now();
+            let admission = scene.admitted(&refusing(&scene));
+            assert!(began.elapsed() < DEADLINE, "{:?}", began.elapsed());
+            let verdicts: Vec<_> = admission.report.binds.iter().map(|bind| bind.verdict).collect();
+            assert_eq!((verdicts, admission.refusal), (vec!["current"; 2], None), "{:?}", admission.report);
+            forget();
+        }
+    }
+}
+
+#[test]
+fn what_was_replaced_on_the_server_is_bound_anew() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(server) = Server::start() else { return };
+    for (sub_path, is_cold) in [("db", false), ("db", true), ("db/state", false), ("db/state", true)] {
+        let scene = volume_of(&server, &["db/state"]).bound(sub_path);
+        let file = if sub_path == "db" { scene.subpath().join("state") } else { scene.subpath() };
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+        replace(&server, sub_path);
+        if is_cold {
+            forget();
+        }
+        let what = format!("{sub_path}, cold: {is_cold}");
+        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new", "{what}");
+        assert_eq!(scene.mounts_at_subpath(), 1);
+        assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{what}");
+    }
+}
+
+#[test]
+fn what_was_removed_on_the_server_is_told_and_left() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(server) = Server::start() else { return };
+    for is_cold in [false, true] {
+        let scene = volume_of(&server, &["db/state"]).bound("db/state");
+        fs::remove_file(server.share().join("db/state")).unwrap();
+        if is_cold {
+            forget();
+        }
+        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        assert_eq!((verdict, outcome), ("orphaned", None), "cold: {is_cold}: {reason}");
+        assert_eq!(scene.mounts_at_subpath(), 1);
+    }
+}
+
+#[test]
+fn a_share_that_was_replaced_is_dead_until_it_is_mounted_again() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(server) = Server::start() else { return };
+    let scene = volume_of(&server, &["db/state"]).bound("db");
+    write_spec(&scene, &[&scene.volume, &scene.subpath()]);
+    replace(&server, "");
+    fs::create_dir(server.share().join("db")).unwrap();
+    fs::write(server.share().join("db/state"), "new").unwrap();
+    forget();
+    for (verdict, reason) in verdicts(&scene, &scene.policy()) {
+        assert_eq!(verdict, "dead", "{reason}");
+        assert!(reason.contains("Stale file handle"), "{reason}");
+    }
+    let refusal = scene.admitted(&refusing(&scene)).refusal.unwrap();
+    assert!(refusal.contains("is dead") && refusal.contains("Stale file handle"), "{refusal}");
+
+    umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
+    server.mount(&scene.volume);
+    let told = verdicts(&scene, &refusing(&scene));
+    assert_eq!([told[0].0, told[1].0], ["current", "stale"], "{told:?}");
+    assert_eq!(fs::read_to_string(scene.subpath().join("state")).unwrap(), "new");
+    assert_eq!(scene.mounts_at_subpath(), 1);
+}
+
+#[test]
+fn a_server_that_stopped_is_told_in_time() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(server) = Server::start() else { return };
+    for is_cold in [false, true] {
+        let scene = volume_of(&server, &["db/state"]).bound("db/state");
+        let host_path = scene.folder.path().join("mnt");
+        fs::create_dir(&host_path).unwrap();
+        server.mount(&host_path);
+        for source in [scene.volume.clone(), scene.subpath(), host_path.clone(), host_path.join("db")] {
+            write_spec(&scene, &[&source]);
+            assert_eq!(
+                check_bundle(&scene.bundle(), &scene.policy())
+                    .binds
+                    .iter()
+                    .filter(|bind| bind.verdict == "dead")
+                    .count(),
+                0
+            );
+            if is_cold {
+                forget();
+            }
+            let (took, admission, refused) = server.stopped_during(|| {
+                let began = Instant::now();
+                let admission = scene.admitted(&scene.policy());
+                (began.elapsed(), admission, scene.admitted(&refusing(&scene)))
+            });
+            let what = format!("{}, cold: {is_cold}: {:?}", source.display(), admission.report);
+            assert!(took < DEADLINE, "{took:?}: {what}");
+            assert_eq!(admission.refusal, None, "{what}");
+            assert_eq!(admission.report.binds[0].verdict, "dead", "{what}");
+            assert!(
+                admission.report.binds[0].reason.as_ref().unwrap().contains("did not answer within 700 ms"),
+                "{what}"
+            );
+            assert!(refused.refusal.is_some_and(|why| why.contains("did not answer")), "{what}");
+        }
+        umount2(&host_path, MntFlags::MNT_DETACH).unwrap();
+    }
+}
+
+#[test]
+fn an_nfs_volume_without_its_mount_or_with_another_is_unmounted() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(server) = Server::start() else { return };
+    let scene = volume_of(&server, &["db/state"]).bound("db");
+    umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
+    for found in [None, Some("tmpfs")] {
+        if found.is_some() {
+            tmpfs(&scene.volume);
+        }
+        for source in [scene.volume.clone(), scene.subpath()] {
+            write_spec(&scene, &[&source]);
+            let (verdict, reason, _) = scene.told(&scene.policy());
+            assert_eq!(verdict, "unmounted", "{}, {found:?}: {reason}", source.display());
+            assert!(reason.contains(PLUGIN) && reason.contains("mount.nfs"), "{reason}");
+            assert!(found.is_none_or(|found| reason.contains(found)), "{reason}");
+            assert!(scene.admitted(&refusing(&scene)).refusal.is_some());
+        }
+    }
+}
+
+/// A container of the same node does it: the client keeps a file that is in use, under a name of its own.
+#[test]
+fn a_file_that_was_deleted_or_replaced_on_this_node_is_not_taken_for_current() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(server) = Server::start() else { return };
+    for is_deleted_first in [true, false] {
+        let scene = volume_of(&server, &["db/state"]).bound("db/state");
+        let (file, next) = (scene.volume.join("db/state"), scene.volume.join("db/next"));
+        fs::write(&next, "new").unwrap();
+        if is_deleted_first {
+            fs::remove_file(&file).unwrap();
+        }
+        fs::rename(&next, &file).unwrap();
+        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        assert_eq!((verdict, outcome), ("stale", None), "{reason}");
+        assert!(reason.contains("keeps it by another name"), "{reason}");
+    }
+}
+
+/// The kernel does not even let anybody hold such a mount: open_tree(2) and open(2) with `O_PATH` say ESTALE.
+#[test]
+fn a_directory_that_was_replaced_on_this_node_is_dead() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(server) = Server::start() else { return };
+    let scene = volume_of(&server, &["db/state"]).bound("db");
+    fs::remove_dir_all(scene.volume.join("db")).unwrap();
+    fs::create_dir(scene.volume.join("db")).unwrap();
+    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    assert_eq!((verdict, outcome), ("dead", None), "{reason}");
+    assert!(reason.contains("Stale file handle"), "{reason}");
+    assert!(scene.admitted(&refusing(&scene)).refusal.is_some());
+    assert_eq!(scene.mounts_at_subpath(), 1);
+}

@@ -1,0 +1,128 @@
+//! The kernel's own NFS server, and its client on the same machine: nfsd(7), NFS version 4.2 over loopback.
+//!
+//! What exportfs(8) and rpc.mountd(8) do is done here: the server's caches are told beforehand whatever they would ask.
+//! See the kernel's Documentation/filesystems/nfs/rpc-cache.rst.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+
+use crate::namespace::skipped;
+
+const CONTROL: &str = "/proc/fs/nfsd";
+const CACHES: &str = "/proc/net/rpc";
+/// INSECURE_PORT, ASYNC, NOSUBTREECHECK and FSID of the kernel's uapi/linux/nfsd/export.h
+const EXPORT_FLAGS: u32 = 0x2 | 0x10 | 0x400 | 0x2000;
+const NEVER: u32 = i32::MAX as u32;
+
+/// The machine's only server, and the folder that it exports.
+pub struct Server {
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    /// `None`, said aloud, where the kernel has no nfsd, or another one is at work.
+    pub fn start() -> Option<Self> {
+        let has = |name| fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains(name));
+        if !has("\tnfsd\n") || !has("\tnfs4\n") {
+            skipped("this kernel has no nfsd and no NFS 4 loaded: `make kernels` has");
+            return None;
+        }
+        match mount(Some("nfsd"), CONTROL, Some("nfsd"), MsFlags::empty(), None::<&str>) {
+            Ok(()) | Err(Errno::EBUSY) => {}
+            Err(errno) => panic!("mount {CONTROL}: {errno}"),
+        }
+        if read("threads") != "0" {
+            skipped("somebody else's nfsd is at work here");
+            return None;
+        }
+        let server = Self { folder: tempfile::tempdir().unwrap() };
+        let clients = server.folder.path().join("clients");
+        fs::create_dir(&clients).unwrap();
+        // Where it notes its clients. Without that it begins with a time of grace, which nobody can end.
+        tell("nfsv4recoverydir", clients.to_str().unwrap()).unwrap();
+        // Version 3 would want rpcbind.
+        for (file, value) in [("versions", "-3"), ("nfsv4leasetime", "10"), ("nfsv4gracetime", "10")] {
+            tell(file, value).unwrap();
+        }
+        server.begin();
+        Some(server)
+    }
+
+    /// A folder of the export: what a pod's volume names.
+    pub fn share(&self) -> PathBuf {
+        let share = self.folder.path().join("share");
+        fs::create_dir_all(&share).unwrap();
+        share
+    }
+
+    /// What the kubelet's mount.nfs(8) asks for. Attributes are kept for as long as a client keeps them by itself.
+    pub fn mount(&self, at: &Path) {
+        let options = "vers=4.2,addr=127.0.0.1,clientaddr=127.0.0.1,proto=tcp,hard,timeo=600,retrans=2";
+        mount(Some("127.0.0.1:/share"), at, Some("nfs"), MsFlags::empty(), Some(options)).unwrap();
+    }
+
+    /// Begins to serve, or does so again.
+    pub fn begin(&self) {
+        if read("portlist").is_empty() {
+            tell("portlist", "tcp 2049").unwrap();
+        }
+        tell("threads", "4").unwrap();
+        // There is nobody whose locks it would have to wait for.
+        tell("v4_end_grace", "Y").unwrap();
+        let folder = self.folder.path().display();
+        let (nobody, root) = (65534, r"\x00000000");
+        for (cache, entry) in [
+            ("auth.unix.ip", format!("nfsd 127.0.0.1 {NEVER} tests")),
+            ("nfsd.fh", format!("tests 1 {root} {NEVER} {folder}")),
+            ("nfsd.export", format!("tests {folder} {NEVER} {EXPORT_FLAGS} {nobody} {nobody} 0")),
+        ] {
+            fs::write(format!("{CACHES}/{cache}/channel"), entry + "\n").unwrap();
+        }
+    }
+
+    /// Nobody serves any more: what is asked of a hard mount waits.
+    pub fn stop(&self) {
+        tell("threads", "0").unwrap();
+    }
+
+    /// Does something while nobody serves. Who waits gets an answer at last, so that a test fails and does not hang.
+    pub fn stopped_during<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.stop();
+        let (over, wait) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let _ = wait.recv_timeout(Duration::from_secs(60));
+                self.begin();
+            });
+            let done = work();
+            drop(over);
+            done
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = tell("threads", "0");
+    }
+}
+
+/// The client forgets what it need not keep: names, attributes and pages.
+pub fn forget() {
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(format!("{CONTROL}/{file}")).unwrap().trim().to_owned()
+}
+
+fn tell(file: &str, value: &str) -> io::Result<()> {
+    fs::write(format!("{CONTROL}/{file}"), format!("{value}\n"))
+}
