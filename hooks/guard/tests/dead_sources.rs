@@ -10,6 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -56,12 +57,25 @@ impl Fuse {
     /// Whether anybody asks anything while something else is done.
     fn is_asked_during<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
         let device = self.device.as_ref().unwrap();
+        let is_asked = || {
+            let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+            poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+        };
+        let done = AtomicBool::new(false);
         thread::scope(|scope| {
+            // Who gives up asking takes his question with him: it has to be seen meanwhile.
             let listening = scope.spawn(|| {
-                let timeout = Timespec { tv_sec: 2, tv_nsec: 0 };
-                poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+                loop {
+                    let was_done = done.load(Ordering::Acquire);
+                    let asked = is_asked();
+                    if asked || was_done {
+                        return asked;
+                    }
+                }
             });
-            (work(), listening.join().unwrap())
+            let worked = work();
+            done.store(true, Ordering::Release);
+            (worked, listening.join().unwrap())
         })
     }
 

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
@@ -114,6 +114,16 @@ impl Found {
     }
 }
 
+/// By another process: what another test starts meanwhile would have the file open for writing, too, and nobody can execute it
+/// then (ETXTBSY, execve(2)).
+fn write_program(file: &Path, text: &str) {
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", "cat > \"$0\"; chmod 755 \"$0\""]).arg(file).stdin(Stdio::piped());
+    let mut shell = shell.spawn().unwrap();
+    shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(shell.wait().unwrap().success());
+}
+
 struct Scene {
     folder: TempDir,
 }
@@ -126,8 +136,7 @@ impl Scene {
     fn with_journal(journal: &str) -> Self {
         let scene = Self { folder: tempfile::tempdir().unwrap() };
         let runtime = scene.path("runtime");
-        fs::write(&runtime, RUNTIME).unwrap();
-        fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&runtime, RUNTIME);
         fs::create_dir(scene.path("bundle")).unwrap();
         fs::write(scene.path("bundle/config.json"), r#"{"ociVersion":"1.0.0","mounts":[]}"#).unwrap();
         let config = format!("[runtime]\npath = {runtime:?}\n[journal]\npath = {:?}\n", scene.path(journal));

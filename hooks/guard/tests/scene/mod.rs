@@ -122,7 +122,7 @@ impl Daemon {
         let daemon = Self(daemon);
         let began = Instant::now();
         while fs::metadata(at).unwrap().dev() == fs::metadata(at.parent().unwrap()).unwrap().dev() {
-            assert!(began.elapsed() < Duration::from_secs(20), "bindfs did not mount");
+            assert!(began.elapsed() < Duration::from_secs(60), "bindfs did not mount");
             thread::sleep(Duration::from_millis(5));
         }
         Some(daemon)

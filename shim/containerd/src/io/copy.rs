@@ -123,6 +123,8 @@ mod tests {
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     fn pipe() -> (Arc<AsyncFd<OwnedFd>>, Arc<AsyncFd<OwnedFd>>) {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
         let read = crate::kernel::watch(read, Interest::READABLE).unwrap();
@@ -153,7 +155,7 @@ mod tests {
             got.extend_from_slice(&buffer[..read]);
         }
         assert!(got == sent);
-        copy.finish_or_stall(Patience { silent: Duration::from_secs(5), whole: Duration::from_secs(5) }).await;
+        copy.finish_or_stall(Patience { silent: LONG, whole: LONG }).await;
     }
 
     #[tokio::test]
@@ -164,6 +166,6 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let patience = Patience { silent: Duration::from_millis(50), whole: Duration::from_millis(100) };
-        tokio::time::timeout(Duration::from_secs(5), copy.finish_or_stall(patience)).await.unwrap();
+        tokio::time::timeout(LONG, copy.finish_or_stall(patience)).await.unwrap();
     }
 }

@@ -81,7 +81,8 @@ mod tests {
         let mut write = File::from(OwnedFd::from(write));
         write.write_all(&[7; 200_000]).unwrap();
         drop(write);
-        writer.finish_or_stall(Patience { silent: Duration::from_secs(5), whole: Duration::from_secs(5) }).await;
+        let long = Duration::from_secs(60);
+        writer.finish_or_stall(Patience { silent: long, whole: long }).await;
         assert_eq!(std::fs::read(file.path()).unwrap(), [7; 200_000]);
     }
 }

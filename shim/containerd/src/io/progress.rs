@@ -93,23 +93,24 @@ impl Progress {
 mod tests {
     use super::*;
 
+    /// Of a clock that stands still while anything is done: how long that takes does not matter.
     const PATIENCE: Patience = Patience { silent: Duration::from_millis(20), whole: Duration::from_millis(200) };
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_end_is_the_movers_end() {
         let (mover, progress) = progress();
         drop(mover);
         assert_eq!(progress.rest(PATIENCE).await, Rest::Passed);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn nothing_moving_is_a_stall() {
         let (mover, progress) = progress();
         mover.moved(1);
         assert_eq!(progress.rest(PATIENCE).await, Rest::Stalled);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_reader_that_pauses_is_waited_for() {
         let (mover, progress) = progress();
         mover.holds(true);

@@ -45,13 +45,9 @@ pub(super) async fn answered<T>(
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{
-            Arc,
-            atomic::{AtomicBool, Ordering},
-        },
-        time::Duration,
-    };
+    use std::time::Duration;
+
+    use tokio::{sync::oneshot, time::timeout};
 
     use super::*;
 
@@ -70,15 +66,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_is_finished_though_nobody_listens() {
-        let done = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&done);
+        let (go_on, told) = oneshot::channel();
+        let (done, seen) = oneshot::channel();
         let work = detached("x", async move {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            flag.store(true, Ordering::Relaxed);
+            told.await.unwrap();
+            done.send(()).unwrap();
             Ok(())
         });
-        assert!(tokio::time::timeout(Duration::from_millis(5), work).await.is_err());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(done.load(Ordering::Relaxed));
+        assert!(timeout(Duration::from_millis(5), work).await.is_err());
+        go_on.send(()).unwrap();
+        timeout(Duration::from_secs(60), seen).await.unwrap().unwrap();
     }
 }
