@@ -1,7 +1,7 @@
 //! What a story wants of its node, and the making of it, step by step.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{cell::RefCell, process};
@@ -14,8 +14,9 @@ use super::keeper::{Keeper, KeeperHandle};
 use super::namespace::{HostRoot, Namespace};
 use crate::image;
 use crate::kubelet::{Kubelet, KubeletRoot};
-use crate::mount_calls::own_copy;
+use crate::mount_calls::{own_copy, tmpfs};
 use crate::privilege;
+use crate::process::write_program;
 use crate::programs::{CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, folder_with_fault_points};
 use crate::runtime::ObedientRuntime;
 
@@ -154,6 +155,11 @@ impl Setup {
             OWN.iter().try_for_each(|folder| own_copy(folder, &Path::new("/run/own").join(&folder[1..])))?;
             FRESH.iter().filter(|folder| Path::new(folder).exists()).try_for_each(fs::remove_dir_all)?;
         }
+        // A containerd waits for its disk a dozen times with each container, and others on the machine have the disk busy.
+        // Nothing of a node is to last: memory does.
+        let state = disk.join("containerd");
+        fs::create_dir(&state).with_context(|| format!("create {}", state.display()))?;
+        tmpfs(&state, "mode=711")?;
         let kubelet = Kubelet::start(&disk, self.kubelet_root)?;
         let node = Node {
             ctr: matrix.program(self.generation, "ctr"),
@@ -256,10 +262,7 @@ fn link(program: &Path, name: &Path) -> Result<()> {
 
 /// There is no systemd on a node: what it is asked for is written down, for the story to do or to look at.
 fn write_systemctl(folder: &Path) -> Result<()> {
-    let program = folder.join("systemctl");
-    fs::write(&program, format!("#!/bin/sh\necho \"$*\" >> {}/systemctl.log\n", folder.display()))
-        .context("write systemctl")?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).context("make systemctl executable")
+    write_program(&folder.join("systemctl"), &format!("#!/bin/sh\necho \"$*\" >> {}/systemctl.log\n", folder.display()))
 }
 
 /// Short, because a unix socket's path may have 107 bytes only.
