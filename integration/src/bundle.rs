@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,6 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::node::Node;
+use crate::process::write_program;
 use crate::programs::GUARD;
 
 /// A folder with a `config.json`, and a runtime that only records.
@@ -29,8 +29,7 @@ impl Bundle {
         // the copy is what the runtime saw, whatever happens to the bundle later
         let script =
             format!("#!/bin/sh\ncp {0}/config.json {0}/seen.json\necho \"$*\" > {0}/seen.args\n", path.display());
-        fs::write(&recorder, script).with_context(|| format!("write {}", recorder.display()))?;
-        fs::set_permissions(&recorder, fs::Permissions::from_mode(0o755)).context("make the recorder executable")?;
+        write_program(&recorder, &script)?;
         Ok(Self { path, recorder })
     }
 

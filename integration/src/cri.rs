@@ -6,8 +6,7 @@
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use hyper_util::rt::TokioIo;
@@ -28,8 +27,10 @@ use tonic::{Response, Status};
 use tower::service_fn;
 
 use crate::image::BUSYBOX;
+use crate::waiting::until;
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// For one call.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A connection to the CRI service of a node.
 #[derive(Debug)]
@@ -176,17 +177,12 @@ impl Cri {
 
     /// Waits until a container has exited, and returns its exit code.
     pub fn wait_for_exit(&self, id: &str) -> Result<i32> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let status = self.status(id)?;
-            if status.state() == ContainerState::ContainerExited {
-                return Ok(status.exit_code);
-            }
-            if Instant::now() > deadline {
-                bail!("{id} does not exit: {status:?}");
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        let mut status = ContainerStatus::default();
+        until(&format!("{id} has exited"), || {
+            status = self.status(id)?;
+            Ok(status.state() == ContainerState::ContainerExited)
+        })?;
+        Ok(status.exit_code)
     }
 
     /// What a container wrote, as it lies in the kubelet's log folder.
@@ -238,31 +234,22 @@ impl Cri {
 
     /// The CRI plugin learns of imported images through events, a moment later than `ctr`.
     pub(crate) fn wait_for_image(&self, name: &str) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
         let mut client = ImageServiceClient::new(self.channel.clone());
-        loop {
+        until(&format!("the CRI plugin sees the image {name}"), || {
             let request = ImageStatusRequest { image: Some(image(name)), verbose: false };
-            if self.call(&format!("look for the image {name}"), client.image_status(request))?.image.is_some() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("the CRI plugin does not see the image {name}");
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+            Ok(self.call(&format!("look for the image {name}"), client.image_status(request))?.image.is_some())
+        })
     }
 
     /// containerd 1.6 serves its socket before the CRI plugin has read its containers.
     fn wait_until_it_is_ready(&self) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
         let mut client = self.runtime_service();
-        while let Err(error) = self.call("ask for the CRI's version", client.version(VersionRequest::default())) {
-            if Instant::now() > deadline {
-                return Err(error);
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        let mut last = Ok(());
+        let ready = until("the CRI answers", || {
+            last = self.call("ask for the CRI's version", client.version(VersionRequest::default())).map(drop);
+            Ok(last.is_ok())
+        });
+        last.and(ready)
     }
 
     fn runtime_service(&self) -> RuntimeServiceClient<Channel> {

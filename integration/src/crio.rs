@@ -6,16 +6,15 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::cri::Cri;
 use crate::engines::{self, write};
 use crate::image;
 use crate::node::Node;
 use crate::process::run;
+use crate::waiting::until;
 
 const SOCKET: &str = "/run/crio/crio.sock";
 const CONFIG: &str = "/etc/crio/crio.conf";
@@ -72,12 +71,8 @@ impl<'n> Crio<'n> {
         let mut command = self.command()?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.daemon = Some(command.spawn().context("start crio")?);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !Path::new(SOCKET).exists() {
-            let log = || fs::read_to_string(self.node.disk().join("crio.log")).unwrap_or_default();
-            ensure!(Instant::now() < deadline, "crio does not listen: {}", log());
-            thread::sleep(Duration::from_millis(50));
-        }
+        let log = || fs::read_to_string(self.node.disk().join("crio.log")).unwrap_or_default();
+        until("crio listens", || Ok(Path::new(SOCKET).exists())).with_context(log)?;
         Cri::connect(SOCKET, self.node.name())
     }
 

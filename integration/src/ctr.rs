@@ -6,15 +6,14 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::image::BUSYBOX;
 use crate::process::{Finished, LIMIT, run, run_with_input};
 use crate::programs::{GUARD, SHIM};
+use crate::waiting::until;
 
 /// The ways into the guard, and the way past it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,17 +158,12 @@ impl Ctr {
 
     /// Waits until a container's status in the table of tasks is `status`.
     pub fn wait_for_status(&self, id: &str, status: &str) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let table = self.tasks()?;
-            if table.lines().any(|line| line.starts_with(id) && line.ends_with(status)) {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("{id} is not {status}: {table}");
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        let mut table = String::new();
+        let so = until(&format!("{id} is {status}"), || {
+            table = self.tasks()?;
+            Ok(table.lines().any(|line| line.starts_with(id) && line.ends_with(status)))
+        });
+        so.with_context(|| table.clone())
     }
 
     /// Kills and removes a container and everything of it, as a kubelet does before it starts the next one.

@@ -7,15 +7,14 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::image;
 use crate::mount_calls::bind;
 use crate::node::Node;
 use crate::process::{Finished, run};
+use crate::waiting::until;
 
 /// Why there are no engines here, if so.
 pub fn missing() -> Option<String> {
@@ -121,12 +120,8 @@ impl<'n> Docker<'n> {
         let before = self.log()?.matches("Reloaded configuration").count();
         let pid = fs::read_to_string("/run/docker.pid").context("read dockerd's pid")?;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.trim().parse()?), nix::sys::signal::Signal::SIGHUP)?;
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while self.log()?.matches("Reloaded configuration").count() == before {
-            ensure!(Instant::now() < deadline, "dockerd does not reload: {}", self.log()?);
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        let has_reloaded = || Ok(self.log()?.matches("Reloaded configuration").count() > before);
+        until("dockerd has reloaded its file", has_reloaded).with_context(|| self.log().unwrap_or_default())
     }
 
     fn command(&self, words: &[&str]) -> Result<Command> {
@@ -136,12 +131,8 @@ impl<'n> Docker<'n> {
     }
 
     fn wait_until_it_answers(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !run(self.command(&["version"])?)?.status.success() {
-            ensure!(Instant::now() < deadline, "dockerd does not answer: {}", self.log()?);
-            thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        let answers = || Ok(run(self.command(&["version"])?)?.status.success());
+        until("dockerd answers", answers).with_context(|| self.log().unwrap_or_default())
     }
 
     fn log(&self) -> Result<String> {

@@ -8,15 +8,14 @@
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::ctr::Runtime;
 use crate::node::Node;
+use crate::process::run;
+use crate::waiting::until;
 
-const LIMIT: Duration = Duration::from_secs(10);
 /// A container whose creation says that nothing more will come.
 const END: &str = "end-of-events";
 
@@ -26,30 +25,36 @@ pub fn during(node: &Node, happens: impl FnOnce() -> Result<()>) -> Result<Vec<S
     let output = fs::File::create(&file).with_context(|| format!("create {}", file.display()))?;
     let mut events = node.ctr().command(&["events"]);
     let mut listener = events.stdin(Stdio::null()).stdout(output).spawn().context("start ctr events")?;
-    // it says nothing when it has begun to listen
-    thread::sleep(Duration::from_millis(300));
-    let seen = happens().and_then(|()| until_the_end(node, &file));
+    let seen = it_listens(node, &file).and_then(|()| happens()).and_then(|()| until_the_end(node, &file));
     let _ = (listener.kill(), listener.wait());
     seen
 }
 
+/// It says nothing when it has begun to; so there are events of no task until it shows one.
+fn it_listens(node: &Node, file: &Path) -> Result<()> {
+    let mut number = 0;
+    until("ctr events listens", || {
+        number += 1;
+        let label = format!("bindguard.test/heard={number}");
+        run(node.ctr().command(&["namespaces", "label", node.name(), &label]))?.success()?;
+        Ok(fs::metadata(file).with_context(|| format!("look at {}", file.display()))?.len() > 0)
+    })
+}
+
 fn until_the_end(node: &Node, file: &Path) -> Result<Vec<String>> {
+    // a shim sends its last events in its own time, and ends when it has
+    until("every shim has ended", || Ok(node.shims()?.is_empty()))?;
     node.ctr().container(END).runtime(Runtime::Stock).start()?.success()?;
-    let deadline = Instant::now() + LIMIT;
-    let seen = loop {
+    let mut events = Vec::new();
+    until("the events have an end", || {
         let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
-        let mut events: Vec<String> = text.lines().filter_map(in_short).collect();
-        if let Some(end) = events.iter().position(|event| event.ends_with(END)) {
-            events.truncate(end);
-            break events;
-        }
-        if Instant::now() > deadline {
-            bail!("no end of the events: {text}");
-        }
-        thread::sleep(Duration::from_millis(20));
-    };
+        events = text.lines().filter_map(in_short).collect::<Vec<String>>();
+        let end = events.iter().position(|event| event.ends_with(END));
+        end.inspect(|end| events.truncate(*end));
+        Ok(end.is_some())
+    })?;
     node.ctr().remove(END)?;
-    Ok(seen)
+    Ok(events)
 }
 
 /// From `… NAMESPACE /tasks/exit {"container_id":…}`.

@@ -41,6 +41,7 @@ pub mod scenes;
 pub mod shim;
 pub mod stale;
 pub mod stopped;
+pub mod waiting;
 
 pub use ctr::{Bind, Ctr, Runtime};
 pub use kubelet::{Kubelet, KubeletRoot, Pod, Volume, VolumeKind};

@@ -4,6 +4,7 @@
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -13,8 +14,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// How long a program of a story may take, unless the story says otherwise.
-pub const LIMIT: Duration = Duration::from_secs(60);
+/// How long a program of a story may take, unless the story says otherwise: it is to fail, and not to hang.
+pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// A program that has ended.
 #[derive(Clone, Debug)]
@@ -102,6 +103,14 @@ pub fn host<I: IntoIterator<Item: AsRef<std::ffi::OsStr>>>(words: I) -> Result<S
     let mut command = Command::new(program);
     command.args(words);
     run(command)?.success()
+}
+
+/// Writes an executable script. Another process does: what a thread of this one starts meanwhile would have the file open for
+/// writing, too, and nobody can execute it then (ETXTBSY, execve(2)).
+pub fn write_program(file: &Path, text: &str) -> Result<()> {
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", "cat > \"$1\"; chmod 755 \"$1\"", "sh"]).arg(file);
+    run_with_input(shell, text, LIMIT)?.success().map(drop).with_context(|| format!("write {}", file.display()))
 }
 
 fn display(command: &Command) -> String {

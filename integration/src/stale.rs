@@ -5,8 +5,6 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -17,6 +15,7 @@ use crate::mounts;
 use crate::node::Node;
 use crate::process::run;
 use crate::scenes::only_a_current_mount;
+use crate::waiting::until;
 
 /// All that may lie in the bundle after a create: the spec, and what the recording runtime writes.
 const IN_THE_BUNDLE: [&str; 6] = ["config.json", "log.json", "recorder", "rootfs", "seen.args", "seen.json"];
@@ -127,13 +126,12 @@ impl<'n> StaleBundle<'n> {
     /// A guard that was killed may leave a process that holds the subpath for another moment: the kubelet would try again
     /// at its next look, and so does this one.
     pub fn delete(self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while let Err(error) = self.pod.clean_subpaths() {
-            if Instant::now() > deadline {
-                return Err(error);
-            }
-            thread::sleep(Duration::from_millis(100));
-        }
+        let mut last = Ok(());
+        let clean = until("the pod's subpaths are removed", || {
+            last = self.pod.clean_subpaths();
+            Ok(last.is_ok())
+        });
+        last.and(clean)?;
         self.pod.delete()
     }
 

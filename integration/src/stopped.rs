@@ -2,15 +2,12 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Far from what a guard takes for all of its work.
-const LIMIT: Duration = Duration::from_secs(30);
+use crate::waiting::until;
 
 /// Killed when it is dropped.
 #[derive(Debug)]
@@ -21,30 +18,24 @@ impl StoppedGuard {
     pub fn at(place: &str, more: &str, mut guard: Command) -> Result<Self> {
         guard.env("BINDGUARD_FAULT", format!("{more}stop:{place}")).stdout(Stdio::null()).stderr(Stdio::null());
         let mut stopped = Self(guard.spawn().context("start a guard")?);
-        let deadline = Instant::now() + LIMIT;
-        while !stopped.is_stopped()? {
+        until(&format!("the guard is stopped at {place}"), || {
             if let Some(status) = stopped.0.try_wait().context("wait for a guard")? {
                 bail!("the guard does not come to {place}: {status}");
             }
-            ensure!(Instant::now() < deadline, "the guard neither comes to {place} nor ends");
-            thread::sleep(Duration::from_millis(2));
-        }
+            stopped.is_stopped()
+        })?;
         Ok(stopped)
     }
 
     /// Lets it go on, as often as it comes to the place again, until its runtime has ended.
     pub fn go_on(mut self) -> Result<()> {
         let pid = Pid::from_raw(self.0.id().try_into().context("pid of a guard")?);
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        until("the guard that was stopped has ended", || {
             kill(pid, Signal::SIGCONT).context("let a guard go on")?;
-            if let Some(status) = self.0.try_wait().context("wait for a guard")? {
-                ensure!(status.success(), "the guard that was stopped ended with {status}");
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "the guard that was stopped does not end");
-            thread::sleep(Duration::from_millis(2));
-        }
+            let ended = self.0.try_wait().context("wait for a guard")?;
+            ensure!(ended.is_none_or(|status| status.success()), "the guard that was stopped ended with {ended:?}");
+            Ok(ended.is_some())
+        })
     }
 
     /// See proc_pid_stat(5).

@@ -5,15 +5,13 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation, privilege};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// The runtime's processes by their names, also those in which it prepares a container: it executes itself anew from there.
 const RUNTIME: [&str; 3] = ["runc", "exe", "true"];
 
@@ -77,15 +75,4 @@ fn run_of_runtime(line: &str) -> Option<&str> {
 /// `123<NAME> openat(...`.
 fn name(line: &str) -> Option<&str> {
     Some(line.split_once('<')?.1.split_once('>')?.0)
-}
-
-fn until(what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !is_so()? {
-        if Instant::now() > deadline {
-            bail!("it is not so that {what}");
-        }
-        sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }

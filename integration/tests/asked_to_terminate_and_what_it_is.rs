@@ -5,13 +5,14 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::programs::SHIM;
 use bindguard_integration::shim::{Bundle, Shim, options_any};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::shim::oci::Options;
 use containerd_shim_protos::types::introspection::RuntimeInfo;
@@ -61,10 +62,5 @@ fn sigterm(node: &Node) -> Result<()> {
     ensure!(client.state("web", "")?.pid > 0, "it ended, and its container with it");
     ensure!(client.end("web")?.exit_status == 137);
     // without a `Shutdown`
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while UnixStream::connect(shim.socket()).is_ok() {
-        ensure!(Instant::now() < deadline, "it does not terminate");
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    until("the shim has terminated", || Ok(UnixStream::connect(shim.socket()).is_err()))
 }

@@ -5,12 +5,12 @@
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::privilege::skipped;
 use bindguard_integration::process::run;
 use bindguard_integration::programs::Matrix;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 const COUNTER: [&str; 3] = ["sh", "-c", "n=0; while :; do n=$((n + 1)); echo $n > /count; sleep 0.01; done"];
@@ -47,15 +47,13 @@ fn tell(node: &Node, runtime: Runtime) -> Result<()> {
 }
 
 fn wait_for_count(node: &Node, id: &str, least: u64) -> Result<u64> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
+    let mut count = 0;
+    until(&format!("{id} counts up to {least}"), || {
         // empty in the moment between its truncation and the next line
-        let count = node.ctr().read(id, "/count")?.trim().parse().unwrap_or(0);
-        if count >= least {
-            return Ok(count);
-        }
-        ensure!(Instant::now() < deadline, "{id} does not count up to {least}");
-    }
+        count = node.ctr().read(id, "/count")?.trim().parse().unwrap_or(0);
+        Ok(count >= least)
+    })?;
+    Ok(count)
 }
 
 /// The last lines of criu's log, which lies in the bundle.

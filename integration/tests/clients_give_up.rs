@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Client, Shim, code};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::{DeleteRequest, ExecProcessRequest, StartRequest, Status};
 use containerd_shim_protos::shim::oci::Options;
@@ -37,12 +38,12 @@ fn a_life(node: &Node, how: GivesUp) -> Result<()> {
     let other = shim.connect()?;
     let request = bundle.request();
     give_up(node, &shim, how, "create", async |task, context| task.create(context, &request).await.map(drop))?;
-    until(&other, "", Status::CREATED)?;
+    until_it_is(&other, Status::CREATED)?;
 
     let (id, exec_id) = ("web".to_owned(), "e".to_owned());
     let start = StartRequest { id: id.clone(), ..Default::default() };
     give_up(node, &shim, how, "start", async |task, context| task.start(context, &start).await.map(drop))?;
-    until(&other, "", Status::RUNNING)?;
+    until_it_is(&other, Status::RUNNING)?;
 
     other.exec(ExecProcessRequest { id: id.clone(), exec_id: exec_id.clone(), ..Default::default() }, &["true"])?;
     let start = StartRequest { id: id.clone(), exec_id, ..Default::default() };
@@ -54,12 +55,7 @@ fn a_life(node: &Node, how: GivesUp) -> Result<()> {
     ensure!(other.wait("web", "")? == 137);
     let delete = DeleteRequest { id, ..Default::default() };
     give_up(node, &shim, how, "delete", async |task, context| task.delete(context, &delete).await.map(drop))?;
-    for _ in 0..500 {
-        if other.state("web", "").is_err() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the container is gone", || Ok(other.state("web", "").is_err()))?;
     ensure!(code(other.state("web", ""))? == Code::NOT_FOUND);
     Ok(other.shut_down("web")?)
 }
@@ -93,12 +89,7 @@ fn give_up(
     gate.open()
 }
 
-fn until(client: &Client, exec_id: &str, status: Status) -> Result<()> {
-    for _ in 0..500 {
-        if client.state("web", exec_id).is_ok_and(|state| state.status.enum_value() == Ok(status)) {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    anyhow::bail!("it does not become {status:?}: {:?}", client.state("web", exec_id))
+fn until_it_is(client: &Client, status: Status) -> Result<()> {
+    let is = || Ok(client.state("web", "").is_ok_and(|state| state.status.enum_value() == Ok(status)));
+    until(&format!("it is {status:?}"), is).with_context(|| format!("{:?}", client.state("web", "")))
 }

@@ -33,9 +33,8 @@ fn tell(node: &Node) -> Result<()> {
         ensure!(subpath.mounts()?.len() == 1, "the stale mount was touched: {:?}", subpath.mounts()?);
     }
     let target = source.display().to_string();
-    let log = node.log()?;
-    let ours =
-        log.lines().find(|line| line.contains("bindguard: ") && line.contains(&target) && line.contains("orphaned"));
-    ensure!(ours.is_some(), "the log has no word of bindguard about {target}");
+    node.wait_for_log("that the subpath is orphaned", |line| {
+        line.contains("bindguard: ") && line.contains(&target) && line.contains("orphaned")
+    })?;
     pod.delete()
 }

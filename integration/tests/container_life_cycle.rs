@@ -2,8 +2,6 @@
 //! containerd. Told through every door, so that the guard is never the reason why something else stops working.
 
 use std::process::Command;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bindguard_integration::process::run;
@@ -71,10 +69,10 @@ fn containerd_restarts(node: &Node) -> Result<()> {
             ctr.container(&format!("lasting-{number}")).runtime(runtime).start()?.success()?;
         }
         node.restart_containerd(signal)?;
-        // 1.6 and 1.7 learn of their shims anew a moment after they answer
-        thread::sleep(Duration::from_millis(200));
         for number in 0..DOORS.len() {
             let id = format!("lasting-{number}");
+            // 1.6 and 1.7 learn of their shims anew a moment after they answer
+            ctr.wait_for_status(&id, "RUNNING")?;
             ensure!(ctr.told(&id, &["echo", "still here"])?.success()? == "still here\n");
             ctr.kill(&id, "KILL")?;
             ctr.wait_for_status(&id, "STOPPED")?;

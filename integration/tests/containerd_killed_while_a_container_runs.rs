@@ -2,14 +2,17 @@
 //!
 //! A lost exit would leave a dead container "running" for ever.
 
-use std::thread;
-use std::time::Duration;
+use std::fs;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Bind, Generation, Node, Setup, on_every_generation};
 use nix::sys::signal::Signal;
+
+/// Ends when it is told to.
+const ENDING: [&str; 3] = ["sh", "-c", "until [ -e /door/open ]; do sleep 0.02; done; exit 5"];
 
 fn story(generation: Generation) {
     Setup::on(generation).story(tell);
@@ -20,14 +23,16 @@ on_every_generation!(story);
 fn tell(node: &Node) -> Result<()> {
     let (ctr, before) = (node.ctr(), Leftovers::of(node)?);
     ctr.container("lasting").start()?.success()?;
-    // it ends while there is no containerd: a start takes longer than that
-    ctr.container("ending").runs(&["sh", "-c", "sleep 0.4; exit 5"]).start()?.success()?;
-    let lasting = ctr.pid("lasting")?;
-    node.restart_containerd(Signal::SIGKILL)?;
+    let door = node.disk().join("door");
+    fs::create_dir(&door).context("make a door")?;
+    ctr.container("ending").mount(Bind::new(&door, "/door")).runs(&ENDING).start()?.success()?;
+    let (lasting, ending) = (ctr.pid("lasting")?, ctr.pid("ending")?);
+    node.without_containerd(Signal::SIGKILL, || {
+        fs::write(door.join("open"), "").context("open the door")?;
+        until("the container has ended", || Ok(!fs::exists(format!("/proc/{ending}"))?))
+    })?;
     ctr.wait_for_status("ending", "STOPPED")?;
     ctr.wait_for_status("lasting", "RUNNING")?;
-    // 1.6 and 1.7 learn of their shims anew a moment after they answer
-    thread::sleep(Duration::from_millis(200));
     ensure!(ctr.pid("lasting")? == lasting);
     ensure!(ctr.exec("lasting", &["sh", "-c", "exit 6"])?.code() == 6);
     let deleted = run(ctr.command(&["task", "delete", "ending"]))?;

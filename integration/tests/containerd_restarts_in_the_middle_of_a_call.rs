@@ -5,12 +5,16 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::runtime::Gate;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::Signal;
+
+/// For a client to notice that its containerd is gone.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A call's verb at the runtime, and the client's words; none are those that create a container.
 type Call = (&'static str, &'static [&'static str]);
@@ -77,19 +81,22 @@ fn restart(node: &Node, (verb, words): Call, when: When) -> Result<()> {
     let mut client: Child = client.stdin(Stdio::null()).stderr(Stdio::null()).spawn().context("start the client")?;
     gate.wait_for_call()?;
     node.restart_containerd(Signal::SIGKILL)?;
-    client.wait().context("wait for the client")?;
-    gate.open()?;
-    // the name is free in the end, whoever has to be asked to let go of it
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        let _ = run(ctr.command(&["task", "resume", "web"]))?;
-        let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
-        let _ = run(ctr.command(&["container", "rm", "web"]))?;
-        let again = ctr.container("web").runs(&["sh", "-c", "exit 7"]).run()?;
-        if again.code() == 7 {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "it cannot be started again: {}{}", again.stderr, ctr.tasks()?);
-        thread::sleep(Duration::from_millis(200));
+    // it ends for want of its containerd; or it has the new one clean up, which has to wait for the call
+    let begin = Instant::now();
+    while client.try_wait().context("look at the client")?.is_none() && begin.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(10));
     }
+    gate.open()?;
+    until("the client has ended", || Ok(client.try_wait().context("wait for the client")?.is_some()))?;
+    // the name is free in the end, whoever has to be asked to let go of it
+    let mut words = String::new();
+    let free = until("it can be started again", || {
+        for words in [&["task", "resume"][..], &["task", "rm", "--force"], &["container", "rm"]] {
+            let _ = run(ctr.command(&[words, &["web"]].concat()))?;
+        }
+        let again = ctr.container("web").runs(&["sh", "-c", "exit 7"]).run()?;
+        words = again.stderr.clone();
+        Ok(again.code() == 7)
+    });
+    free.with_context(|| format!("{words}{:?}", ctr.tasks()))
 }

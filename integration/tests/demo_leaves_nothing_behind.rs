@@ -4,11 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::privilege;
 use bindguard_integration::process::run;
+use bindguard_integration::waiting::until;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -45,15 +46,12 @@ fn broken_off_by(signal: Signal, moment: Duration) -> Result<()> {
     let _ = kill(Pid::from_raw(pid.try_into().context("the demo's pid")?), signal);
     demo.wait().context("wait for the demo")?;
     // a killed demo cannot wait for its keeper, nor can one that is told before it knows of its node
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let left = left_behind(pid)?;
-        if left.is_empty() {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "left behind: {left:?}");
-        thread::sleep(Duration::from_millis(50));
-    }
+    let mut left = Vec::new();
+    let gone = until("nothing is left behind", || {
+        left = left_behind(pid)?;
+        Ok(left.is_empty())
+    });
+    gone.with_context(|| format!("{left:?}"))
 }
 
 /// Folders, cgroups (and with them processes) and loop devices that carry the node's name.

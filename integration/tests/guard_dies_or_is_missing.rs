@@ -25,6 +25,5 @@ fn starts_and_says(node: &Node, words: &str) -> Result<()> {
     ctr.container("orphan").mount(Bind::new("/usr", "/mnt")).start()?.success()?;
     ensure!(ctr.exec("orphan", &["test", "-d", "/mnt/bin"])?.code() == 0);
     ctr.remove("orphan")?;
-    ensure!(node.log()?.contains(words), "the log does not say that there was no guard");
-    Ok(())
+    node.wait_for_log("that there was no guard", |line| line.contains(words))
 }

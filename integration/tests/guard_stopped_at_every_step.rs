@@ -2,24 +2,25 @@
 //! makes of that create, the next one mends. No guard stays behind.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::process::run;
+use bindguard_integration::process::{run, write_program};
 use bindguard_integration::programs::GUARD;
 use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::waiting::{LIMIT, until};
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
 
-/// Far from what a create takes, and from what a client of containerd waits.
-const LIMIT: Duration = Duration::from_secs(20);
+/// For a guard that is stopped it does not matter how soon it is given up. One that is not has all the time that it needs.
+const OF_A_STOPPED_ONE: &str = "[guard]\ndeadline-ms = 400\n";
+const OF_ANOTHER: &str = "[guard]\ndeadline-ms = 60000\n";
 
 #[test]
 fn creates_are_answered_and_the_next_one_starts() {
-    Setup::on(Generation::V2_1).fault_points().policy("[guard]\ndeadline-ms = 400\n").story(tell);
+    Setup::on(Generation::V2_1).fault_points().story(tell);
 }
 
 fn tell(node: &Node) -> Result<()> {
@@ -34,6 +35,7 @@ fn tell(node: &Node) -> Result<()> {
         let content = (number + 1).to_string();
         volume.update(&[("count", &content)])?;
         guard.meets(&format!("stop:{place}"))?;
+        policy(node, OF_A_STOPPED_ONE)?;
         let begin = Instant::now();
         let met = ctr.container("met").mount(bind.clone()).mount(host.clone()).runs(&["true"]).run()?;
         ensure!(begin.elapsed() < LIMIT, "stopped at {place}: the create took {:?}: {met:?}", begin.elapsed());
@@ -43,6 +45,7 @@ fn tell(node: &Node) -> Result<()> {
             let _ = ctr.forget("met");
         }
         guard.is_itself()?;
+        policy(node, OF_ANOTHER)?;
         let next = ctr.container("next").mount(bind.clone()).runs(&["cat", "/etc/count"]).run()?;
         let read = next.success().with_context(|| format!("after {place}"))?;
         ensure!(read == content, "after {place} the container reads {read:?} and not {content:?}");
@@ -52,6 +55,12 @@ fn tell(node: &Node) -> Result<()> {
     ensure!(volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
     ensure!(mounts::table()?.len() == before, "{before} mounts before, {} after", mounts::table()?.len());
     pod.delete()
+}
+
+/// A shim reads its config for each create.
+fn policy(node: &Node, lines: &str) -> Result<()> {
+    let text = format!("[kubelet]\nroots = [{:?}]\n{lines}", node.kubelet().root());
+    fs::write(node.disk().join("bindguard.toml"), text).context("write the policy")
 }
 
 fn places(node: &Node) -> Result<Vec<String>> {
@@ -76,29 +85,23 @@ impl Guard {
 
     fn meets(&self, fault: &str) -> Result<()> {
         let script = format!("#!/bin/sh\nBINDGUARD_FAULT={fault} exec {} \"$@\"\n", self.real.display());
-        self.put(|beside| {
-            fs::write(beside, script)?;
-            fs::set_permissions(beside, fs::Permissions::from_mode(0o755))
-        })
+        self.put(|beside| write_program(beside, &script))
     }
 
     fn is_itself(&self) -> Result<()> {
-        self.put(|beside| std::os::unix::fs::symlink(&self.real, beside))
+        self.put(|beside| symlink(&self.real, beside).context("link the guard"))
     }
 
     /// By a rename: a script that still runs keeps its own file.
-    fn put(&self, make: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    fn put(&self, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         let beside = self.program.with_extension("new");
-        make(&beside).and_then(|()| fs::rename(&beside, &self.program)).context("exchange the guard")
+        make(&beside)?;
+        fs::rename(&beside, &self.program).context("exchange the guard")
     }
 }
 
 fn no_guard_stays(node: &Node) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
     // the kernel cuts names after 15 bytes
-    while node.processes()?.iter().any(|name| GUARD.starts_with(name.trim())) {
-        ensure!(Instant::now() < deadline, "a guard is left: {:?}", node.processes()?);
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    let is_one = |name: &String| GUARD.starts_with(name.trim());
+    until("no guard is left", || Ok(!node.processes()?.iter().any(is_one)))
 }

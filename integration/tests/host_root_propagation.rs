@@ -5,12 +5,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::node::HostRoot;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Bind, Generation, Node, Oci, Runtime, Setup, mounts, on_every_generation};
 
 const PROPAGATIONS: [Option<&str>; 5] = [Some("rprivate"), None, Some("private"), Some("slave"), Some("rshared")];
@@ -55,12 +54,10 @@ fn private_host_root_is_said() {
         let bind = Bind::new("/", "/host").options(&["rbind", "rprivate"]);
         node.ctr().container("monitor").mount(bind).start()?.success()?;
         node.ctr().remove("monitor")?;
-        let log = node.log()?;
-        let ours = log.lines().find(|line| line.contains("bindguard: bind of / at /host") && line.contains("private"));
+        let ours = |line: &str| line.contains("bindguard: bind of / at /host") && line.contains("private");
         let helps =
             |line: &str| line.contains("level=warn") && line.contains("run on the host: mount --make-rshared /");
-        ensure!(ours.is_some_and(helps), "no warning about the private host root: {ours:?}");
-        Ok(())
+        node.wait_for_log("what to run about a private host root", |line| ours(line) && helps(line))
     });
 }
 
@@ -76,16 +73,12 @@ fn a_bind_that_is_no_slave_all_the_same_is_recorded() {
             journal.lines().any(|line| line.contains(&ours) && line.contains("has no master") && line.contains("/host"))
         };
         let journal = Path::new("/run/bindguard/journal.jsonl");
-        let begin = Instant::now();
-        while !recorded(&fs::read_to_string(journal).context("read the journal")?) {
-            ensure!(begin.elapsed() < Duration::from_secs(20), "nothing of the container's own mount in the journal");
-            thread::sleep(Duration::from_millis(20));
-        }
-        let said = node
-            .log()?
-            .lines()
-            .any(|line| line.contains("bindguard: bind of / at /host") && line.contains("no master"));
-        ensure!(said, "nothing of it in the log");
+        until("the container's own mount is in the journal", || {
+            Ok(recorded(&fs::read_to_string(journal).context("read the journal")?))
+        })?;
+        node.wait_for_log("the same", |line| {
+            line.contains("bindguard: bind of / at /host") && line.contains("no master")
+        })?;
         ctr.remove("monitor")
     });
 }

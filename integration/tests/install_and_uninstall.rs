@@ -4,11 +4,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Sandbox, mount};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
@@ -81,15 +80,11 @@ mod for_all_pods {
 
 /// A shim, and the call by which containerd cleans up after it, end a moment after the last container.
 fn uninstall_at_last(node: &Node) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
+    until("nothing needs the programs", || {
         let done = node.bindguard(["uninstall"])?;
-        if done.code() == 0 {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline && done.stdout.contains("run this again later"), "{done:?}");
-        thread::sleep(Duration::from_millis(100));
-    }
+        ensure!(done.code() == 0 || done.stdout.contains("run this again later"), "{done:?}");
+        Ok(done.code() == 0)
+    })
 }
 
 /// A pod with one container that reads a subPath of a configMap.

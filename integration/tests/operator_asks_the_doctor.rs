@@ -3,13 +3,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::node::HostRoot;
 use bindguard_integration::privilege::{has_program, skipped};
 use bindguard_integration::process::{host, run};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
 use serde_json::Value;
 
@@ -98,7 +97,8 @@ fn subpaths(node: &Node) -> Result<()> {
 fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
     let kubelet = node.disk().join("daemon/kubelet");
     fs::create_dir(node.disk().join("daemon"))?;
-    fs::copy("/bin/sleep", &kubelet)?;
+    // by another process: while one of this one's has it open for writing, nobody can execute it
+    host(["cp".as_ref(), "/bin/sleep".as_ref(), kubelet.as_os_str()])?;
     let kubelet = Running::start(node, &[&kubelet.to_string_lossy(), "1000000"], "kubelet")?;
     let daemon = Running::start(node, &["sh", "-c", "exec 3<>/dev/fuse; exec sleep 1000000"], "sleep")?;
     let point = Points::of(node)?.named("fuse-daemons")?;
@@ -123,11 +123,7 @@ fn is_a_call_of_systemd(node: &Node, line: &str) -> Result<()> {
         command.args(["-c", line]).env("DBUS_SYSTEM_BUS_ADDRESS", &address);
         run(command)
     };
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !node.disk().join("bus").exists() {
-        ensure!(Instant::now() < deadline, "the bus does not listen");
-        thread::sleep(Duration::from_millis(20));
-    }
+    until("the bus listens", || Ok(node.disk().join("bus").exists()))?;
     let told = call(line)?.failure()?;
     ensure!(told.contains("org.freedesktop.systemd1"), "{line}: {told}");
     let told = call(&line.replace("fail 1 PIDs", "fail 2 PIDs"))?.failure()?;
@@ -209,11 +205,7 @@ impl Running {
         command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null());
         let running = Self(command.spawn().with_context(|| format!("start {name}"))?);
         let comm = format!("/proc/{}/comm", running.0.id());
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while fs::read_to_string(&comm)?.trim() != name {
-            ensure!(Instant::now() < deadline, "{name} does not begin");
-            thread::sleep(Duration::from_millis(10));
-        }
+        until(&format!("{name} runs"), || Ok(fs::read_to_string(&comm)?.trim() == name))?;
         Ok(running)
     }
 }

@@ -4,11 +4,11 @@
 use std::fs;
 use std::process::{Child, Command};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_integration::cri::mount;
 use bindguard_integration::process::host;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
@@ -179,12 +179,8 @@ impl Sleeper {
 
     /// `sh` and `unshare` become `sleep` in turn, and unshare does it only after it has its namespace.
     fn wait_until_it_sleeps(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while fs::read_to_string(format!("/proc/{}/comm", self.0.id()))?.trim() != "sleep" {
-            ensure!(Instant::now() < deadline, "unshare does not begin");
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        let comm = format!("/proc/{}/comm", self.0.id());
+        until("it sleeps", || Ok(fs::read_to_string(&comm)?.trim() == "sleep"))
     }
 }
 

@@ -32,10 +32,10 @@ fn tell(node: &Node) -> Result<()> {
     let host = table.iter().find(|mount| mount.target.ends_with("host"));
     ensure!(host.is_some_and(|mount| mount.propagation.is_empty()), "the host root was touched: {host:?}");
     ctr.remove("monitor")?;
-    let log = node.log()?;
     for said in ["is stale", "is pinning"] {
-        let ours = log.lines().find(|line| line.contains("bindguard: bind of") && line.contains(said));
-        ensure!(ours.is_some(), "the log does not say that a bind {said}");
+        node.wait_for_log(&format!("that a bind {said}"), |line| {
+            line.contains("bindguard: bind of") && line.contains(said)
+        })?;
     }
     pod.delete()
 }

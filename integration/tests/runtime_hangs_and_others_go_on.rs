@@ -3,7 +3,6 @@
 //! No lock is held across a runtime's call, and the client that gives up is not kept waiting.
 
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
@@ -28,15 +27,13 @@ fn tell(node: &Node) -> Result<()> {
     gate.wait_for_call()?;
     ensure!(node.shims()?.len() == 1, "not one shim for the pod");
 
-    let begin = Instant::now();
     ensure!(ctr.exec("first", &["sh", "-c", "exit 4"])?.code() == 4);
     in_pod("second").start()?.success()?;
     ensure!(ctr.exec("second", &["true"])?.code() == 0);
     ctr.remove("second")?;
-    let taken = begin.elapsed();
-    ensure!(taken < Duration::from_secs(8), "the others needed {taken:?}");
     let tasks = run(ctr.command(&["task", "ps", "first"]))?.success()?;
     ensure!(tasks.lines().count() >= 2, "{tasks}");
+    ensure!(hanging.try_wait().context("look at ctr")?.is_none(), "nothing hung while the others went on");
 
     gate.open()?;
     ensure!(hanging.wait().context("wait for ctr")?.success(), "the create that hung has failed");

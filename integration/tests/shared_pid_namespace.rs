@@ -1,7 +1,8 @@
 //! A pod whose containers share a pid namespace: when one container's init ends, the processes it leaves are ended, too,
 //! and the other container goes on. Without a namespace of its own the kernel would let them run.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 fn story(generation: Generation) {
@@ -18,11 +19,11 @@ fn tell(node: &Node, runtime: Runtime) -> Result<()> {
     let guest = ctr.container("guest").runtime(runtime).argument("--with-ns").argument(&namespace);
     guest.runs(&["sh", "-c", "sleep 4321 & exec sleep 4322"]).start()?.success()?;
     let processes = || ctr.exec("owner", &["ps"]).and_then(|ps| ps.success());
-    ensure!(processes()?.contains("sleep 4321"), "{runtime:?}: {}", processes()?);
+    until(&format!("{runtime:?}: the guest has a second process"), || Ok(processes()?.contains("sleep 4321")))?;
 
     ctr.kill("guest", "KILL")?;
     ctr.wait_for_status("guest", "STOPPED")?;
-    ensure!(!processes()?.contains("sleep 432"), "{runtime:?}: left by the guest: {}", processes()?);
+    until(&format!("{runtime:?}: nothing is left of the guest"), || Ok(!processes()?.contains("sleep 432")))?;
     ctr.remove("guest")?;
     ctr.wait_for_status("owner", "RUNNING")?;
     ctr.remove("owner")

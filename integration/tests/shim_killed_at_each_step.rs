@@ -1,13 +1,13 @@
 //! The shim is SIGKILLed while the runtime works for it, early, late, and when the runtime has done its work: containerd sees
 //! the end of its connection, and nothing is left, so that the name can be used again.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
 const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
@@ -42,11 +42,12 @@ fn a_life(node: &Node, verb: &str, fault: Fault) -> Result<()> {
     }
     ensure!(!runtime.take_back(verb), "the runtime was not called");
     // containerd learns of the shim's end by itself, and cleans up
-    let deadline = Instant::now() + Duration::from_secs(15);
-    while ctr.tasks()?.contains("web") {
-        let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
-        ensure!(Instant::now() < deadline, "the task stays: {}", ctr.tasks()?);
-        thread::sleep(Duration::from_millis(50));
-    }
+    until("the task is gone", || {
+        let stays = ctr.tasks()?.contains("web");
+        if stays {
+            let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
+        }
+        Ok(!stays)
+    })?;
     ctr.forget("web")
 }

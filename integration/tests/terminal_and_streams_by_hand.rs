@@ -2,11 +2,12 @@
 //! that a process has no descriptor beyond its three.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::process::write_program;
 use bindguard_integration::shim::{Bundle, Client, Shim, spec};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest};
 use containerd_shim_protos::shim::oci::Options;
@@ -75,8 +76,7 @@ fn resize(node: &Node) -> Result<()> {
 
 fn terminal_into_a_program(node: &Node) -> Result<()> {
     let logger = node.disk().join("logger");
-    fs::write(&logger, LOGGER)?;
-    fs::set_permissions(&logger, fs::Permissions::from_mode(0o755))?;
+    write_program(&logger, LOGGER)?;
     let bundle = with_a_terminal(node, "logged", "tty; echo out; echo err >&2")?;
     let client = begin(node, &bundle, |request| {
         request.terminal = true;
@@ -104,7 +104,8 @@ fn terminal_into_a_file(node: &Node) -> Result<()> {
 /// containerd's API has no field for more than three; what the shim and the runtime hold open must not get there.
 fn no_other_descriptors(node: &Node) -> Result<()> {
     const LIST: [&str; 3] = ["sh", "-c", "for fd in /proc/$$/fd/*; do echo ${fd##*/}; done"];
-    let bundle = Bundle::create(node, "listing", &["sh", "-c", &format!("{}; sleep 1000000", LIST[2])])?;
+    let bundle =
+        Bundle::create(node, "listing", &["sh", "-c", &format!("{}; echo that is all; sleep 1000000", LIST[2])])?;
     let (out, exec_out) = (node.disk().join("listing.log"), node.disk().join("listing-exec.log"));
     let log = format!("file://{}", out.display());
     let client = begin(node, &bundle, |request| request.stdout.clone_from(&log))?;
@@ -113,6 +114,7 @@ fn no_other_descriptors(node: &Node) -> Result<()> {
     client.start("listing", "e")?;
     ensure!(client.wait("listing", "e")? == 0);
     client.delete("listing", "e")?;
+    until("the init has listed its own", || Ok(fs::read_to_string(&out)?.contains("that is all")))?;
     client.end("listing")?;
     client.shut_down("listing")?;
     for file in [out, exec_out] {

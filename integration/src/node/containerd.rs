@@ -7,8 +7,6 @@ use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
@@ -16,6 +14,7 @@ use nix::unistd::Pid;
 
 use super::post_mortem::tail;
 use crate::image::PAUSE;
+use crate::waiting::until;
 
 /// The socket of every node's containerd, in the node's private `/run`.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -128,38 +127,31 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// Sends `signal` and waits for its end, at most ten seconds.
+    /// Sends `signal` and waits for its end.
     pub(super) fn stop(mut self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.0.id().try_into().context("containerd's pid")?);
         kill(pid, signal).with_context(|| format!("send {signal} to containerd"))?;
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while self.0.try_wait().context("wait for containerd")?.is_none() {
-            if Instant::now() > deadline {
-                bail!("containerd does not end after {signal}");
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        until(&format!("containerd has ended after {signal}"), || {
+            Ok(self.0.try_wait().context("wait for containerd")?.is_some())
+        })
     }
 
     /// "containerd successfully booted" is logged after the sockets are served, by every generation. Earlier starts wrote
     /// to the same log, so only what lies past `offset` counts.
     fn wait_until_it_answers(&mut self, log: &Path, offset: usize) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
+        let mut said = String::new();
+        let answers = until("containerd answers", || {
             let text = fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
-            let since = text.get(offset..).unwrap_or_default();
-            if since.contains("containerd successfully booted") {
-                return Ok(());
+            text.get(offset..).unwrap_or_default().clone_into(&mut said);
+            if said.contains("containerd successfully booted") {
+                return Ok(true);
             }
-            if let Some(status) = self.0.try_wait().context("wait for containerd")? {
-                bail!("containerd ended at its start ({status}): {}", tail(since, 10));
+            match self.0.try_wait().context("wait for containerd")? {
+                Some(status) => bail!("containerd ended at its start ({status})"),
+                None => Ok(false),
             }
-            if Instant::now() > deadline {
-                bail!("containerd does not answer: {}", tail(since, 10));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        });
+        answers.with_context(|| tail(&said, 10))
     }
 }
 

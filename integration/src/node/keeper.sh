@@ -5,6 +5,7 @@
 # mounts exist: removing the folders cannot reach through one of them.
 set -u
 name=$1; shift
+# half a minute for each step: what has to end or to let go does so in its own time, on a busy machine, too
 while read -r _; do :; done
 
 trees() {
@@ -22,7 +23,7 @@ thaw() { # a frozen process of a v1 freezer does not even die of SIGKILL
 }
 
 tries=0
-while left=$(members); [ -n "$left" ] && [ $tries -lt 100 ]; do
+while left=$(members); [ -n "$left" ] && [ $tries -lt 600 ]; do
   # shellcheck disable=SC2086
   kill -9 $left 2>/dev/null
   thaw
@@ -36,7 +37,7 @@ grep -lzE "(^|/)$name(/|\$)" /proc/[0-9]*/cmdline 2>/dev/null | while IFS=/ read
 done
 
 tries=0
-while [ -n "$(trees)" ] && [ $tries -lt 100 ]; do
+while [ -n "$(trees)" ] && [ $tries -lt 600 ]; do
   for tree in $(trees); do find "$tree" -depth -type d -exec rmdir {} + 2>/dev/null; done
   tries=$((tries + 1)); [ -z "$(trees)" ] || sleep 0.05
 done
@@ -48,6 +49,6 @@ for folder in "$@"; do
     case $file in "$folder"/*) losetup --detach "$device" ;; esac
   done
   tries=0
-  until rm -rf "$folder" 2>/dev/null || [ $tries -ge 100 ]; do tries=$((tries + 1)); sleep 0.05; done
+  until rm -rf "$folder" 2>/dev/null || [ $tries -ge 600 ]; do tries=$((tries + 1)); sleep 0.05; done
   [ ! -e "$folder" ] || echo "keeper of $name: $folder stays" >&2
 done

@@ -28,10 +28,12 @@ use self::keeper::Keeper;
 use self::namespace::Namespace;
 use crate::cri::Cri;
 use crate::ctr::Ctr;
+use crate::footprint::parent_of;
 use crate::kubelet::Kubelet;
 use crate::process::{Finished, run};
 use crate::programs::CLI;
 use crate::programs::Generation;
+use crate::waiting::until;
 
 /// A running node.
 ///
@@ -125,9 +127,15 @@ impl Node {
 
     /// Ends containerd with `signal` and starts it anew; shims and containers live on, as on a node that is upgraded.
     pub fn restart_containerd(&self, signal: Signal) -> Result<()> {
+        self.without_containerd(signal, || Ok(()))
+    }
+
+    /// The same, and in between, as long as there is no containerd, something happens.
+    pub fn without_containerd(&self, signal: Signal, happens: impl FnOnce() -> Result<()>) -> Result<()> {
         if let Some(containerd) = self.containerd.borrow_mut().take() {
             containerd.stop(signal)?;
         }
+        happens()?;
         self.start_containerd()
     }
 
@@ -135,6 +143,11 @@ impl Node {
     pub fn log(&self) -> Result<String> {
         let file = self.log_file();
         fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))
+    }
+
+    /// Waits until the log has such a line: what a shim writes comes to it by way of containerd, a moment later.
+    pub fn wait_for_log(&self, what: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
+        until(&format!("the log says {what}"), || Ok(self.log()?.lines().any(&is_it)))
     }
 
     /// The names of the node's own processes (containerd, shims, guards; not the containers'), as the kernel cuts them.
@@ -151,14 +164,17 @@ impl Node {
         tree.map_or_else(Vec::new, |tree| pids_below(&tree))
     }
 
-    /// The pids of the shims that serve right now, stock ones and those under test.
+    /// The pids of the shims that serve right now, stock ones and those under test. What one of them is about to execute has
+    /// its name for another moment, and it for its parent.
     pub fn shims(&self) -> Result<Vec<u32>> {
         let members = self.own_group()?.join("cgroup.procs");
         let pids = fs::read_to_string(&members).with_context(|| format!("read {}", members.display()))?;
         let is_shim = |pid: &u32| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("containerd-shim"))
         };
-        Ok(pids.lines().filter_map(|pid| pid.parse().ok()).filter(is_shim).collect())
+        let all: Vec<u32> = pids.lines().filter_map(|pid| pid.parse().ok()).filter(is_shim).collect();
+        let is_ones_child = |pid: &u32| parent_of(*pid).is_ok_and(|parent| all.contains(&parent));
+        Ok(all.iter().copied().filter(|pid| !is_ones_child(pid)).collect())
     }
 
     /// Prints what a reader of a failure needs.

@@ -5,12 +5,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use super::ObedientRuntime;
+use crate::waiting::until;
 
 /// The gate before a node's OCI runtime. Open until it is closed.
 #[derive(Clone, Debug)]
@@ -39,14 +38,7 @@ impl Gate {
 
     /// Waits until a call stands before the gate.
     pub fn wait_for_call(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !self.has_call() {
-            if Instant::now() > deadline {
-                bail!("no call came to the runtime's gate");
-            }
-            thread::sleep(Duration::from_millis(2));
-        }
-        Ok(())
+        until("a call stands before the runtime's gate", || Ok(self.has_call()))
     }
 
     /// Whether a call stands, or stood, before the gate since it was closed.

@@ -7,13 +7,13 @@
 mod gate;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 pub use self::gate::Gate;
+use crate::process::write_program;
 
 /// What happens to the next call of a verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +62,7 @@ impl ObedientRuntime {
         let quoted = |path: &Path| format!("'{}'", path.display());
         let script = include_str!("runc.sh").replace("@REAL@", &quoted(oci)).replace("@FOLDER@", &quoted(&self.0));
         let program = self.0.with_file_name("runc");
-        fs::write(&program, script).with_context(|| format!("write {}", program.display()))?;
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).context("make the obedient runc executable")
+        write_program(&program, &script)
     }
 
     /// Lays out what happens to the next call of a verb.

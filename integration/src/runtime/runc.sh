@@ -14,7 +14,8 @@ rm "$folder/taken.$$"
 
 hold() {
   : > "$folder/called"
-  tries=0; while [ ! -e "$folder/go" ] && [ $tries -lt 3000 ]; do sleep 0.01; tries=$((tries + 1)); done
+  # for ever, as far as its story is concerned
+  tries=0; while [ ! -e "$folder/go" ] && [ $tries -lt 30000 ]; do sleep 0.01; tries=$((tries + 1)); done
   [ ! -s "$folder/go" ] || exit 1
 }
 log() {

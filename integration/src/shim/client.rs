@@ -20,7 +20,8 @@ use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context::{Context, with_duration};
 use ttrpc::{Code, Error};
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// For one call.
+const LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(2);
 
 /// A connection to a shim.

@@ -1,0 +1,21 @@
+//! Waiting for what happens sooner or later: how soon is the machine's affair, and no story is about it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+/// Far from what anything takes that a story waits for, also on a slow machine that has a lot else to do.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Waits until it is so, and fails where it does not become so.
+pub fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    while !is_so()? {
+        ensure!(Instant::now() < deadline, "in {LIMIT:?} it does not become so that {what}");
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
