@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Component, Path};
 
 /// Whether `path` is `directory`, or lies in it.
 pub fn lies_in(path: &Path, directory: &Path) -> bool {
@@ -19,6 +19,12 @@ pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
         Told::Elsewhere => None,
         Told::Nothing => path.strip_prefix(directory).ok(),
     }
+}
+
+/// Whether `..` is one of the names of a path: then nobody can tell where it leads without walking there.
+pub fn climbs(path: &Path) -> bool {
+    // Nearly every path has no two dots in it.
+    bytes(path).windows(2).any(|pair| pair == b"..") && path.components().any(|name| name == Component::ParentDir)
 }
 
 /// What the bytes of two paths tell without their names.
@@ -72,6 +78,7 @@ mod tests {
             let (path, directory) = (Path::new(&path), Path::new(&directory));
             prop_assert_eq!(lies_in(path, directory), path.starts_with(directory));
             prop_assert_eq!(below(path, directory), path.strip_prefix(directory).ok());
+            prop_assert_eq!(climbs(path), path.components().any(|name| name == Component::ParentDir));
         }
     }
 }

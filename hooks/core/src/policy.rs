@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::kubelet::{Plugin, Writer};
-use crate::paths::{below, lies_in};
+use crate::paths::{below, climbs, lies_in};
 
 /// What to do about one kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,9 +157,8 @@ impl Policy {
     /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
     /// whether it is alive is not worth a process.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
-        let climbs = || path.components().any(|component| component == Component::ParentDir);
         let is_own = |dir: &PathBuf| below(path, dir).is_some_and(|below| !may_be_mounted_on(below));
-        self.kubelet_roots.iter().chain(&self.runtime_directories).any(is_own) && !climbs()
+        self.kubelet_roots.iter().chain(&self.runtime_directories).any(is_own) && !climbs(path)
     }
 }
 
