@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use serde_json::value::RawValue;
 
 use super::bind::Bind;
-use super::object::{Text, place};
+use super::object::{RawObject, Text, place};
 use super::propagation::AskedPropagation;
-use super::view::{LinuxPlace, SpecView};
+use super::view::SpecView;
 
 const RSLAVE: &str = "\"rslave\"";
 
@@ -82,7 +82,7 @@ impl SpecView<'_> {
                 Ok(vec![(self.place(self.bind(*bind)?.written().source), quoted)])
             }
             SpecEdit::BindRslave { bind } => Ok(self.bind_rslave(self.bind(*bind)?)),
-            SpecEdit::RootfsRslave => Ok(vec![rootfs_rslave(self.linux())]),
+            SpecEdit::RootfsRslave => Ok(self.rootfs_rslave().into_iter().collect()),
         }
     }
 
@@ -111,6 +111,31 @@ impl SpecView<'_> {
             .collect();
         if lowering.is_empty() { vec![(last..last, format!(",{RSLAVE}"))] } else { lowering }
     }
+
+    /// `None` cannot be: it was read once as an object.
+    fn rootfs_rslave(&self) -> Option<Splice> {
+        let key = format!("\"rootfsPropagation\":{RSLAVE}");
+        let spec: RawObject<'_> = serde_json::from_slice(self.bytes()).ok()?;
+        let Some(linux) = spec.written("linux") else {
+            let brace = 1 + self.bytes().iter().position(|b| *b == b'{')?;
+            return Some((brace..brace, format!("\"linux\":{{{key}}}{}", comma_before(&spec))));
+        };
+        if linux.get() == "null" {
+            return Some((self.place(linux.get()), format!("{{{key}}}")));
+        }
+        let object: RawObject<'_> = serde_json::from_str(linux.get()).ok()?;
+        Some(match object.written("rootfsPropagation") {
+            Some(value) => (self.place(value.get()), RSLAVE.to_owned()),
+            None => {
+                let behind_brace = self.place(linux.get()).start + 1;
+                (behind_brace..behind_brace, format!("{key}{}", comma_before(&object)))
+            }
+        })
+    }
+}
+
+fn comma_before(keys: &RawObject<'_>) -> &'static str {
+    if keys.is_empty() { "" } else { "," }
 }
 
 /// Each option as it is written. What was read once as a list of strings is one.
@@ -123,15 +148,4 @@ fn keeps_host_mounts_alive(option: &str) -> bool {
     let option: Option<Text<'_>> = serde_json::from_str(option).unwrap_or_default();
     let asked = option.and_then(|Text(option)| AskedPropagation::from_option(&option));
     asked.is_some_and(AskedPropagation::keeps_host_mounts_alive)
-}
-
-fn rootfs_rslave(place: &LinuxPlace) -> Splice {
-    let key = format!("\"rootfsPropagation\":{RSLAVE}");
-    let comma = |empty: &bool| if *empty { "" } else { "," };
-    match place {
-        LinuxPlace::Value(value) => (value.clone(), RSLAVE.to_owned()),
-        LinuxPlace::Object { brace, empty } => (*brace..*brace, format!("{key}{}", comma(empty))),
-        LinuxPlace::Null(null) => (null.clone(), format!("{{{key}}}")),
-        LinuxPlace::Spec { brace, empty } => (*brace..*brace, format!("\"linux\":{{{key}}}{}", comma(empty))),
-    }
 }

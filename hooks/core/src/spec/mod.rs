@@ -11,9 +11,9 @@
 
 mod bind;
 mod edit;
-mod mounts;
 mod object;
 mod propagation;
+mod read;
 mod view;
 
 pub use bind::Bind;

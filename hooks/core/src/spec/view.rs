@@ -1,36 +1,17 @@
 //! A view of the few values that the guard reads, over bytes that nobody touches.
 
-use std::borrow::Cow;
-use std::ops::Range;
-
-use serde_json::value::RawValue;
+use serde::de::Error;
 
 use super::bind::Bind;
-use super::mounts::{Binds, MOST_BINDS};
-use super::object::{RawObject, Text, place};
 use super::propagation::RootfsPropagation;
+use super::read::{MOST_BINDS, Values};
 
 /// The parts of a spec that bear on its binds.
 #[derive(Debug)]
 pub struct SpecView<'a> {
     bytes: &'a [u8],
-    binds: Binds<'a>,
-    annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    values: Values<'a>,
     rootfs_propagation: RootfsPropagation,
-    linux: LinuxPlace,
-}
-
-/// Where `linux.rootfsPropagation` stands, or where it would have to be written.
-#[derive(Debug, Clone)]
-pub(super) enum LinuxPlace {
-    /// The value itself, `null` included.
-    Value(Range<usize>),
-    /// Just behind the opening brace of `linux`; `empty` when the object has no keys.
-    Object { brace: usize, empty: bool },
-    /// `"linux": null`.
-    Null(Range<usize>),
-    /// Just behind the opening brace of the spec.
-    Spec { brace: usize, empty: bool },
 }
 
 /// Why bytes were not taken for a spec.
@@ -57,31 +38,28 @@ impl<'a> SpecView<'a> {
     /// When they are not one JSON object, or when `mounts`, `annotations` or `linux.rootfsPropagation` are not of
     /// the runtime spec's shape. What stands elsewhere in the spec is not looked at, only that it is JSON.
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
-        let spec: RawObject<'_> = serde_json::from_slice(bytes).map_err(SpecError::NotAnObject)?;
-        let (rootfs_propagation, linux) = rootfs_propagation(bytes, &spec).map_err(field("linux.rootfsPropagation"))?;
-        Ok(Self {
-            bytes,
-            binds: spec.value("mounts").map(Binds::from_mounts).transpose()?.unwrap_or_default(),
-            annotations: annotations(&spec).map_err(field("annotations"))?,
-            rootfs_propagation,
-            linux,
-        })
+        let not_text = |error| SpecError::NotAnObject(serde_json::Error::custom(error));
+        let values = Values::from_text(str::from_utf8(bytes).map_err(not_text)?)?;
+        // An empty string is Go's "not set".
+        let asked = values.rootfs_propagation.as_deref().filter(|word| !word.is_empty());
+        let rootfs_propagation = asked.map_or(RootfsPropagation::Unset, |word| RootfsPropagation::Set(word.to_owned()));
+        Ok(Self { bytes, values, rootfs_propagation })
     }
 
     /// What to say when there are more mounts than are looked at.
     pub fn overlooked(&self) -> Option<String> {
-        let count = self.binds.overlooked;
+        let count = self.values.overlooked;
         (count > 0).then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not looked at"))
     }
 
     /// The binds among the spec's mounts, in their order.
     pub fn binds(&self) -> &[Bind<'a>] {
-        &self.binds.seen
+        &self.values.binds
     }
 
     /// An annotation's value.
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.annotations.iter().rev().find(|(name, _)| name == key).map(|(_, value)| &**value)
+        self.values.annotations.iter().rev().find(|(name, _)| name == key).map(|(_, value)| &**value)
     }
 
     /// The spec's `linux.rootfsPropagation`.
@@ -93,42 +71,6 @@ impl<'a> SpecView<'a> {
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
-
-    pub(super) fn linux(&self) -> &LinuxPlace {
-        &self.linux
-    }
-}
-
-fn annotations<'a>(spec: &RawObject<'a>) -> serde_json::Result<Vec<(Cow<'a, str>, Cow<'a, str>)>> {
-    let Some(raw) = spec.value("annotations") else { return Ok(Vec::new()) };
-    let object: RawObject<'_> = serde_json::from_str(raw.get())?;
-    // For Go, a string that is null is empty.
-    let text =
-        |raw: &'a RawValue| serde_json::from_str(raw.get()).map(|text: Option<Text<'_>>| text.unwrap_or_default().0);
-    object.into_iter().map(|(key, raw)| Ok((key, text(raw)?))).collect()
-}
-
-fn rootfs_propagation(bytes: &[u8], spec: &RawObject<'_>) -> serde_json::Result<(RootfsPropagation, LinuxPlace)> {
-    let Some(linux) = spec.written("linux") else {
-        let brace = 1 + bytes.iter().position(|b| *b == b'{').unwrap_or(0);
-        return Ok((RootfsPropagation::Unset, LinuxPlace::Spec { brace, empty: spec.iter().next().is_none() }));
-    };
-    if linux.get() == "null" {
-        return Ok((RootfsPropagation::Unset, LinuxPlace::Null(place(bytes, linux.get()))));
-    }
-    let object: RawObject<'_> = serde_json::from_str(linux.get())?;
-    let Some(value) = object.written("rootfsPropagation") else {
-        let brace = place(bytes, linux.get()).start + 1;
-        return Ok((RootfsPropagation::Unset, LinuxPlace::Object { brace, empty: object.iter().next().is_none() }));
-    };
-    let word: Option<String> = serde_json::from_str(value.get())?;
-    // An empty string is Go's "not set".
-    let asked = word.filter(|w| !w.is_empty()).map_or(RootfsPropagation::Unset, RootfsPropagation::Set);
-    Ok((asked, LinuxPlace::Value(place(bytes, value.get()))))
-}
-
-fn field(name: &str) -> impl FnOnce(serde_json::Error) -> SpecError {
-    move |source| SpecError::Field { field: name.to_owned(), source }
 }
 
 #[cfg(test)]

@@ -1,0 +1,205 @@
+//! One pass over a spec's text, for the few values that the guard reads.
+//!
+//! As runc reads it, with Go's `encoding/json`: the last of several keys of one name counts, annotations are taken together,
+//! and `null` is nothing.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::bind::{Bind, Entry};
+use super::object::Text;
+use super::view::SpecError;
+
+/// Binds behind the first so many are not looked at. A pod's have some tens; what somebody gets by asking for a hundred
+/// thousand is a guard that is late, and a journal that is full of them.
+pub(super) const MOST_BINDS: usize = 2_000;
+
+/// What was read of a spec.
+#[derive(Debug, Default)]
+pub(super) struct Values<'a> {
+    pub(super) binds: Vec<Bind<'a>>,
+    /// How many mounts behind the last bind were not looked at.
+    pub(super) overlooked: usize,
+    pub(super) annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    pub(super) rootfs_propagation: Option<Cow<'a, str>>,
+}
+
+impl<'a> Values<'a> {
+    pub(super) fn from_text(text: &'a str) -> Result<Self, SpecError> {
+        let (mut values, mut place) = (Self::default(), Place::Elsewhere);
+        let mut json = serde_json::Deserializer::from_str(text);
+        let read = json.deserialize_map(Spec { values: &mut values, place: &mut place }).and_then(|()| json.end());
+        match (read, place.field()) {
+            (Ok(()), _) => Ok(values),
+            (Err(source), Some(field)) if source.is_data() => Err(SpecError::Field { field, source }),
+            (Err(source), _) => Err(SpecError::NotAnObject(source)),
+        }
+    }
+}
+
+/// Where the reader is.
+enum Place {
+    Elsewhere,
+    Mounts,
+    Mount(usize),
+    Annotations,
+    Linux,
+}
+
+impl Place {
+    /// The field, as a dotted path.
+    fn field(&self) -> Option<String> {
+        match self {
+            Self::Elsewhere => None,
+            Self::Mounts => Some("mounts".to_owned()),
+            Self::Mount(index) => Some(format!("mounts[{index}]")),
+            Self::Annotations => Some("annotations".to_owned()),
+            Self::Linux => Some("linux.rootfsPropagation".to_owned()),
+        }
+    }
+}
+
+struct Spec<'s, 'a> {
+    values: &'s mut Values<'a>,
+    place: &'s mut Place,
+}
+
+impl<'de> Visitor<'de> for Spec<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a spec, as an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut spec: A) -> Result<(), A::Error> {
+        let Self { values, place } = self;
+        while let Some(Text(key)) = spec.next_key()? {
+            match &*key {
+                "mounts" => {
+                    *place = Place::Mounts;
+                    (values.binds, values.overlooked) = Default::default();
+                    spec.next_value_seed(Mounts { values: &mut *values, place: &mut *place })?;
+                }
+                "annotations" => {
+                    *place = Place::Annotations;
+                    match spec.next_value::<Option<Annotations<'de>>>()? {
+                        Some(Annotations(more)) => values.annotations.extend(more),
+                        None => values.annotations.clear(),
+                    }
+                }
+                "linux" => {
+                    *place = Place::Linux;
+                    let linux = spec.next_value::<Option<Linux<'de>>>()?;
+                    values.rootfs_propagation =
+                        linux.and_then(|Linux(propagation)| propagation.or(values.rootfs_propagation.take()));
+                }
+                _ => drop(spec.next_value::<IgnoredAny>()?),
+            }
+            *place = Place::Elsewhere;
+        }
+        Ok(())
+    }
+}
+
+struct Mounts<'s, 'a> {
+    values: &'s mut Values<'a>,
+    place: &'s mut Place,
+}
+
+impl<'de> DeserializeSeed<'de> for Mounts<'_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Mounts<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of mounts")
+    }
+
+    fn visit_none<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut mounts: A) -> Result<(), A::Error> {
+        let Self { values, place } = self;
+        for index in 0.. {
+            if values.binds.len() == MOST_BINDS {
+                break;
+            }
+            *place = Place::Mount(index);
+            let Some(entry) = mounts.next_element::<Option<Entry<'de>>>()? else { return Ok(()) };
+            values.binds.extend(Bind::from_entry(index, entry.unwrap_or_default()).map_err(A::Error::custom)?);
+        }
+        while mounts.next_element::<IgnoredAny>()?.is_some() {
+            values.overlooked += 1;
+        }
+        Ok(())
+    }
+}
+
+struct Annotations<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+impl<'de> Deserialize<'de> for Annotations<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = Annotations<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("annotations, as an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut annotations = Vec::new();
+                while let Some((Text(name), value)) = map.next_entry::<Text<'de>, Option<Text<'de>>>()? {
+                    // For Go, a string that is null is empty.
+                    annotations.push((name, value.unwrap_or_default().0));
+                }
+                Ok(Annotations(annotations))
+            }
+        }
+        deserializer.deserialize_map(Names)
+    }
+}
+
+/// `rootfsPropagation` of `linux`.
+struct Linux<'a>(Option<Cow<'a, str>>);
+
+impl<'de> Deserialize<'de> for Linux<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Linux<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("linux, as an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut propagation = None;
+                while let Some(Text(key)) = map.next_key()? {
+                    match &*key {
+                        "rootfsPropagation" => {
+                            let asked: Option<Text<'de>> = map.next_value()?;
+                            propagation = asked.map(|Text(word)| word).or(propagation);
+                        }
+                        _ => drop(map.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(Linux(propagation))
+            }
+        }
+        deserializer.deserialize_map(Keys)
+    }
+}
