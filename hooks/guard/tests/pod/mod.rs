@@ -8,10 +8,13 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use bindguard_core::policy::Policy;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 #[allow(unused_imports, reason = "not every test file needs all of them")]
 pub use namespace::{bind, mount_of, own_namespace, skipped};
+
+/// What containerd wrote for a kubelet's pod, 14 KB without its mounts: what a guard reads is mostly not about binds.
+const REAL_SPEC: &str = include_str!("../../../core/tests/fixtures/kubelet-1.36/config-hostroot.json");
 
 /// A pod with one container and one configMap.
 pub struct Pod {
@@ -77,7 +80,8 @@ impl Pod {
     pub fn write_spec(&self, more: &[Value]) {
         let keys = (0..self.keys).map(|key| mount_of(&self.subpath(key), &format!("/etc/app/{key}"), "rprivate"));
         let mounts: Vec<Value> = keys.chain(more.iter().cloned()).collect();
-        let spec = json!({"ociVersion": "1.1.0", "mounts": mounts, "linux": {"rootfsPropagation": "rslave"}});
+        let mut spec: Value = serde_json::from_str(REAL_SPEC).unwrap();
+        (spec["mounts"], spec["linux"]["rootfsPropagation"]) = (mounts.into(), "rslave".into());
         fs::write(self.config(), spec.to_string()).unwrap();
     }
 }
