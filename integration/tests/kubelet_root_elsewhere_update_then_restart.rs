@@ -1,4 +1,4 @@
-//! The kubelet's root on a filesystem of its own, bind-mounted, or behind a symlink: the mount table shows the same
+//! The kubelet's root on a filesystem of its own, bind-mounted, behind a symlink, or in a node that is a container (kind): the mount table shows the same
 //! volume differently each time (kubernetes#93691, #103836).
 
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
@@ -28,4 +28,9 @@ fn bind_mounted() {
 #[test]
 fn symlinked() {
     story(KubeletRoot::Symlinked);
+}
+
+#[test]
+fn in_a_container() {
+    story(KubeletRoot::InAContainer);
 }

@@ -1,10 +1,11 @@
 //! A fake kubelet that makes the real one's syscalls, so that stories can move its clock.
 //!
 //! The layout is the real one's: `pods/UID/volumes/PLUGIN/VOLUME` and `pods/UID/volume-subpaths/VOLUME/CONTAINER/INDEX`.
-//! Three files mirror one of the kubelet's each and name it: `atomic_writer`, `safe_open` and `subpath`. Not mirrored:
+//! Four files mirror one of the kubelet's each and name it: `atomic_writer`, `block_volume`, `safe_open` and `subpath`. Not mirrored:
 //! `SafeMakeDir` (a kubelet makes a directory where a sub path does not exist) and everything about fsGroup.
 
 mod atomic_writer;
+mod block_volume;
 mod pod;
 mod root;
 mod safe_open;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+pub use self::block_volume::BlockVolume;
 pub use self::pod::Pod;
 pub use self::root::KubeletRoot;
 pub use self::subpath::{Behaviour, Subpath};
@@ -35,6 +37,11 @@ impl Kubelet {
     /// The root as the kubelet was told it (`--root-dir`): symlinks in it are not resolved.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// A block volume, mapped for a pod.
+    pub fn block_volume(&self, uid: &str, name: &str, device: &Path) -> Result<BlockVolume> {
+        BlockVolume::map(&self.root, uid, name, device)
     }
 
     /// A new pod's folder.

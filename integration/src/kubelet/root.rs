@@ -34,11 +34,14 @@ pub enum KubeletRoot {
     BindMounted,
     /// A symlink to another place.
     Symlinked,
+    /// As in a node that is a container itself (kind, k3d): its root an overlay, its /var a volume of the engine's, and the
+    /// kubelet's root in that a bind of a folder of the machine (`extraMounts`).
+    InAContainer,
 }
 
 impl KubeletRoot {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::RootDisk,
         Self::OwnFilesystem,
         Self::Xfs,
@@ -47,6 +50,7 @@ impl KubeletRoot {
         Self::Tmpfs,
         Self::BindMounted,
         Self::Symlinked,
+        Self::InAContainer,
     ];
 
     /// Why this machine cannot have it, if so.
@@ -70,7 +74,7 @@ impl KubeletRoot {
             Self::OwnFilesystem => Some("ext4"),
             Self::Xfs => Some("xfs"),
             Self::BtrfsSubvolume => Some("btrfs"),
-            Self::Overlay => Some("overlay"),
+            Self::Overlay | Self::InAContainer => Some("overlay"),
             Self::Tmpfs => Some("tmpfs"),
             Self::RootDisk | Self::BindMounted | Self::Symlinked => None,
         }
@@ -117,9 +121,26 @@ impl KubeletRoot {
                 make(&place)?;
                 symlink(&place, &root).with_context(|| format!("link {} to {}", root.display(), place.display()))?;
             }
+            Self::InAContainer => {
+                let (node, volume, extra) = (disk.join("node"), disk.join("volumes/5f0c/_data"), disk.join("extra"));
+                make(&node)?;
+                mount_overlay(&disk.join("overlay"), &node)?;
+                let root = node.join("var/lib/kubelet");
+                bind_as_an_engine(&volume, &node.join("var"))?;
+                bind_as_an_engine(&extra, &root)?;
+                return Ok(root);
+            }
         }
         Ok(root)
     }
+}
+
+/// An engine's binds are private; the node's first process makes them shared, each a peer group of its own.
+fn bind_as_an_engine(from: &Path, to: &Path) -> Result<()> {
+    [from, to].into_iter().try_for_each(make)?;
+    bind(from, to)?;
+    let to = to.display().to_string();
+    ["--make-private", "--make-shared"].into_iter().try_for_each(|way| host(["mount", way, &to]).map(drop))
 }
 
 fn make(folder: &Path) -> Result<()> {
