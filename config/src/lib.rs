@@ -69,9 +69,12 @@ impl Config {
     /// # Errors
     /// When it cannot be read, or as [`Config::from_toml`].
     pub fn from_file(path: &Path) -> Result<Self, Error> {
+        Self::from_file_by(path, read_here)
+    }
+
+    fn from_file_by(path: &Path, read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>) -> Result<Self, Error> {
         let failed = |source| Error::Read { path: path.to_owned(), source };
-        let mut bytes = Vec::new();
-        File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes)).map_err(failed)?;
+        let bytes = read(path, LARGEST + 1).map_err(failed)?;
         if bytes.len() as u64 > LARGEST {
             return Err(failed(io::Error::other("it is larger than 1 MiB, and so is no config of bindguard's")));
         }
@@ -82,6 +85,12 @@ impl Config {
             source,
         })
     }
+}
+
+fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 impl Default for Config {
@@ -142,9 +151,14 @@ pub struct Loaded {
 /// Reads the node's config: the file that `BINDGUARD_CONFIG` names, else `/etc/bindguard/config.toml` if it is there.
 /// Never fails.
 pub fn load() -> Loaded {
+    load_by(read_here)
+}
+
+/// The same, for who has a way of their own to read a file, or its first so many bytes: without waiting for a server, say.
+pub fn load_by(read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
     let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
     let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
-    match Config::from_file(path) {
+    match Config::from_file_by(path, read) {
         Ok(config) => Loaded { config, problem: None },
         Err(Error::Read { source, .. }) if named.is_none() && source.kind() == io::ErrorKind::NotFound => {
             Loaded { config: Config::default(), problem: None }

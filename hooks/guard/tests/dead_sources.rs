@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{Outcome, Report};
-use bindguard_guard::{Act, Attempt, Entry, admit, check_bundle, mend_node, record, survey_node};
+use bindguard_guard::{Act, Attempt, Entry, admit, check_bundle, mend_node, read_file, record, survey_node};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use pod::{Pod, mount_of, own_namespace};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -302,6 +302,23 @@ fn a_journal_that_never_answers_is_not_waited_for() {
     for name in ["journal.jsonl", "new/journal.jsonl"] {
         let why = record(&fuse.path().join(name), &entry).unwrap_err();
         assert!(why.contains("did not answer within 300 ms"), "{why}");
+    }
+}
+
+/// Every verb of a runtime reads the config: those of a running container, too.
+#[test]
+fn a_config_that_never_answers_is_not_waited_for() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(mut fuse) = Fuse::mounted() else { return };
+    assert!(fuse.device.as_mut().unwrap().read(&mut [0; 8192]).unwrap() > 0);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let link = elsewhere.path().join("config.toml");
+    std::os::unix::fs::symlink(fuse.path().join("config.toml"), &link).unwrap();
+    for path in [fuse.path().join("config.toml"), link] {
+        let error = read_file(&path, 1000).unwrap_err();
+        assert!(error.to_string().contains("did not answer within 700 ms"), "{error}");
     }
 }
 

@@ -24,6 +24,7 @@ mod directories;
 mod handle;
 mod mountinfo;
 mod mounts;
+mod read_file;
 mod statmount;
 mod target;
 
@@ -32,4 +33,5 @@ pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};
 pub use mountinfo::{MountinfoError, read_mount_table};
 pub use mounts::{MountOf, Mounts};
+pub use read_file::read_file;
 pub use target::{OpenedTarget, TargetError, open_target};

@@ -74,6 +74,12 @@ impl Mounts {
         }
     }
 
+    /// Whether what is held may have to wait for a server or a daemon, as far as statmount tells: nobody reads a mount table
+    /// for this.
+    pub(crate) fn is_on_a_server(&self, handle: &Handle) -> bool {
+        self.by_statmount(handle).is_some_and(|mount| !mount.entry.fs_type.is_local())
+    }
+
     /// The mount table, as it was when it was first asked for.
     pub(crate) fn table(&self) -> Result<&MountTable, String> {
         self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())

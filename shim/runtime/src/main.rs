@@ -18,8 +18,8 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 
 use argv::Invocation;
-use bindguard_config::{Config, load};
-use bindguard_guard::{Admission, Attempt, Entry, admit, record};
+use bindguard_config::{Config, load_by};
+use bindguard_guard::{Admission, Attempt, Entry, admit, read_file, record};
 use handover::Handover;
 use remarks::Remarks;
 use verify::Verification;
@@ -27,7 +27,7 @@ use verify::Verification;
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
     let handover = Handover::from_environment();
-    let loaded = load();
+    let loaded = load_by(read_file);
     if let Some(verification) = Verification::asked_for(&args) {
         return verification.run(&loaded.config);
     }
