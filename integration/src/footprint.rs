@@ -22,6 +22,9 @@ pub struct Footprint {
     pub private_kib: u64,
     /// Pages that it has written, in KiB.
     pub private_dirty_kib: u64,
+    /// Those of them that are its alone for good, in KiB: pages of a program that was copied just now are dirty, too, until they
+    /// are on the disk.
+    pub anonymous_kib: u64,
     /// Its proportional share of all pages that it has in memory, in KiB.
     pub pss_kib: u64,
     /// Threads.
@@ -43,6 +46,7 @@ impl Footprint {
         Ok(Self {
             private_kib: field(&rollup, "Private_Clean:")? + private_dirty_kib,
             private_dirty_kib,
+            anonymous_kib: field(&rollup, "Anonymous:")?,
             pss_kib: field(&rollup, "Pss:")?,
             threads: field(&format!("/proc/{pid}/status"), "Threads:")?,
             descriptors: descriptors as u64,
@@ -86,7 +90,7 @@ impl Footprint {
 
     /// At most a tenth more than `before`.
     pub fn has_about_the_memory_of(&self, before: &Self) -> bool {
-        self.private_dirty_kib * 10 <= before.private_dirty_kib * 11
+        self.anonymous_kib * 10 <= before.anonymous_kib * 11
     }
 }
 
