@@ -37,8 +37,9 @@ missing=$(echo "$wanted" | while read -r program packages _; do is_there "$progr
 if [ -n "$missing" ]; then
   export DEBIAN_FRONTEND=noninteractive
   log=$(mktemp)
+  retrying='-o Acquire::Retries=3'
   # shellcheck disable=SC2086
-  if ! { apt-get -qq update && apt-get -qq -y --no-install-recommends install $missing; } >"$log" 2>&1; then
+  if ! { apt-get -qq $retrying update && apt-get -qq -y $retrying --no-install-recommends install $missing; } >"$log" 2>&1; then
     cat "$log" >&2; rm -f "$log"
     echo "setup.sh: could not install:" $missing >&2
     exit 1
