@@ -34,6 +34,11 @@ impl Server {
             skipped("this kernel has no nfsd and no NFS 4 loaded: `make kernels` has");
             return None;
         }
+        // kernel BUG at net/sunrpc/svc.c:568
+        if fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("5.") {
+            skipped("this kernel's nfsd dies when it is told to stop");
+            return None;
+        }
         match mount(Some("nfsd"), CONTROL, Some("nfsd"), MsFlags::empty(), None::<&str>) {
             Ok(()) | Err(Errno::EBUSY) => {}
             Err(errno) => panic!("mount {CONTROL}: {errno}"),
@@ -45,12 +50,15 @@ impl Server {
         let server = Self { folder: tempfile::tempdir().unwrap() };
         let clients = server.folder.path().join("clients");
         fs::create_dir(&clients).unwrap();
-        // Where it notes its clients. Without that it begins with a time of grace, which nobody can end.
-        tell("nfsv4recoverydir", clients.to_str().unwrap()).unwrap();
+        // Where it notes its clients. Newer kernels have a daemon for that: without it, it begins with a time of grace, in
+        // which nobody opens a file, and which nobody can end.
+        let _ = tell("nfsv4recoverydir", clients.to_str().unwrap());
         // Version 3 would want rpcbind.
         for (file, value) in [("versions", "-3"), ("nfsv4leasetime", "10"), ("nfsv4gracetime", "10")] {
             tell(file, value).unwrap();
         }
+        // Linux 7's client may hold a promise of the server's that a folder does not change, and answers in its name then.
+        let _ = fs::write("/sys/module/nfsv4/parameters/directory_delegations", "N");
         server.begin();
         Some(server)
     }
@@ -75,7 +83,7 @@ impl Server {
         }
         tell("threads", "4").unwrap();
         // There is nobody whose locks it would have to wait for.
-        tell("v4_end_grace", "Y").unwrap();
+        let _ = tell("v4_end_grace", "Y");
         let folder = self.folder.path().display();
         let (nobody, root) = (65534, r"\x00000000");
         for (cache, entry) in [
