@@ -39,6 +39,7 @@ pub mod programs;
 pub mod runtime;
 pub mod scenes;
 pub mod shim;
+pub mod silent_server;
 pub mod stale;
 pub mod stopped;
 pub mod waiting;
@@ -48,6 +49,7 @@ pub use kubelet::{Kubelet, KubeletRoot, Pod, Volume, VolumeKind};
 pub use node::{Node, Setup};
 pub use polling::PollingReader;
 pub use programs::{Generation, Oci};
+pub use silent_server::SilentServer;
 
 /// Makes one test a generation of containerd from a function that tells the story on it.
 #[macro_export]

@@ -1,17 +1,14 @@
 //! Nodes on which looking is not easy: a file server that does not answer, more subpaths than a shell may open files, a user
 //! who may not look. And the terminal that all of it is read on.
 
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::privilege;
 use bindguard_integration::process::{Finished, run, run_on_a_terminal};
-use bindguard_integration::{Generation, Node, Pod, Setup, VolumeKind};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use bindguard_integration::{Generation, Node, Pod, Setup, SilentServer, VolumeKind};
 use serde_json::Value;
 
 #[test]
@@ -28,13 +25,13 @@ fn says_what_it_can() {
 
 /// One CSI volume's daemon is dead, another's never answers, and neither keeps the rest from being judged.
 fn servers_that_do_not_answer(node: &Node) -> Result<()> {
-    if !Path::new("/dev/fuse").exists() {
+    if !SilentServer::is_possible() {
         privilege::skipped("no /dev/fuse here");
         return Ok(());
     }
     let pod = node.kubelet().pod("uid-csi")?;
-    let mut volumes = [Fuse::mounted(&pod, "a-silent")?, Fuse::mounted(&pod, "b-dead")?];
-    volumes[1].daemon = None;
+    let mut volumes = [SilentServer::mounted(&csi(&pod, "a-silent"))?, SilentServer::mounted(&csi(&pod, "b-dead"))?];
+    volumes[1].die();
     fs::create_dir_all(csi(&pod, "c-unmounted"))?;
     let told = node.bindguard(["diagnose", "--pod", "uid-csi", "--json"])?;
     let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
@@ -47,7 +44,7 @@ fn servers_that_do_not_answer(node: &Node) -> Result<()> {
     ensure!(of(1).0 == "dead" && of(1).1.starts_with("it answers: "), "{report}");
     ensure!(of(2).0 == "unmounted", "{report}");
 
-    let path = volumes[0].path.display().to_string();
+    let path = volumes[0].path().display().to_string();
     let held = node.bindguard(["holders", &path])?;
     ensure!(held.stdout.contains(&format!("mounted    {path} (fuse")), "{held:?}");
     ensure!(node.bindguard(["doctor"])?.stdout.contains("bad        subpaths: "));
@@ -58,11 +55,12 @@ fn servers_that_do_not_answer(node: &Node) -> Result<()> {
 /// Fifty servers that do not answer are asked side by side: all are told dead, where one after the other there would be
 /// patience for a dozen.
 fn many_servers_that_do_not_answer(node: &Node) -> Result<()> {
-    if !Path::new("/dev/fuse").exists() {
+    if !SilentServer::is_possible() {
         return Ok(());
     }
     let pod = node.kubelet().pod("uid-dead")?;
-    let volumes = (0..50).map(|n| Fuse::mounted(&pod, &format!("silent-{n}"))).collect::<Result<Vec<_>>>()?;
+    let volumes =
+        (0..50).map(|n| SilentServer::mounted(&csi(&pod, &format!("silent-{n}")))).collect::<Result<Vec<_>>>()?;
     let told = node.bindguard(["diagnose", "--pod", "uid-dead", "--json"])?;
     let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
     let dead = report["binds"].as_array().context("binds")?.iter().filter(|bind| bind["verdict"] == "dead").count();
@@ -73,14 +71,13 @@ fn many_servers_that_do_not_answer(node: &Node) -> Result<()> {
 
 /// A kubelet's root, a bundle, a journal, a config on a server that hangs: no verb waits for it.
 fn nothing_that_is_named_answers(node: &Node) -> Result<()> {
-    if !Path::new("/dev/fuse").exists() {
+    if !SilentServer::is_possible() {
         return Ok(());
     }
     let pod = node.kubelet().pod("uid-hung")?;
-    let mut hung = Fuse::mounted(&pod, "silent")?;
-    // A request that was taken and is never answered: who waits for it cannot be ended.
-    ensure!(hung.daemon.as_mut().context("a daemon")?.read(&mut [0; 8192])? > 0);
-    let at = hung.path.display().to_string();
+    let mut hung = SilentServer::mounted(&csi(&pod, "silent"))?;
+    hung.take_request()?;
+    let at = hung.path().display().to_string();
     let config = node.disk().join("hung.toml");
     fs::write(&config, format!("[kubelet]\nroots = [{at:?}]\n[journal]\npath = \"{at}/journal.jsonl\"\n"))?;
     let (config, below) = (config.display().to_string(), format!("{at}/config.toml"));
@@ -164,28 +161,4 @@ fn without_permission(node: &Node) -> Result<()> {
 
 fn csi(pod: &Pod, name: &str) -> PathBuf {
     pod.path().join("volumes/kubernetes.io~csi").join(name).join("mount")
-}
-
-/// A CSI volume on a FUSE mount whose daemon is this test, which answers nothing: fuse(4).
-struct Fuse {
-    path: PathBuf,
-    daemon: Option<File>,
-}
-
-impl Fuse {
-    fn mounted(pod: &Pod, name: &str) -> Result<Self> {
-        let path = csi(pod, name);
-        fs::create_dir_all(&path)?;
-        let daemon = OpenOptions::new().read(true).write(true).open("/dev/fuse").context("open /dev/fuse")?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", daemon.as_raw_fd());
-        mount(Some("csi"), &path, Some("fuse"), MsFlags::empty(), Some(options.as_str())).context("mount a FUSE")?;
-        Ok(Self { path, daemon: Some(daemon) })
-    }
-}
-
-impl Drop for Fuse {
-    fn drop(&mut self) {
-        self.daemon = None;
-        let _ = umount2(&self.path, MntFlags::MNT_DETACH);
-    }
 }

@@ -18,7 +18,7 @@ use containerd_shim_protos::{
 };
 use protobuf::{Message, UnknownValueRef, well_known_types::any::Any};
 
-use super::{Task, TaskError, create::guard_deadline};
+use super::{Task, TaskError, deadline::guard_deadline};
 use crate::{
     bundle::Bundle,
     exits::Watched,
@@ -116,7 +116,7 @@ impl Task {
             work,
             no_pivot_root: from.no_pivot_root,
             wiring: &from.wiring,
-            deadline: guard_deadline(),
+            deadline: guard_deadline().await,
         };
         let restored = match self.runtime.restore(&self.id, &call).await {
             Ok(restored) => restored,

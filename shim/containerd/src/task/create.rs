@@ -7,13 +7,12 @@ use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, Mutex, OnceLock},
-    time::Duration,
 };
 
 use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
 use protobuf::MessageField;
 
-use super::{Process, Surroundings, Task, TaskError, checkpoint::images_of};
+use super::{Process, Surroundings, Task, TaskError, checkpoint::images_of, deadline::guard_deadline};
 use crate::{
     bundle::{Bundle, SpecView},
     causes::with_causes,
@@ -48,15 +47,6 @@ impl Rollback<'_> {
             tracing::warn!(id = self.id, error = with_causes(&error), "the root filesystem stays mounted");
         }
     }
-}
-
-/// How long the guard may take: asked for each create and restore, so that a pod that runs for months sees a change of the config.
-pub(super) fn guard_deadline() -> Duration {
-    let loaded = bindguard_config::load();
-    if let Some(problem) = &loaded.problem {
-        tracing::warn!("the config is not in force, defaults are: {}", with_causes(problem));
-    }
-    loaded.config.deadline()
 }
 
 impl Task {
@@ -142,7 +132,7 @@ impl Task {
             wiring: &wiring,
             no_pivot_root: options.no_pivot_root,
             no_new_keyring: options.no_new_keyring,
-            deadline: guard_deadline(),
+            deadline: guard_deadline().await,
         };
         let created = self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;

@@ -7,6 +7,7 @@
 
 mod checkpoint;
 mod create;
+mod deadline;
 mod delete;
 mod exec;
 mod exit;
