@@ -1,7 +1,7 @@
 //! The OCI spec, seen without taking it apart.
 //!
-//! A spec is kept as the bytes that containerd wrote; [`view`] knows where in them the few values stand that the
-//! guard reads, and [`edit`] replaces those values and nothing else. Unknown fields, big numbers, odd escapes and
+//! A spec is kept as the bytes that containerd wrote; [`read`] takes the few values out of them that the guard reads, and
+//! [`edit`] finds those and replaces them and nothing else. Unknown fields, big numbers, odd escapes and
 //! duplicate keys therefore reach the runtime exactly as they were sent, which a round trip through typed structs
 //! cannot promise.
 //!
