@@ -116,6 +116,16 @@ mod tests {
         let bind = &view.binds()[0];
         assert_eq!((bind.source(), bind.destination()), (Path::new("/y"), Path::new("/b")));
         assert_eq!(bind.propagation(), AskedPropagation::Nothing);
+
+        let json = br#"{"annotations":{"a":"1","b":"1"},"annotations":{"a":"2"},
+            "linux":{"rootfsPropagation":"rslave"},"linux":{"rootfsPropagation":null},"mounts":[{}],"mounts":null}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        assert_eq!((view.annotation("a"), view.annotation("b"), view.binds().len()), (Some("2"), Some("1"), 0));
+        assert_eq!(view.rootfs_propagation(), &RootfsPropagation::Set("rslave".to_owned()));
+        let json =
+            br#"{"annotations":{"a":"1"},"annotations":null,"linux":{"rootfsPropagation":"rslave"},"linux":null}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        assert_eq!((view.annotation("a"), view.rootfs_propagation()), (None, &RootfsPropagation::Unset));
     }
 
     #[test]
