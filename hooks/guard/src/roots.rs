@@ -12,7 +12,7 @@ use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::Policy;
 use bindguard_sys::probe::{Answer, probe_side_by_side};
-use bindguard_sys::{Handle, Mounts};
+use bindguard_sys::{Handle, Mounts, hold_known, is_at_hand};
 
 use crate::ask::ask;
 
@@ -45,7 +45,7 @@ pub(crate) fn in_real_folder(path: &Path) -> Option<PathBuf> {
 /// answer. It counts reading a link as an access, and so may know a link and not follow it.
 fn real_names(paths: &[&Path]) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
-    let known: Vec<_> = paths.iter().map(|path| known_name(path, &mounts)).collect();
+    let known: Vec<_> = paths.iter().map(|path| hold_known(path, |folder| mounts.is_local(folder))).collect();
     let is_cold = |known: &io::Result<Handle>| known.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
     let cold = paths.iter().zip(&known).filter(|(_, known)| is_cold(known)).map(|(path, _)| vec![path.to_path_buf()]);
     let mut told = ask(&cold.collect::<Vec<_>>()).into_iter();
@@ -57,28 +57,12 @@ fn real_names(paths: &[&Path]) -> Vec<Option<PathBuf>> {
     known.into_iter().map(&mut name).collect()
 }
 
-/// What the kernel has in its cache; and what is certainly missing. tmpfs, and so most of /run, keeps nothing of what is not
-/// there: in a folder of a local filesystem it is looked for.
-fn known_name(path: &Path, mounts: &Mounts) -> io::Result<Handle> {
-    let known = Handle::try_cached(path);
-    let is_local = |handle| mounts.mount_of(&handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
-    let in_known_folder =
-        |next: &&Path| next.parent().is_some_and(|folder| Handle::cached(folder).is_some_and(is_local));
-    let is_missing = || {
-        let next = path.ancestors().find(in_known_folder);
-        next.is_some_and(|next| Handle::of(next).is_err_and(|error| error.is_not_found()))
-    };
-    match known {
-        Err(error) if error.kind() == ErrorKind::WouldBlock && is_missing() => Err(ErrorKind::NotFound.into()),
-        known => known,
-    }
-}
-
 /// A policy without the kubelets' roots that are wanted and do not answer; `None` when there are none.
 ///
 /// What lies below such a root is for it as anything else on the node: it is asked, and never walked to.
 pub(crate) fn without_silent(policy: &Policy, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts) -> Option<Policy> {
-    let wanted = policy.kubelet_roots().filter(|root| is_wanted(root) && !is_at_hand(root, mounts));
+    let is_quick = |root: &Path| is_at_hand(root, |handle| mounts.is_local(handle));
+    let wanted = policy.kubelet_roots().filter(|root| is_wanted(root) && !is_quick(root));
     let to_ask: Vec<_> = wanted.map(|root| vec![root.join("pods")]).collect();
     let answers = ask(&to_ask);
     let silent = |root: &PathBuf| {
@@ -90,14 +74,6 @@ pub(crate) fn without_silent(policy: &Policy, is_wanted: impl Fn(&Path) -> bool,
         policy.kubelet_roots.retain(|root| !silent(root));
         policy
     })
-}
-
-/// A walk to it waits for nobody, or nobody can tell: before Linux 5.12 the kernel is not asked for what it has in its cache.
-fn is_at_hand(root: &Path, mounts: &Mounts) -> bool {
-    match Handle::try_cached(root) {
-        Ok(handle) => mounts.mount_of(&handle).is_ok_and(|mount| mount.entry.fs_type.is_local()),
-        Err(error) => error.kind() != ErrorKind::WouldBlock,
-    }
 }
 
 /// The roots of this node's kubelets that are there and answer, each directory once.

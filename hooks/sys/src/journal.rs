@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// Its folder is on a local filesystem; or nobody can tell, before Linux 5.12.
 fn is_at_hand(journal: &Path) -> bool {
     match Handle::try_cached(journal.parent().unwrap_or(journal)) {
-        Ok(folder) => Mounts::default().mount_of(&folder).is_ok_and(|mount| mount.entry.fs_type.is_local()),
+        Ok(folder) => Mounts::default().is_local(&folder),
         Err(error) => error.kind() == io::ErrorKind::InvalidInput,
     }
 }

@@ -19,6 +19,7 @@ pub mod stranded;
 pub mod swap;
 
 mod apart;
+mod at_hand;
 mod block_device;
 mod directories;
 mod handle;
@@ -28,6 +29,7 @@ mod read_file;
 mod statmount;
 mod target;
 
+pub use at_hand::{hold_known, is_at_hand};
 pub use block_device::block_device;
 pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};

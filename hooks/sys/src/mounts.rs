@@ -74,6 +74,11 @@ impl Mounts {
         }
     }
 
+    /// Whether a call on what is held cannot wait for somebody else. What cannot be told is not.
+    pub fn is_local(&self, handle: &Handle) -> bool {
+        self.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local())
+    }
+
     /// Whether what is held may have to wait for a server or a daemon, as far as statmount tells: nobody reads a mount table
     /// for this.
     pub(crate) fn is_on_a_server(&self, handle: &Handle) -> bool {

@@ -1,7 +1,7 @@
 //! Reading a small file that may lie anywhere, a server that does not answer included.
 //!
-//! Nearly always the kernel has the whole way in its cache, and the file is on a local filesystem: that is told in a few
-//! microseconds, and it is read here. Otherwise a process apart reads it, which may hang in this one's place.
+//! Nearly always it is [at hand](crate::is_at_hand), and is read here. Otherwise a process apart reads it, which may hang in
+//! this one's place.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::apart::Apart;
-use crate::handle::Handle;
+use crate::at_hand::is_at_hand;
 use crate::mounts::Mounts;
 use crate::probe::{End, Patience, listen};
 
@@ -23,27 +23,13 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// # Errors
 /// The kernel's, and `TimedOut` when nobody answers.
 pub fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    if is_at_hand(path) { read_here(path, most) } else { read_apart(path, most) }
+    if is_on_this_node(path) { read_here(path, most) } else { read_apart(path, most) }
 }
 
-/// Nobody has to be waited for; or nobody can tell, before Linux 5.12.
-fn is_at_hand(path: &Path) -> bool {
+/// On kernels before 6.8 a mount table would have to be read to know a server's: nobody does for a small file.
+fn is_on_this_node(path: &Path) -> bool {
     let mounts = Mounts::default();
-    let is_local = |handle: &Handle| !mounts.is_on_a_server(handle);
-    match Handle::try_cached(path) {
-        Ok(handle) => is_local(&handle),
-        Err(error) if error.kind() == ErrorKind::WouldBlock => is_cold(path, is_local),
-        Err(_) => true,
-    }
-}
-
-/// It is but the cache that lacks it: in a local folder that the kernel knows there is the file itself, or nothing.
-fn is_cold(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
-    let in_known_folder = |next: &&Path| next.parent().and_then(Handle::cached).is_some_and(|folder| is_local(&folder));
-    path.ancestors().find(in_known_folder).is_some_and(|next| match Handle::of(next) {
-        Ok(file) => next == path && file.is_symlink().is_ok_and(|is_link| !is_link),
-        Err(error) => error.is_not_found(),
-    })
+    is_at_hand(path, |handle| !mounts.is_on_a_server(handle))
 }
 
 fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
@@ -94,7 +80,7 @@ mod tests {
             }
         }
         for path in [folder.path().join("missing"), folder.path().join("deep/er/missing")] {
-            assert!(is_at_hand(&path), "a process would be made each time: {}", path.display());
+            assert!(is_on_this_node(&path), "a process would be made each time: {}", path.display());
             for read in [read_file, read_here, read_apart] {
                 assert_eq!(read(&path, 10).unwrap_err().kind(), ErrorKind::NotFound);
             }
