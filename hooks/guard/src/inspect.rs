@@ -169,7 +169,7 @@ pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Ve
     findings
 }
 
-/// How many binds are held at a time, by two descriptors each: a runtime's limit is 1024 as a rule.
+/// How many binds are held at a time, by three descriptors each at most: a runtime's limit is 1024 as a rule.
 const AT_A_TIME: usize = 300;
 
 fn judged(

@@ -79,7 +79,7 @@ fn look_and_tell(
     report
 }
 
-/// How many are held at a time, by two descriptors each: a shell's limit is 1024, and a node may have thousands.
+/// How many are held at a time, by three descriptors each at most: a shell's limit is 1024, and a node may have thousands.
 pub(crate) const AT_A_TIME: usize = 100;
 
 fn judged(subpaths: &[VolumeSubpath], asking: &Asking) -> Vec<Finding> {

@@ -248,3 +248,23 @@ fn a_file_that_was_made_anew_within_the_current_payload_leaves_the_payload_alone
     assert_eq!(fs::read_to_string(&file).unwrap(), "anew", "the current payload is there");
     assert_eq!(fs::read_to_string(pod.volume().join("..data/1")).unwrap(), "0");
 }
+
+/// Whatever has the key's name: only a file of the payload's own mount is what the kubelet wrote.
+#[test]
+fn a_link_or_a_mount_in_a_keys_place_is_not_bound() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(3);
+    pod.update(1);
+    let (link, mounted) = (pod.volume().join("..data/1"), pod.volume().join("..data/2"));
+    fs::remove_file(&link).unwrap();
+    symlink("0", &link).unwrap();
+    bind(&pod.volume().join("..data/0"), &mounted);
+    let report = admitted(&pod).report;
+    let told: Vec<_> = report.binds.iter().map(|bind| (bind.verdict, bind.outcome.clone())).collect();
+    assert_eq!(told, [("stale", Some(Outcome::Rebound { tries: 1 })), ("unknown", None), ("unknown", None)]);
+    let reason = |bind: usize| report.binds[bind].reason.clone().unwrap();
+    assert!(reason(1).contains("is a symlink"), "{}", reason(1));
+    assert!(reason(2).contains("cross-device"), "{}", reason(2));
+}

@@ -15,6 +15,9 @@ use rustix::io::Errno;
 /// statx(2)'s `STATX_MNT_ID_UNIQUE`: an id that no other mount ever gets.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
+/// What [`Lasting`] is made of.
+const LASTING: StatxFlags = UNIQUE_MOUNT_ID.union(StatxFlags::TYPE).union(StatxFlags::INO);
+
 /// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.
 #[derive(Debug)]
 pub struct Handle {
@@ -194,6 +197,15 @@ impl Handle {
         Ok(self.lasting()?.identity)
     }
 
+    /// Which file a name in a directory is, if it is no symlink and on the very mount that this is on. `None` before Linux 6.8,
+    /// and where that cannot be told.
+    pub(crate) fn identity_on_same_mount(&self, directory: impl AsFd, name: &Path) -> Option<FileIdentity> {
+        let mount = self.unique_mount_id().ok()??;
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+        let file = Lasting::of(&rustix::fs::statx(directory, name, flags, LASTING).ok()?);
+        (file.unique_mount_id == Some(mount) && !file.is_symlink).then_some(file.identity)
+    }
+
     /// Whether it is a symlink itself.
     ///
     /// # Errors
@@ -223,8 +235,7 @@ impl Handle {
         if let Some(lasting) = self.lasting.get() {
             return Ok(*lasting);
         }
-        let lasting =
-            self.statx(UNIQUE_MOUNT_ID | StatxFlags::TYPE | StatxFlags::INO).map(|stat| Lasting::of(&stat))?;
+        let lasting = self.statx(LASTING).map(|stat| Lasting::of(&stat))?;
         Ok(*self.lasting.get_or_init(|| lasting))
     }
 

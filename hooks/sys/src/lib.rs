@@ -25,6 +25,7 @@ mod directories;
 mod handle;
 mod mountinfo;
 mod mounts;
+mod payload;
 mod read_file;
 mod statmount;
 mod target;

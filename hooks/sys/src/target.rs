@@ -84,29 +84,15 @@ impl TargetError {
 /// When the kernel refuses a step, or the volume is not laid out as its writer lays it out. A name that is not there is
 /// no error.
 pub fn open_target(volume: &Handle, sub_path: &Path, writer: Writer) -> Result<OpenedTarget, TargetError> {
-    open_target_in(volume, None, sub_path, writer)
-}
-
-/// The same, for who has just opened another target, in the `payload` that was current then.
-pub(crate) fn open_target_in(
-    volume: &Handle,
-    payload: Option<&TimestampDirectory>,
-    sub_path: &Path,
-    writer: Writer,
-) -> Result<OpenedTarget, TargetError> {
     match writer {
         Writer::Containers => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
-        Writer::Kubelet => in_payload(volume, payload.cloned(), sub_path),
+        Writer::Kubelet => in_payload(volume, sub_path),
     }
 }
 
-fn in_payload(
-    volume: &Handle,
-    mut known: Option<TimestampDirectory>,
-    sub_path: &Path,
-) -> Result<OpenedTarget, TargetError> {
+fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetError> {
     for _ in 0..SWAPS {
-        let timestamp = known.take().map_or_else(|| current_payload(volume), Ok)?;
+        let timestamp = current_payload(volume)?;
         // AtomicWriter makes no links within a payload: from its name on, none is followed.
         if let Some(file) = below(volume, &Path::new(timestamp.name()).join(sub_path))? {
             return Ok(OpenedTarget { timestamp: Some(timestamp), file: Some(file) });
@@ -134,7 +120,7 @@ pub(crate) fn current_payload(volume: &Handle) -> Result<TimestampDirectory, Tar
 /// Opens `path` below a volume's root; `None` when it is not there.
 fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
     let name = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    let file = match open_below(volume, name) {
+    let file = match open_below(volume, name, OFlags::empty()) {
         Ok(fd) => Handle::from_fd(fd, volume.path().join(path)),
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         Err(errno) => return Err(open_error(volume, path, errno)),
@@ -146,8 +132,9 @@ fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
     }
 }
 
-fn open_below(directory: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+/// Opens `path` below a directory, in a way in which nothing leads out of it or onto another mount.
+pub(crate) fn open_below(directory: impl AsFd, path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
     let beneath =
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     loop {

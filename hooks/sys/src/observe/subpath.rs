@@ -14,7 +14,7 @@ use crate::mounts::Mounts;
 use crate::observe::filesystem::{find_filesystem, find_filesystem_in};
 use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
-use crate::target::{TargetError, open_target_in};
+use crate::target::{TargetError, open_target};
 
 /// A subpath and its volume, held so that they stay what they are while they are looked at.
 #[derive(Debug)]
@@ -166,22 +166,29 @@ impl HeldSubpath {
         let (Ok(sub_path), Some(handle)) = (SubPath::from_mount(mount, volume), self.volume()) else {
             return Observed::Absent;
         };
-        let payload = self.directory.as_ref().map(|directory| directory.payload());
-        let known = payload.and_then(OnceCell::get);
-        let opened = match open_target_in(handle, known, &sub_path.path, volume.plugin.writer()) {
+        if let Some(target) = self.key_at_hand(&sub_path) {
+            return Observed::Seen(target);
+        }
+        let opened = match open_target(handle, &sub_path.path, volume.plugin.writer()) {
             Ok(opened) => opened,
             Err(TargetError::NoPayload(_)) => return Observed::Absent,
             Err(error) => return Observed::Unreadable(error.in_full()),
         };
-        if let (Some(payload), Some(current)) = (payload, &opened.timestamp) {
-            payload.get_or_init(|| current.clone());
-        }
         let file = match opened.file.as_ref().map(Handle::identity) {
             Some(Ok(identity)) => Observed::Seen(identity),
             Some(Err(error)) => unreadable(&error),
             None => Observed::Absent,
         };
         Observed::Seen(Target { timestamp: opened.timestamp, file })
+    }
+
+    /// A key of a configMap and its like, which is nearly always just there.
+    fn key_at_hand(&self, sub_path: &SubPath) -> Option<Target> {
+        let is_mounted_within = self.seen.get().is_some_and(|seen| seen.filesystem.is_some());
+        let directory = self.directory.as_ref().filter(|_| !is_mounted_within)?;
+        let payload = directory.payload()?;
+        let key = payload.key(&sub_path.path, directory.handle()?)?;
+        Some(Target { timestamp: Some(payload.timestamp().clone()), file: Observed::Seen(key) })
     }
 }
 

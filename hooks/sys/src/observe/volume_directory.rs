@@ -5,11 +5,12 @@ use std::path::Path;
 use std::rc::Rc;
 
 use bindguard_core::evidence::{Observed, Volume};
-use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeSubpath};
+use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::unreadable;
+use crate::payload::Payload;
 
 /// A volume's directory, held, and what was seen of it.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub(super) struct HeldVolumeDirectory {
     plugin: Plugin,
     directory: Result<Handle, HandleError>,
     seen: OnceCell<Observed<Volume>>,
-    payload: OnceCell<TimestampDirectory>,
+    payload: OnceCell<Option<Payload>>,
 }
 
 /// The volumes of some subpaths that are held already: several subpaths of one volume are the rule. Few enough to be looked
@@ -60,9 +61,10 @@ impl HeldVolumeDirectory {
         self.directory.as_ref().ok()
     }
 
-    /// The payload in which the first target was opened: where `..data` leads is read once for all subpaths of a volume.
-    pub(super) fn payload(&self) -> &OnceCell<TimestampDirectory> {
-        &self.payload
+    /// The payload of a volume that the kubelet writes: where `..data` leads is read once for all its subpaths.
+    pub(super) fn payload(&self) -> Option<&Payload> {
+        let held = || self.handle().filter(|_| self.plugin.writer() == Writer::Kubelet).and_then(Payload::hold);
+        self.payload.get_or_init(held).as_ref()
     }
 
     pub(super) fn observe(&self, mounts: &Mounts) -> Observed<Volume> {
