@@ -1,18 +1,26 @@
 //! Asking sources whether they are alive, by processes that may hang in this one's place.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::{Reach, SubpathEvidence};
+use bindguard_core::paths::lies_in;
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
 
-/// How long sources that may hang are asked: well within the guard's own deadline.
-const PATIENCE: Patience = Patience { each: Duration::from_millis(700), all: Duration::from_millis(1200) };
+/// How long one source is waited for.
+const EACH: Duration = Duration::from_millis(700);
+
+/// How long a create waits for all of its sources together: well within the guard's own deadline.
+const OF_A_CREATE: Duration = Duration::from_millis(1200);
 
 /// How long an operator waits for all of a node's sources.
-const OPERATORS_PATIENCE: Duration = Duration::from_secs(10);
+const OF_AN_OPERATOR: Duration = Duration::from_secs(10);
+
+/// Silence that is shorter says nothing.
+const SHORTEST: Duration = Duration::from_millis(300);
 
 /// How many sources are asked at the same time when some do not answer.
 const SIDE_BY_SIDE: usize = 32;
@@ -36,79 +44,100 @@ impl Answers {
     pub(crate) fn resolved(&self) -> Option<&Path> {
         match self.0.first()? {
             Answer::Reached(path) => Some(path),
-            Answer::Refused(_) | Answer::Silent | Answer::NotAsked => None,
+            Answer::Refused(_) | Answer::Silent(_) | Answer::NotAsked => None,
         }
     }
 }
 
-/// How long all sources of a spec may take to answer.
-pub(crate) const PATIENCE_OF_A_CREATE: Duration = PATIENCE.all;
-
-/// Asks every source's paths; one set of answers for each, in the same order.
-pub(crate) fn ask(sources: &[Vec<PathBuf>]) -> Vec<Answers> {
-    let mut left = PATIENCE_OF_A_CREATE;
-    ask_within(&mut left, sources)
-}
-
-/// The same for some of a spec's sources; what it took is no longer `left` for others.
-pub(crate) fn ask_within(left: &mut Duration, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
-    let begin = Instant::now();
-    // Without a process to ask with, nobody is called dead.
-    let answers = probe(&sources.concat(), Patience { all: *left, ..PATIENCE }).unwrap_or_default();
-    *left = left.saturating_sub(begin.elapsed());
-    shared_out(answers, sources)
-}
-
-/// The answers to all paths, by whose they are.
-fn shared_out(answers: Vec<Answer>, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
-    let mut answers = answers.into_iter();
-    let mut answer = |_: &PathBuf| answers.next().unwrap_or(Answer::NotAsked);
-    sources.iter().map(|paths| Answers(paths.iter().map(&mut answer).collect())).collect()
-}
-
-/// Somebody who can wait longer than a create can, but for all of a node's sources together.
+/// Somebody who waits for some time, and not longer, for everything that is asked.
 #[derive(Debug)]
 pub(crate) struct Asking {
     until: Instant,
+    /// What gave no answer, and for how long.
+    silent: RefCell<Vec<(PathBuf, Duration)>>,
 }
 
 impl Asking {
     /// Begins now.
+    pub(crate) fn of_a_create() -> Self {
+        Self::within(OF_A_CREATE)
+    }
+
+    /// Begins now.
     pub(crate) fn of_an_operator() -> Self {
-        Self { until: Instant::now() + OPERATORS_PATIENCE }
+        Self::within(OF_AN_OPERATOR)
+    }
+
+    fn within(patience: Duration) -> Self {
+        Self { until: Instant::now() + patience, silent: RefCell::default() }
+    }
+
+    /// Asks every source's paths; one set of answers for each, in the same order.
+    pub(crate) fn ask(&self, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
+        let mut answers = self.ask_all(&sources.concat()).into_iter();
+        sources.iter().map(|paths| Answers(answers.by_ref().take(paths.len()).collect())).collect()
     }
 
     /// What each path answers, in their order. They are asked one after the other; once one is silent, the rest is asked
     /// side by side, until there is no time left.
-    fn ask(&self, paths: &[PathBuf]) -> Vec<Answer> {
-        let all = self.left();
-        if all.is_zero() {
-            return paths.iter().map(|_| Answer::NotAsked).collect();
-        }
-        // Without a process to ask with, nobody is called dead.
-        let mut answers = probe(paths, Patience { all, ..PATIENCE }).unwrap_or_default();
-        answers.truncate(answers.iter().take_while(|answer| !matches!(answer, Answer::NotAsked)).count());
-        while answers.len() < paths.len() && self.left() >= PATIENCE.each {
-            let group = &paths[answers.len()..paths.len().min(answers.len() + SIDE_BY_SIDE)];
-            match probe_side_by_side(group, PATIENCE.each) {
-                Ok(more) => answers.extend(more),
-                Err(_) => break,
+    fn ask_all(&self, paths: &[PathBuf]) -> Vec<Answer> {
+        let mut answers = Vec::with_capacity(paths.len());
+        let mut heard_of: fn(&Self, &[PathBuf]) -> Vec<Answer> = Self::one_after_the_other;
+        while let Some(next) = paths.get(answers.len()) {
+            if let Some(patience) = self.silence_above(next) {
+                answers.push(Answer::Silent(patience));
+                continue;
             }
+            if self.left() < SHORTEST {
+                break;
+            }
+            let rest = &paths[answers.len()..];
+            let run = rest.iter().take_while(|path| self.silence_above(path).is_none()).count();
+            let heard = heard_of(self, &rest[..run]);
+            self.note_silence(rest, &heard);
+            answers.extend(heard);
+            heard_of = Self::side_by_side;
         }
         answers.resize_with(paths.len(), || Answer::NotAsked);
         answers
     }
 
+    /// Up to the first that is silent.
+    fn one_after_the_other(&self, paths: &[PathBuf]) -> Vec<Answer> {
+        let heard = probe(paths, Patience { each: EACH, all: self.left() }).unwrap_or_default();
+        heard.into_iter().take_while(|answer| !matches!(answer, Answer::NotAsked)).collect()
+    }
+
+    /// The first of them. Without processes to ask with, nobody is called dead.
+    fn side_by_side(&self, paths: &[PathBuf]) -> Vec<Answer> {
+        let group = &paths[..paths.len().min(SIDE_BY_SIDE)];
+        let heard = probe_side_by_side(group, self.left().min(EACH));
+        heard.unwrap_or_else(|_| group.iter().map(|_| Answer::NotAsked).collect())
+    }
+
+    fn note_silence(&self, paths: &[PathBuf], heard: &[Answer]) {
+        let silent = paths.iter().zip(heard).filter_map(|(path, answer)| match answer {
+            Answer::Silent(patience) => Some((path.clone(), *patience)),
+            Answer::Reached(_) | Answer::Refused(_) | Answer::NotAsked => None,
+        });
+        self.silent.borrow_mut().extend(silent);
+    }
+
+    /// Whoever walks to a path comes by all that is above it.
+    fn silence_above(&self, path: &Path) -> Option<Duration> {
+        let silent = self.silent.borrow();
+        silent.iter().find(|(above, _)| lies_in(path, above)).map(|(_, patience)| *patience)
+    }
+
     /// What each path answers, as evidence.
     pub(crate) fn reaches(&self, paths: &[PathBuf]) -> Vec<Reach> {
-        self.ask(paths).iter().map(reach).collect()
+        self.ask_all(paths).iter().map(reach).collect()
     }
 
     /// Looks at subpaths, those on servers after asking them.
     pub(crate) fn observe(&self, held: &[HeldSubpath], mounts: &Mounts) -> Vec<SubpathEvidence> {
         let paths: Vec<_> = held.iter().map(|held| held.to_ask(mounts)).collect();
-        let answers = shared_out(self.ask(&paths.concat()), &paths);
-        held.iter().zip(answers).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
+        held.iter().zip(self.ask(&paths)).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
     }
 
     fn left(&self) -> Duration {
@@ -118,8 +147,7 @@ impl Asking {
 
 /// Looks at one subpath.
 pub(crate) fn observe(held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
-    let [answers] = &ask(&[held.to_ask(mounts)])[..] else { return held.observe(mounts, &[]) };
-    held.observe(mounts, &answers.reaches())
+    held.observe(mounts, &Asking::of_a_create().reaches(&held.to_ask(mounts)))
 }
 
 fn reach(answer: &Answer) -> Reach {
@@ -128,7 +156,7 @@ fn reach(answer: &Answer) -> Reach {
         Answer::Refused(error) => {
             Reach::Refused { number: error.raw_os_error().unwrap_or(0), words: error.to_string() }
         }
-        Answer::Silent => Reach::Silent(PATIENCE.each.as_millis() as u64),
+        Answer::Silent(patience) => Reach::Silent(patience.as_millis() as u64),
         Answer::NotAsked => Reach::NotAsked,
     }
 }

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bindguard_core::evidence::Reach;
 use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume};
@@ -14,7 +13,7 @@ use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
 use bindguard_sys::{Handle, HandleError, Mounts};
 
-use crate::ask::{Answers, PATIENCE_OF_A_CREATE, ask_within};
+use crate::ask::{Answers, Asking};
 use crate::roots::{by_all_names, in_real_folder, without_silent};
 
 /// A bind's source, held until it is judged.
@@ -53,12 +52,18 @@ impl<'a> Held<'a> {
 
     /// What is a kubelet's or a runtime's by a name that it was not looked up by: one of `more` that policy's directories have,
     /// or its own other name.
-    fn by_another_name(self, directories: &HeldVolumeDirectories, more: Option<&Policy>, policy: &Policy) -> Self {
+    fn by_another_name(
+        self,
+        directories: &HeldVolumeDirectories,
+        more: Option<&Policy>,
+        policy: &Policy,
+        asking: &Asking,
+    ) -> Self {
         let Self::Somewhere(path, _) = &self else { return self };
         let is_known = |path: &Path, policy| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
         let is_new = more.is_some_and(|more| is_known(path, more));
         let policy = more.unwrap_or(policy);
-        let real = || PodPath::may_be_one(path).then(|| in_real_folder(path)).flatten();
+        let real = || PodPath::may_be_one(path).then(|| in_real_folder(path, asking)).flatten();
         let name =
             if is_new { Some(path.clone()) } else { real().filter(|real| is_known(real, policy)).map(Cow::Owned) };
         name.map_or(self, |name| Self::hold(name, directories, policy))
@@ -158,13 +163,12 @@ impl Look<'_> {
 /// Judges every bind of a spec.
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
-    let mounts = Mounts::default();
-    let answering = without_silent(policy, is_in_use, &mounts);
+    let (mounts, asking) = (Mounts::default(), Asking::of_a_create());
+    let answering = without_silent(policy, is_in_use, &mounts, &asking);
     let policy = answering.as_ref().unwrap_or(policy);
-    let mut left = PATIENCE_OF_A_CREATE;
     let mut findings = Vec::with_capacity(spec.binds().len());
     for binds in spec.binds().chunks(AT_A_TIME) {
-        findings.append(&mut judged(binds, spec, bundle, policy, &mounts, &mut left));
+        findings.append(&mut judged(binds, spec, bundle, policy, &mounts, &asking));
     }
     findings
 }
@@ -178,19 +182,19 @@ fn judged(
     bundle: &Path,
     policy: &Policy,
     mounts: &Mounts,
-    left: &mut Duration,
+    asking: &Asking,
 ) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
     let hold = |bind| Held::hold(source_of(bind, bundle), &directories, policy);
     let mut held: Vec<_> = binds.iter().map(hold).collect();
     // What no name of policy's leads to may be known by another one.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
-    let by_all_names = any_unknown.then(|| by_all_names(policy)).flatten();
+    let by_all_names = any_unknown.then(|| by_all_names(policy, asking)).flatten();
     let names = by_all_names.as_ref();
-    held = held.into_iter().map(|held| held.by_another_name(&directories, names, policy)).collect();
+    held = held.into_iter().map(|held| held.by_another_name(&directories, names, policy, asking)).collect();
     let look = Look { spec, policy: names.unwrap_or(policy), mounts: mounts.for_what_is_held() };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
-    let judged = binds.iter().zip(held).zip(ask_within(left, &to_ask)).map(|((bind, held), answers)| {
+    let judged = binds.iter().zip(held).zip(asking.ask(&to_ask)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);
         let (source, destination) = (bind.source().to_owned(), Some(bind.destination().to_owned()));
         Finding { bind: Some(bind.index()), source, destination, kind, verdict }

@@ -14,13 +14,13 @@ use bindguard_core::policy::Policy;
 use bindguard_sys::probe::{Answer, probe_side_by_side};
 use bindguard_sys::{Handle, Mounts, hold_known, is_at_hand};
 
-use crate::ask::ask;
+use crate::ask::Asking;
 
 /// How long a kubelet's folders may take to answer an operator.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// A policy that knows its directories by the kernel's names, too; `None` when those are the names that it has.
-pub(crate) fn by_all_names(policy: &Policy) -> Option<Policy> {
+pub(crate) fn by_all_names(policy: &Policy, asking: &Asking) -> Option<Policy> {
     // On nearly every node that is none.
     let directories: Vec<&Path> = policy.directories().filter(|directory| !Handle::has_one_name(directory)).collect();
     if directories.is_empty() {
@@ -29,7 +29,7 @@ pub(crate) fn by_all_names(policy: &Policy) -> Option<Policy> {
     let real: HashMap<&Path, PathBuf> = directories
         .iter()
         .copied()
-        .zip(real_names(&directories))
+        .zip(real_names(&directories, asking))
         .filter_map(|(name, real)| Some((name, real?)))
         .collect();
     policy.with_names(|directory| real.get(directory).cloned())
@@ -37,18 +37,18 @@ pub(crate) fn by_all_names(policy: &Policy) -> Option<Policy> {
 
 /// A path whose folder has no links in it any more. Its last name is left as it is: the kernel has none for a file that was
 /// deleted.
-pub(crate) fn in_real_folder(path: &Path) -> Option<PathBuf> {
-    Some(real_names(&[path.parent()?]).pop()??.join(path.file_name()?))
+pub(crate) fn in_real_folder(path: &Path, asking: &Asking) -> Option<PathBuf> {
+    Some(real_names(&[path.parent()?], asking).pop()??.join(path.file_name()?))
 }
 
 /// What the kernel calls these paths. It knows most by heart; of others it is asked by a process apart, lest a server has to
 /// answer. It counts reading a link as an access, and so may know a link and not follow it.
-fn real_names(paths: &[&Path]) -> Vec<Option<PathBuf>> {
+fn real_names(paths: &[&Path], asking: &Asking) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
     let known: Vec<_> = paths.iter().map(|path| hold_known(path, |folder| mounts.is_local(folder))).collect();
     let is_cold = |known: &io::Result<Handle>| known.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
     let cold = paths.iter().zip(&known).filter(|(_, known)| is_cold(known)).map(|(path, _)| vec![path.to_path_buf()]);
-    let mut told = ask(&cold.collect::<Vec<_>>()).into_iter();
+    let mut told = asking.ask(&cold.collect::<Vec<_>>()).into_iter();
     let mut name = |known: io::Result<Handle>| match known {
         Ok(handle) => handle.resolved_path().ok(),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -60,11 +60,16 @@ fn real_names(paths: &[&Path]) -> Vec<Option<PathBuf>> {
 /// A policy without the kubelets' roots that are wanted and do not answer; `None` when there are none.
 ///
 /// What lies below such a root is for it as anything else on the node: it is asked, and never walked to.
-pub(crate) fn without_silent(policy: &Policy, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts) -> Option<Policy> {
+pub(crate) fn without_silent(
+    policy: &Policy,
+    is_wanted: impl Fn(&Path) -> bool,
+    mounts: &Mounts,
+    asking: &Asking,
+) -> Option<Policy> {
     let is_quick = |root: &Path| is_at_hand(root, |handle| mounts.is_local(handle));
     let wanted = policy.kubelet_roots().filter(|root| is_wanted(root) && !is_quick(root));
     let to_ask: Vec<_> = wanted.map(|root| vec![root.join("pods")]).collect();
-    let answers = ask(&to_ask);
+    let answers = asking.ask(&to_ask);
     let silent = |root: &PathBuf| {
         let asked = to_ask.iter().zip(&answers).find(|(paths, _)| paths[0].parent() == Some(root));
         asked.is_some_and(|(_, answers)| !answers.reach().is_answer())
@@ -110,7 +115,7 @@ impl Roots {
                 Answer::Reached(_) => {}
                 Answer::Refused(error) if error.kind() == ErrorKind::NotFound => {}
                 Answer::Refused(error) => roots.problems.push(format!("look at {}: {error}", named.display())),
-                Answer::Silent | Answer::NotAsked => roots.problems.push(format!(
+                Answer::Silent(_) | Answer::NotAsked => roots.problems.push(format!(
                     "{} did not answer within {} ms: its pods are not looked at",
                     named.display(),
                     PATIENCE.as_millis()
@@ -155,7 +160,7 @@ pub fn kubelets_here(policy: &Policy) -> (Policy, Vec<String>) {
 /// When the path is none; or, in one line, when the kubelet's folders do not answer.
 pub fn named_subpath(path: &Path, policy: &Policy) -> Result<VolumeSubpath, String> {
     let roots = Roots::of(policy);
-    let found = roots.subpath(path).or_else(|| roots.subpath(&in_real_folder(path)?));
+    let found = roots.subpath(path).or_else(|| roots.subpath(&in_real_folder(path, &Asking::of_a_create())?));
     found.ok_or_else(|| {
         let not_one = format!(
             "{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml",

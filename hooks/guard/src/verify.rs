@@ -14,6 +14,7 @@ use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::in_container::ContainerMounts;
 use bindguard_sys::{Handle, bundle};
 
+use crate::ask::Asking;
 use crate::causes::in_full;
 use crate::roots::by_all_names;
 
@@ -34,7 +35,7 @@ fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
     let (policy, _) = policy_of_pod(policy, |name| spec.annotation(name));
-    let by_all_names = by_all_names(&policy);
+    let by_all_names = by_all_names(&policy, &Asking::of_a_create());
     let policy = by_all_names.as_ref().unwrap_or(&policy);
     let mounts = ContainerMounts::of(pid)?;
     let made_rslave = |bind: &&Bind<'_>| bind.propagation() == AskedPropagation::RecursiveSlave;

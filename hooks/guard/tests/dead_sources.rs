@@ -133,10 +133,25 @@ fn a_source_that_never_answers_is_told_in_time_and_the_others_are_mended() {
     drop(over);
     daemon.join().unwrap();
     let verdicts: Vec<_> = report.binds.iter().map(|bind| bind.verdict).collect();
-    assert_eq!(verdicts, ["stale", "dead"], "{report:?}");
+    assert_eq!(verdicts, ["stale", "dead", "dead"], "one that is silent hides no other: {report:?}");
     assert_eq!(report.binds[0].outcome, Some(Outcome::Rebound { tries: 1 }));
     assert!(report.binds[1].reason.as_ref().unwrap().contains("did not answer within 700 ms"));
+    assert!(report.binds[2].reason.as_ref().unwrap().contains("did not answer within "));
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1");
+}
+
+#[test]
+fn behind_a_source_that_never_answers_the_others_are_asked() {
+    if !own_namespace() {
+        return;
+    }
+    let (Some(one), Some(other)) = (Fuse::mounted(), Fuse::mounted()) else { return };
+    let Some((dead, pod)) = pod_on_a_dead_daemon() else { return };
+    pod.write_spec(&[&one, &other, &dead].map(|fuse| mount_of(&fuse.path().join("below"), "/data", "rprivate")));
+    for (bind, words) in [(1, "did not answer within 700 ms"), (2, "did not answer within"), (3, "it answers: ")] {
+        let (verdict, why) = told(&pod, &pod.policy(), bind);
+        assert!(verdict == "dead" && why.contains(words), "{bind}: {verdict}, {why}");
+    }
 }
 
 #[test]

@@ -23,8 +23,8 @@ pub enum Answer {
     Reached(PathBuf),
     /// The kernel's answer to the walk or to stat(2).
     Refused(io::Error),
-    /// No answer in time.
-    Silent,
+    /// No answer for so long.
+    Silent(Duration),
     /// It was not asked, or not for long enough: the one before it gave no answer, or there are too many.
     NotAsked,
 }
@@ -50,7 +50,7 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     let (heard, end) = listen(apart.said(), patience)?;
     let mut answers = answers(&heard);
     if answers.len() < paths.len() && end == End::Silence {
-        answers.push(Answer::Silent);
+        answers.push(Answer::Silent(patience.each));
     }
     answers.resize_with(paths.len(), || Answer::NotAsked);
     Ok(answers)
@@ -68,7 +68,11 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
     let mut answer = |apart: &mut Apart| {
         let left = patience.saturating_sub(start.elapsed());
         let (heard, end) = listen(apart.said(), Patience { each: left, all: left })?;
-        Ok(answers(&heard).pop().unwrap_or(if end == End::Closed { Answer::NotAsked } else { Answer::Silent }))
+        Ok(answers(&heard).pop().unwrap_or(if end == End::Closed {
+            Answer::NotAsked
+        } else {
+            Answer::Silent(patience)
+        }))
     };
     asked.iter_mut().map(&mut answer).collect()
 }

@@ -19,8 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub fn answers(path: &Path) -> anyhow::Result<()> {
     const PATIENCE_OF_FILES: Duration = Duration::from_millis(700);
     match probe_side_by_side(&[path.to_owned()], PATIENCE_OF_FILES).as_deref() {
-        Ok([Answer::Silent]) => {
-            bail!("{} did not answer within {} ms", path.display(), PATIENCE_OF_FILES.as_millis())
+        Ok([Answer::Silent(patience)]) => {
+            bail!("{} did not answer within {} ms", path.display(), patience.as_millis())
         }
         _ => Ok(()),
     }
