@@ -1,8 +1,8 @@
 //! Places where a test can kill or stop the guard, or take a kernel's newer ways from it.
 //!
 //! Compiled in only with the feature `fault-points`. `BINDGUARD_FAULT` then names the faults, with commas between them:
-//! `PLACE` kills the process there as an out-of-memory kill would, `stop:PLACE` stops it as a hung server would,
-//! `no-beneath` makes this kernel one from before 6.5. `list` has the guard print every place and end.
+//! `PLACE` kills the process there as an out-of-memory kill would, `stop:PLACE` stops it as a hung server would, `panic:PLACE`
+//! is a fault of its own, `no-beneath` makes this kernel one from before 6.5. `list` has the guard print every place and end.
 //!
 //! There is one for each state that a guard can leave behind when it is killed: whatever a step changes, the place behind
 //! it is where a test looks at the change.
@@ -84,6 +84,7 @@ pub fn reach(point: FaultPoint) {
     let signal = match point.name() {
         name if asks_for(name) => Signal::KILL,
         name if asks_for(&format!("stop:{name}")) => Signal::STOP,
+        name if asks_for(&format!("panic:{name}")) => panic!("asked for at {name}"),
         _ => return,
     };
     // A signal to oneself cannot fail, and there is nobody to tell.

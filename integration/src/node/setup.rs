@@ -103,8 +103,8 @@ impl Setup {
         Self { fault_points: true, ..self }
     }
 
-    /// With a guard that always meets this fault: `PLACE` kills it there, `stop:PLACE` stops it there, `no-beneath` takes
-    /// the kernel's newer way of mounting from it.
+    /// With a guard that always meets this fault: `PLACE` kills it there, `stop:PLACE` stops it there, `panic:PLACE` has it
+    /// panic there, `no-beneath` takes the kernel's newer way of mounting from it.
     pub fn fault(self, fault: &str) -> Self {
         self.fault_points().env("BINDGUARD_FAULT", fault)
     }

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 
 use argv::Invocation;
 use bindguard_config::{Config, load_by};
+use bindguard_core::plan::refusal_of_unseen;
 use bindguard_guard::{Admission, Attempt, Entry, admit, read_file, record};
 use handover::Handover;
 use remarks::Remarks;
@@ -60,8 +61,11 @@ fn main() -> ExitCode {
 fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
     catch_unwind(|| admit_and_tell(invocation, config, attempt, remarks)).unwrap_or_else(|_| {
         // The panic's own words are on stderr.
-        remarks.problem("the guard panicked; the container is created as it is");
-        Admission::default()
+        let refusal = refusal_of_unseen("the guard panicked", config.policy());
+        if refusal.is_none() {
+            remarks.problem("the guard panicked; the container is created as it is");
+        }
+        Admission { refusal, ..Admission::default() }
     })
 }
 

@@ -1,10 +1,10 @@
 //! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and make it from there again.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf};
 
 use super::{
     Runtime,
-    guard_door::{Created, Making},
+    guard_door::{Created, GuardTerms, Making},
     invoke::RuntimeError,
 };
 use crate::io::Wiring;
@@ -44,8 +44,8 @@ pub(crate) struct RestoreCall<'a> {
     pub(crate) no_pivot_root: bool,
     /// The process's streams.
     pub(crate) wiring: &'a Wiring,
-    /// How long the guard may take.
-    pub(crate) deadline: Duration,
+    /// The guard's.
+    pub(crate) terms: &'a GuardTerms,
 }
 
 impl CheckpointCall {
@@ -88,8 +88,8 @@ impl Runtime {
         args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
         // The shim is the subreaper: what is restored becomes its child.
         args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
-        let RestoreCall { wiring, deadline, .. } = *call;
-        self.make(&Making { verb: "restore", args, id, wiring, deadline }).await
+        let RestoreCall { wiring, terms, .. } = *call;
+        self.make(&Making { verb: "restore", args, id, wiring, terms }).await
     }
 }
 

@@ -1,10 +1,10 @@
 //! `create`.
 
-use std::{ffi::OsString, time::Duration};
+use std::ffi::OsString;
 
 use super::{
     Runtime,
-    guard_door::{Created, Making},
+    guard_door::{Created, GuardTerms, Making},
     invoke::RuntimeError,
 };
 use crate::io::Wiring;
@@ -19,15 +19,15 @@ pub(crate) struct CreateCall<'a> {
     pub(crate) no_pivot_root: bool,
     /// Leave the session keyring as it is.
     pub(crate) no_new_keyring: bool,
-    /// How long the guard may take.
-    pub(crate) deadline: Duration,
+    /// The guard's.
+    pub(crate) terms: &'a GuardTerms,
 }
 
 impl Runtime {
     /// Creates the container, admitted by the guard where there is one.
     pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
-        let CreateCall { id, wiring, deadline, .. } = *call;
-        self.make(&Making { verb: "create", args: self.create_args(call), id, wiring, deadline }).await
+        let CreateCall { id, wiring, terms, .. } = *call;
+        self.make(&Making { verb: "create", args: self.create_args(call), id, wiring, terms }).await
     }
 
     fn create_args(&self, call: &CreateCall<'_>) -> Vec<OsString> {

@@ -12,7 +12,7 @@
 //!   nothing in time   the guard hangs, on a dead mount perhaps: it is killed and not waited for
 //! ```
 //! In the last two cases the runtime is run without the guard: a guard that breaks creates is worse than the fault it
-//! guards against. After a failure of the runtime the guard is asked again, up to three times: a volume may have been
+//! guards against. Where policy refuses anything the container is refused: what it refuses may be there. After a failure of the runtime the guard is asked again, up to three times: a volume may have been
 //! updated between its look and the runtime's mount (kubernetes#127602). What the runtime says is not looked at.
 
 use std::{
@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use bindguard_core::{plan::refusal_of_unseen, policy::Policy};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 
@@ -49,8 +50,17 @@ pub(super) struct Making<'a> {
     pub(super) id: &'a str,
     /// Its streams.
     pub(super) wiring: &'a Wiring,
-    /// How long the guard may take.
-    pub(super) deadline: Duration,
+    /// The guard's.
+    pub(super) terms: &'a GuardTerms,
+}
+
+/// What is asked of the guard, and what becomes of a container that it did not come to look at.
+#[derive(Debug)]
+pub(crate) struct GuardTerms {
+    /// How long it may take.
+    pub(crate) deadline: Duration,
+    /// What is refused.
+    pub(crate) policy: Policy,
 }
 
 /// A container that was made.
@@ -112,6 +122,9 @@ impl Runtime {
     }
 
     async fn make_unguarded(&self, call: &Making<'_>, why: &str) -> Result<Created, RuntimeError> {
+        if let Some(reason) = refusal_of_unseen(&format!("the guard did not hand over ({why})"), &call.terms.policy) {
+            return Err(RuntimeError::Refused { reason });
+        }
         tracing::warn!(id = call.id, "the guard did not hand over ({why}): the container is made without it");
         self.make_plainly(call).await
     }
@@ -129,9 +142,9 @@ impl Runtime {
             Err(error) => return Ok(Passage::NoGuard(error.to_string())),
         };
         let mut said = Vec::new();
-        if tokio::time::timeout(call.deadline, hear(&mut line, &mut said)).await.is_err() {
+        if tokio::time::timeout(call.terms.deadline, hear(&mut line, &mut said)).await.is_err() {
             self.abandon(running, &mut line, &mut said, call.id).await;
-            return Ok(Passage::NoGuard(format!("no answer within {:?}", call.deadline)));
+            return Ok(Passage::NoGuard(format!("no answer within {:?}", call.terms.deadline)));
         }
         match word(&said) {
             Some(Word::Handover { verify }) => Ok(match running.finish().await {

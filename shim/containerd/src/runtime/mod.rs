@@ -21,6 +21,7 @@ use std::{
 
 pub(crate) use checkpoint::{CheckpointCall, RestoreCall};
 pub(crate) use create::CreateCall;
+pub(crate) use guard_door::GuardTerms;
 pub(crate) use invoke::RuntimeError;
 
 use crate::{bundle::Bundle, exits::Exits, io::Wiring, options::Options};

@@ -18,7 +18,7 @@ use containerd_shim_protos::{
 };
 use protobuf::{Message, UnknownValueRef, well_known_types::any::Any};
 
-use super::{Task, TaskError, deadline::guard_deadline};
+use super::{Task, TaskError, terms::guard_terms};
 use crate::{
     bundle::Bundle,
     exits::Watched,
@@ -110,13 +110,14 @@ impl Task {
         };
         // Until the pid is known, an init that is dead already must not be taken for an orphan.
         let _hold = self.around.exits.hold();
+        let terms = guard_terms(&self.bundle.spec()?).await;
         let call = RestoreCall {
             images: &from.images,
             parent: &from.parent,
             work,
             no_pivot_root: from.no_pivot_root,
             wiring: &from.wiring,
-            deadline: guard_deadline().await,
+            terms: &terms,
         };
         let restored = match self.runtime.restore(&self.id, &call).await {
             Ok(restored) => restored,
@@ -129,7 +130,7 @@ impl Task {
         };
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         if restored.is_worth_verifying {
-            self.runtime.verify_apart(&self.id, pid, call.deadline);
+            self.runtime.verify_apart(&self.id, pid, terms.deadline);
         }
         let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
         self.init.born(Arc::clone(&watched), from.wiring.attach()?);

@@ -12,7 +12,7 @@ use std::{
 use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
 use protobuf::MessageField;
 
-use super::{Process, Surroundings, Task, TaskError, checkpoint::images_of, deadline::guard_deadline};
+use super::{Process, Surroundings, Task, TaskError, checkpoint::images_of, terms::guard_terms};
 use crate::{
     bundle::{Bundle, SpecView},
     causes::with_causes,
@@ -67,7 +67,7 @@ impl Task {
 
         task.mount_rootfs(&request).await?;
         let made = match images_of(&request, &options).is_empty() {
-            true => task.make_init(&options).await.map(Some),
+            true => task.make_init(&options, &spec).await.map(Some),
             false => task.ready_restoration(&request, &options).await.map(|()| None),
         };
         match made {
@@ -123,21 +123,22 @@ impl Task {
         Ok(rootfs::mount(request.rootfs.clone(), self.bundle.rootfs()).await?)
     }
 
-    async fn make_init(&self, options: &Options) -> Result<Arc<Watched>, TaskError> {
+    async fn make_init(&self, options: &Options, spec: &SpecView) -> Result<Arc<Watched>, TaskError> {
         let wiring = Wiring::open(self.init.streams(), self.owner, self.author(&self.id)).await?;
         // Until the pid is known, an init that is dead already must not be taken for an orphan.
         let _hold = self.around.exits.hold();
+        let terms = guard_terms(spec).await;
         let call = CreateCall {
             id: &self.id,
             wiring: &wiring,
             no_pivot_root: options.no_pivot_root,
             no_new_keyring: options.no_new_keyring,
-            deadline: guard_deadline().await,
+            terms: &terms,
         };
         let created = self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         if created.is_worth_verifying {
-            self.runtime.verify_apart(&self.id, pid, call.deadline);
+            self.runtime.verify_apart(&self.id, pid, terms.deadline);
         }
         let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
         self.find_cgroup(pid);

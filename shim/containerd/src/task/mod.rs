@@ -7,7 +7,6 @@
 
 mod checkpoint;
 mod create;
-mod deadline;
 mod delete;
 mod exec;
 mod exit;
@@ -16,6 +15,7 @@ mod process;
 mod signal;
 mod start;
 mod state;
+mod terms;
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! How long the guard may take, as the node's config says it.
+//! On which terms the guard stands before the runtime, as the node's config says it and the pod's annotations.
 
 use std::{
     io,
@@ -7,9 +7,10 @@ use std::{
 };
 
 use bindguard_config::{Config, Loaded};
+use bindguard_core::annotations::policy_of_pod;
 use tokio::time::timeout;
 
-use crate::{aside::aside, causes::with_causes};
+use crate::{aside::aside, bundle::SpecView, causes::with_causes, runtime::GuardTerms};
 
 /// How long the config may take to be read: it can lie on a server that hangs, and the event loop serves the whole pod.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -19,10 +20,17 @@ const MOST_READINGS: usize = 64;
 
 static READINGS: AtomicUsize = AtomicUsize::new(0);
 
-/// The deadline, read for each create and restore, so that a pod that runs for months sees a change of the config.
-pub(super) async fn guard_deadline() -> Duration {
-    let config = match timeout(PATIENCE, read()).await {
-        Ok(Ok(Loaded { config, problem: None })) => return config.deadline(),
+/// Read for each create and restore, so that a pod that runs for months sees a change of the config.
+pub(super) async fn guard_terms(spec: &SpecView) -> GuardTerms {
+    let config = config_in_force().await;
+    // What is not followed the guard itself says.
+    let (policy, _) = policy_of_pod(config.policy(), |name| spec.annotations.get(name).map(String::as_str));
+    GuardTerms { deadline: config.deadline(), policy: policy.into_owned() }
+}
+
+async fn config_in_force() -> Config {
+    match timeout(PATIENCE, read()).await {
+        Ok(Ok(Loaded { config, problem: None })) => config,
         Ok(Ok(Loaded { config, problem: Some(problem) })) => {
             tracing::warn!("the config is not in force, defaults are: {}", with_causes(&problem));
             config
@@ -35,8 +43,7 @@ pub(super) async fn guard_deadline() -> Duration {
             tracing::warn!("the config is not in force, defaults are: it did not answer within {PATIENCE:?}");
             Config::default()
         }
-    };
-    config.deadline()
+    }
 }
 
 async fn read() -> io::Result<Loaded> {

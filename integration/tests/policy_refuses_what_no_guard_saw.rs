@@ -1,0 +1,46 @@
+//! Where policy refuses anything, a guard that dies, hangs or panics lets no container through unseen: what it refuses may
+//! be there.
+//!
+//! A pod that may choose for itself, and wants nothing refused, starts all the same; so does every pod where policy refuses
+//! nothing (guard_dies_or_is_missing, guard_stopped_past_deadline).
+
+use anyhow::{Result, ensure};
+use bindguard_integration::{Generation, Node, Runtime, Setup};
+
+const POLICY: &str = "[guard]\ndeadline-ms = 400\n[checks]\ndead-sources = \"refuse\"\n[annotations]\nmode = true\n";
+
+#[test]
+fn killed() {
+    refused_after("start", &[Runtime::Bindguard], "the guard did not hand over");
+}
+
+#[test]
+fn hung() {
+    refused_after("stop:start", &[Runtime::Bindguard], "no answer within 400ms");
+}
+
+/// Also where no shim of ours stands before the guard.
+#[test]
+fn panicked() {
+    refused_after("panic:start", &[Runtime::Bindguard, Runtime::Wrapper], "the guard panicked");
+}
+
+fn refused_after(fault: &str, runtimes: &[Runtime], why: &str) {
+    Setup::on(Generation::V2_1).fault(fault).policy(POLICY).story(|node| {
+        for runtime in runtimes {
+            let words = node.ctr().container("unseen").runtime(*runtime).start()?.failure()?;
+            for said in [why, "policy refuses what may be there"] {
+                ensure!(words.contains(said), "the error does not say {said:?}: {words}");
+            }
+            node.ctr().forget("unseen")?;
+        }
+        let tasks = node.ctr().tasks()?;
+        ensure!(!tasks.contains("unseen"), "a refused container is still there: {tasks}");
+        if fault.starts_with("panic") { Ok(()) } else { starts_unguarded_by_its_own_choice(node) }
+    });
+}
+
+fn starts_unguarded_by_its_own_choice(node: &Node) -> Result<()> {
+    node.ctr().container("willing").annotation("bindguard.io/mode", "off").start()?.success()?;
+    node.ctr().remove("willing")
+}
