@@ -39,6 +39,13 @@ pub struct FileIdentity {
     pub kind: FileKind,
 }
 
+impl FileIdentity {
+    /// A file that is gone, of which no more is known than its kind: the same as no other. Nothing has the inode number 0.
+    pub fn of_what_is_gone(kind: FileKind) -> Self {
+        Self { device: 0, inode: 0, kind }
+    }
+}
+
 /// What is known of one volume-subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathEvidence {
@@ -134,6 +141,11 @@ impl Reach {
             Self::Refused { number, words } if Self::DEAD.contains(number) => Some(words),
             Self::Refused { .. } | Self::Silent(_) | Self::Alive | Self::NotAsked => None,
         }
+    }
+
+    /// Somebody says that nothing is there.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused { number: 2, .. })
     }
 
     /// Somebody behind it answers, if only that nothing is there.

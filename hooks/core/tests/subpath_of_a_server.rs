@@ -69,6 +69,23 @@ fn a_bad_handle_is_told_by_what_has_the_name_now() {
     assert_eq!(judged(&nobody_knows).0, "dead");
 }
 
+/// SMB's client looks for a file by its path, and may find none any more.
+#[test]
+fn what_its_server_no_longer_has_is_told_by_what_has_the_name_now() {
+    let gone = Reach::Refused { number: 2, words: "No such file or directory".to_owned() };
+    let shows_nothing = |reach, found| {
+        let mut evidence = evidence("/share/state", reach, found);
+        let Observed::Seen(mount) = &mut evidence.mount else { panic!("{evidence:?}") };
+        mount.fs_type = FsType("cifs".to_owned());
+        mount.identity = Observed::Seen(FileIdentity::of_what_is_gone(FileKind::File));
+        judged(&evidence)
+    };
+    for reach in [gone, stale_handle()] {
+        assert_eq!(shows_nothing(reach.clone(), file(2)).0, "stale");
+        assert_eq!(shows_nothing(reach, Observed::Absent).0, "orphaned");
+    }
+}
+
 #[test]
 fn a_mount_that_cannot_even_be_held_is_dead_by_its_own_answer_alone() {
     let unheld = |reach| SubpathEvidence {

@@ -35,12 +35,12 @@ impl<'a> Held<'a> {
                 Self::Subpath(Box::new(HeldSubpath::hold_among(subpath, directories)))
             }
             SourceKind::MountedVolume(volume) if looks_at_volumes(policy) => {
-                let held = HeldVolume::hold(volume.mount_point());
+                let held = HeldVolume::hold_of(&volume);
                 Self::Volume(volume, held)
             }
             SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(&source)),
             SourceKind::Foreign if is_worth_asking(&source, policy) => {
-                let cached = Handle::cached(&source);
+                let cached = Handle::cached(&source).map(Handle::wary);
                 Self::Somewhere(source, cached)
             }
             SourceKind::InVolume => Self::InVolume,

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
-use bindguard_core::mount_table::MountId;
+use bindguard_core::mount_table::{FsType, MountId};
 use bindguard_core::paths::climbs;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
@@ -18,6 +19,13 @@ const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// What [`Lasting`] is made of.
 const LASTING: StatxFlags = UNIQUE_MOUNT_ID.union(StatxFlags::TYPE).union(StatxFlags::INO);
 
+/// Whether this kernel knows a filesystem that [asks](FsType::asks_for_attributes): they are modules that few nodes need.
+/// proc_filesystems(5)
+static HAS_ASKING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
+    let asks = |line: &str| line.split('\t').nth(1).is_some_and(|name| FsType(name.to_owned()).asks_for_attributes());
+    fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.lines().any(asks))
+});
+
 /// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.
 #[derive(Debug)]
 pub struct Handle {
@@ -25,6 +33,8 @@ pub struct Handle {
     path: PathBuf,
     /// No link was followed: the path is the kernel's own, too.
     is_as_written: bool,
+    /// Its filesystem is not to be asked for what the kernel knows.
+    is_wary: bool,
     lasting: OnceLock<Lasting>,
 }
 
@@ -63,8 +73,13 @@ pub enum HandleError {
 impl HandleError {
     /// The kernel said that there is no such file.
     pub fn is_not_found(&self) -> bool {
+        self.kind() == io::ErrorKind::NotFound
+    }
+
+    /// What kind of answer the kernel gave.
+    pub(crate) fn kind(&self) -> io::ErrorKind {
         match self {
-            Self::Open { source, .. } | Self::Stat { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            Self::Open { source, .. } | Self::Stat { source, .. } => source.kind(),
         }
     }
 
@@ -154,8 +169,20 @@ impl Handle {
         }
     }
 
+    /// The same file. On which mount it is will be told without its filesystem, where a filesystem might ask a server first.
+    /// That is dearer.
+    #[must_use]
+    pub fn wary(self) -> Self {
+        Self { is_wary: true, ..self }
+    }
+
+    /// Whether its filesystem may ask a server before it says anything.
+    pub(crate) fn is_wary(&self) -> bool {
+        self.is_wary && *HAS_ASKING_FILESYSTEM
+    }
+
     pub(crate) fn from_fd(fd: OwnedFd, path: PathBuf) -> Self {
-        Self { fd, path, is_as_written: false, lasting: OnceLock::new() }
+        Self { fd, path, is_as_written: false, is_wary: false, lasting: OnceLock::new() }
     }
 
     /// The path that it was opened by.
@@ -168,8 +195,19 @@ impl Handle {
     /// # Errors
     /// statx(2)'s, and a kernel before 5.8.
     pub fn mount_id(&self) -> Result<MountId, HandleError> {
+        if self.is_wary() {
+            return self.mount_id_of_descriptor();
+        }
         let stat = self.statx(StatxFlags::MNT_ID)?;
         let id = u32::try_from(stat.stx_mnt_id).ok().filter(|_| has(&stat, StatxFlags::MNT_ID));
+        id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
+    }
+
+    /// The same as the kernel's table of open files has it: proc_pid_fdinfo(5).
+    fn mount_id_of_descriptor(&self) -> Result<MountId, HandleError> {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd()));
+        let info = info.map_err(|source| HandleError::Stat { path: self.path.clone(), source })?;
+        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
         id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
     }
 
@@ -187,6 +225,26 @@ impl Handle {
     /// statx(2)'s, and a kernel before 5.8.
     pub fn is_mount_root(&self) -> Result<bool, HandleError> {
         self.lasting()?.is_mount_root.ok_or_else(|| self.too_old("roots of mounts"))
+    }
+
+    /// The same by its path, for whom the filesystem is not to be asked.
+    pub(crate) fn is_at(&self, mount_point: &Path) -> bool {
+        let Ok(resolved) = self.resolved_path() else { return false };
+        // So the kernel names what a mount shows and nobody finds any more.
+        let deleted = resolved.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+        resolved == mount_point || deleted == Some(mount_point.as_os_str().as_bytes())
+    }
+
+    /// Whether it is a directory, as far as the kernel knows by itself: no file is asked for its attributes.
+    ///
+    /// # Errors
+    /// open(2)'s.
+    pub(crate) fn kind(&self) -> Result<FileKind, HandleError> {
+        match Self::open(&self.magic_path(), OFlags::DIRECTORY) {
+            Ok(_) => Ok(FileKind::Directory),
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(FileKind::File),
+            Err(error) => Err(error),
+        }
     }
 
     /// Which file it is. A server that does not answer is not waited for: what is cached is taken.

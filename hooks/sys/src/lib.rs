@@ -2,8 +2,8 @@
 //!
 //! What is looked at is held by an open `O_PATH` descriptor while it is looked at: a path can lead elsewhere a moment
 //! later, and a mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, statmount
-//! and `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon. What may wait is asked by a process
-//! [apart](probe), which is not waited for.
+//! and `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon; on SMB and 9p statx does, which a
+//! [wary](Handle::wary) handle is for. What may wait is asked by a process [apart](probe), which is not waited for.
 #![deny(unsafe_code)]
 
 pub mod bundle;

@@ -68,6 +68,10 @@ impl Mounts {
     /// # Errors
     /// What keeps it from being told, in one line.
     pub fn mount_of(&self, handle: &Handle) -> Result<MountOf, String> {
+        // statmount is told the mount by statx, and that is the filesystem's to answer.
+        if handle.is_wary() {
+            return self.by_table(handle);
+        }
         match self.by_statmount(handle).filter(|_| !self.only_table) {
             Some(mount) if !is_half_told(&mount.entry.fs_type) => Ok(mount),
             _ => self.by_table(handle),
@@ -133,7 +137,10 @@ impl Mounts {
         let id = handle.mount_id().map_err(|error| error.in_full())?;
         let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
         let parent = table.mount(entry.parent).filter(|_| !is_namespace_root(entry));
-        let is_mount_point = handle.is_mount_root().map_err(|error| error.in_full())?;
+        let is_mount_point = match entry.fs_type.asks_for_attributes() {
+            true => handle.is_at(&entry.mount_point),
+            false => handle.is_mount_root().map_err(|error| error.in_full())?,
+        };
         let shared = |entry: &MountEntry| Rc::new(entry.clone());
         Ok(MountOf { entry: shared(entry), parent: parent.map(shared), is_mount_point })
     }

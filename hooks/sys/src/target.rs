@@ -127,8 +127,14 @@ fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
     };
     match file.is_symlink() {
         Ok(false) => Ok(Some(file)),
-        // With O_PATH | O_NOFOLLOW the kernel hands out a final symlink itself. What cannot be told is not bound.
-        Ok(true) | Err(_) => Err(TargetError::Symlink { volume: volume.path().to_owned(), path: path.to_owned() }),
+        // With O_PATH | O_NOFOLLOW the kernel hands out a final symlink itself.
+        Ok(true) => Err(TargetError::Symlink { volume: volume.path().to_owned(), path: path.to_owned() }),
+        // The client believed in a name, and its server was asked only now.
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => {
+            let (volume, path) = (volume.path().to_owned(), path.to_owned());
+            Err(TargetError::Open { volume, path, source: error.into_io() })
+        }
     }
 }
 

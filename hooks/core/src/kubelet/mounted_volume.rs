@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::plugin::{Plugin, RequiredMount};
+use super::plugin::{Plugin, RequiredMount, Writer};
 use super::pod_path::PodPath;
 use super::subpath::VolumeSubpath;
 
@@ -76,6 +76,11 @@ impl MountedVolume {
     /// The folder of its plugin, such as `kubernetes.io~nfs`.
     pub fn plugin_folder(&self) -> &'static str {
         self.plugin.folder()
+    }
+
+    /// Who writes into it.
+    pub fn writer(&self) -> Writer {
+        self.plugin.writer()
     }
 
     /// Where the mount has to be.

@@ -132,6 +132,15 @@ impl FsType {
         matches!(self.0.as_str(), "nfs" | "nfs4")
     }
 
+    /// Filesystems that ask their server for a file's attributes although statx(2) was told that it need not be
+    /// (`AT_STATX_DONT_SYNC`): cifs once it doubts what it has, 9p always.
+    const ASKING: [&'static str; 3] = ["9p", "cifs", "smb3"];
+
+    /// Whether even the cheapest look at a file may wait for a server: the kernel's own tables have to do then.
+    pub fn asks_for_attributes(&self) -> bool {
+        Self::ASKING.contains(&self.0.as_str())
+    }
+
     /// Whether a call on this filesystem cannot wait for somebody else. What is not known to be local is not.
     pub fn is_local(&self) -> bool {
         Self::LOCAL.contains(&self.0.as_str())

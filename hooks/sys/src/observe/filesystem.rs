@@ -36,7 +36,7 @@ fn find_mount(mount: &MountEntry, mounts: &Mounts, wanted: impl Fn(&MountEntry) 
         table.entries().iter().filter(|host| holds(host, mount) && wanted(host)).collect();
     holding.sort_by_key(|host| host.root.path.as_os_str().len());
     holding.into_iter().take(TRIED).find_map(|host| {
-        let handle = Handle::of(&host.mount_point).ok()?;
+        let handle = Handle::of(&host.mount_point).ok()?.wary();
         // By now the path may lead to another mount, one that covers it, say.
         let found = Mounts::default().mount_of(&handle).ok()?;
         let is_the_one = found.is_mount_point && found.entry.device == host.device && found.entry.root == host.root;

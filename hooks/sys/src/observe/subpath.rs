@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use bindguard_core::evidence::{Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
+use bindguard_core::evidence::{FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
 use bindguard_core::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::paths::lies_in;
@@ -44,6 +44,8 @@ impl HeldSubpath {
     /// Takes hold of one of several subpaths, each volume being held once.
     pub fn hold_among(subpath: VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
         let (directory, itself) = (directories.of(&subpath), Handle::as_written(&subpath.path()));
+        let is_the_kubelets = directory.as_ref().is_some_and(|directory| directory.writer() == Writer::Kubelet);
+        let itself = if is_the_kubelets { itself } else { itself.map(Handle::wary) };
         Self { subpath, itself, directory, seen: OnceCell::new() }
     }
 
@@ -100,7 +102,31 @@ impl HeldSubpath {
             _ => Observed::Absent,
         };
         let reach = answers.first().cloned().unwrap_or(Reach::NotAsked);
-        SubpathEvidence { mount: mount.clone(), reach, volume: volume.clone(), target }
+        let mount = match mount.clone() {
+            Observed::Seen(mount) if mount.fs_type.asks_for_attributes() => {
+                Observed::Seen(SubpathMount { identity: self.identity_after(&reach), ..mount })
+            }
+            mount => mount,
+        };
+        SubpathEvidence { mount, reach, volume: volume.clone(), target }
+    }
+
+    /// Which file it shows, where a server has to say so: one that has just answered.
+    fn identity_after(&self, reach: &Reach) -> Observed<FileIdentity> {
+        let handle = match &self.itself {
+            Ok(handle) => handle,
+            Err(error) => return unreadable(error),
+        };
+        let gone = || match handle.kind() {
+            Ok(kind) => Observed::Seen(FileIdentity::of_what_is_gone(kind)),
+            Err(error) => unreadable(&error),
+        };
+        match reach {
+            Reach::Silent(_) | Reach::NotAsked => Observed::Unreadable("its server did not answer".to_owned()),
+            Reach::Refused { .. } if reach.words_of_the_dead().is_some() || reach.is_not_found() => gone(),
+            Reach::Refused { words, .. } => Observed::Unreadable(words.clone()),
+            Reach::Alive => identity_of(handle),
+        }
     }
 
     fn look(&self, mounts: &Mounts) -> &Seen {
@@ -152,9 +178,9 @@ impl HeldSubpath {
             Observed::Absent => return Observed::Absent,
             Observed::Unreadable(why) => return Observed::Unreadable(why),
         };
-        let identity = match self.itself.as_ref().map(Handle::identity) {
-            Ok(Ok(identity)) => Observed::Seen(identity),
-            Ok(Err(error)) => unreadable(&error),
+        let identity = match &self.itself {
+            _ if entry.fs_type.asks_for_attributes() => Observed::Unreadable("its server was not asked yet".to_owned()),
+            Ok(handle) => identity_of(handle),
             Err(error) => unreadable(error),
         };
         let (root, fs_type) = (entry.root.clone(), entry.fs_type.clone());
@@ -174,11 +200,7 @@ impl HeldSubpath {
             Err(TargetError::NoPayload(_)) => return Observed::Absent,
             Err(error) => return Observed::Unreadable(error.in_full()),
         };
-        let file = match opened.file.as_ref().map(Handle::identity) {
-            Some(Ok(identity)) => Observed::Seen(identity),
-            Some(Err(error)) => unreadable(&error),
-            None => Observed::Absent,
-        };
+        let file = opened.file.as_ref().map_or(Observed::Absent, identity_of);
         Observed::Seen(Target { timestamp: opened.timestamp, file })
     }
 
@@ -189,6 +211,13 @@ impl HeldSubpath {
         let payload = directory.payload()?;
         let key = payload.key(&sub_path.path, directory.handle()?)?;
         Some(Target { timestamp: Some(payload.timestamp().clone()), file: Observed::Seen(key) })
+    }
+}
+
+fn identity_of(handle: &Handle) -> Observed<FileIdentity> {
+    match handle.identity() {
+        Ok(identity) => Observed::Seen(identity),
+        Err(error) => unreadable(&error),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use bindguard_core::evidence::{Observed, VolumeMount};
+use bindguard_core::kubelet::{MountedVolume, Writer};
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
@@ -13,9 +14,17 @@ use crate::observe::unreadable;
 pub struct HeldVolume(Result<Handle, HandleError>);
 
 impl HeldVolume {
-    /// Takes hold of it.
+    /// Takes hold of it. Anything may be mounted there.
     pub fn hold(directory: &Path) -> Self {
-        Self(Handle::of(directory))
+        Self(Handle::of(directory).map(Handle::wary))
+    }
+
+    /// Takes hold of a volume of which it is known who writes it: what the kubelet does lies on this node.
+    pub fn hold_of(volume: &MountedVolume) -> Self {
+        match volume.writer() {
+            Writer::Kubelet => Self(Handle::of(volume.mount_point())),
+            Writer::Containers => Self::hold(volume.mount_point()),
+        }
     }
 
     /// Its own mount may wait for somebody: the kernel alone cannot tell whether it is alive.

@@ -51,10 +51,19 @@ impl HeldVolumeDirectory {
     }
 
     fn try_hold(plugin: Plugin, directory: &Path) -> Option<Self> {
-        match Handle::as_written(directory) {
+        let hold = || match plugin.writer() {
+            Writer::Kubelet => Handle::as_written(directory),
+            // Anything may be mounted there.
+            Writer::Containers => Handle::as_written(directory).map(Handle::wary),
+        };
+        match hold() {
             Err(error) if error.is_not_found() => None,
             directory => Some(Self { plugin, directory, seen: OnceCell::new(), payload: OnceCell::new() }),
         }
+    }
+
+    pub(super) fn writer(&self) -> Writer {
+        self.plugin.writer()
     }
 
     pub(super) fn handle(&self) -> Option<&Handle> {
