@@ -3,7 +3,7 @@
 #   make demo     the faults and the mending, before your eyes, on a private containerd
 #   make test     everything that is checked, set-up included; what CI runs
 #   make fuzz     hostile input for what reads mount tables, specs, paths and configs: ten minutes, or SECONDS= each
-#   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with an NFS server of the kernel's
+#   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers and a 9p share
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
 #   make soak     a thousand containers, and what the shim holds afterwards
 #   make deb      a Debian package
@@ -113,7 +113,8 @@ kubelet: build matrix
 	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
 
 # what is asked of other kernels, and of a node with cgroup v2 alone
-SYSCALLS := mounts swap target admit dead_sources hostile_volumes nfs what_cannot_be_read written_by_containers
+SYSCALLS := mounts swap target admit cifs dead_sources hostile_volumes nfs what_cannot_be_read written_by_containers
+SYSCALLS_9P := ninep
 STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit stats_and_pause
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 
@@ -122,9 +123,10 @@ kernels: build matrix
 	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
 	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys -p bindguard-guard -p bindguard-integration \
-	  $(addprefix --test ,$(SYSCALLS) $(STORIES)) --no-run --message-format=json \
+	  $(addprefix --test ,$(SYSCALLS) $(SYSCALLS_9P) $(STORIES)) --no-run --message-format=json \
 	  | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > target/kernels/programs
 	sh integration/kernels/run.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS))
+	sh integration/kernels/run-9p.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS_9P))
 	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) $(call programs,$(STORIES))
 
 # containerd's own shim in Rust, as its crate is published

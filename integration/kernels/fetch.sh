@@ -1,9 +1,9 @@
 #!/bin/sh
 # Fetches one kernel of each Debian suite. Installs nothing.
 #   fetch.sh DIR
-# Result: DIR/vmlinuz-VERSION, DIR/overlay-VERSION.ko, DIR/fuse-VERSION.ko where it is a module, and DIR/nfs-VERSION with
-# what NFS' server and client are made of, named in the order of loading; for 5.10 (before MOVE_MOUNT_BENEATH and
-# statmount), 6.1, 6.12 and the newest.
+# Result: DIR/vmlinuz-VERSION, DIR/overlay-VERSION.ko, DIR/fuse-VERSION.ko where it is a module, and DIR/servers-VERSION with
+# what the servers and clients of NFS and SMB are made of, named in the order of loading; for 5.10 (before
+# MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest. And DIR/9p with a 6.1 that has a client of 9p.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
@@ -12,7 +12,7 @@ mkdir -p "$1"
 dir=$(cd "$1" && pwd -P)
 stamp=$(cat "$here/fetch.sh" "$here/../debian.sh" | cksum)
 [ "$(cat "$dir/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
-rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir"/fuse-* "$dir"/nfs-* "$dir/work"
+rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir"/fuse-* "$dir"/servers-* "$dir/9p" "$dir/work"
 apt_dir=$dir/work
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -24,36 +24,59 @@ plain() {
   esac
 }
 
-for suite in bullseye bookworm trixie sid; do
-  echo "fetch.sh: a kernel of $suite" >&2
-  suite_lists "$suite"
+# unpacked SUITE PACKAGE: a kernel's packages, unpacked into $tree; its $version and $image
+unpacked() {
+  echo "fetch.sh: $2 of $1" >&2
   # in newer suites the image and the modules lie in packages of their own, the image among the modules
-  packages=$(suite_apt "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
-    --no-replaces --no-enhances linux-image-cloud-amd64 | grep -E '^linux-(image|binary|modules)-[0-9]')
-  mkdir -p "$apt_dir/$suite/x"
+  packages=$(suite_apt "$1" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
+    --no-replaces --no-enhances "$2" | grep -E '^linux-(image|binary|modules)-[0-9]')
+  tree=$apt_dir/$1/$2
+  mkdir -p "$tree"
   # shellcheck disable=SC2086
-  (cd "$apt_dir/$suite" && suite_apt "$suite" apt-get -qq download $packages)
-  for package in "$apt_dir/$suite"/*.deb; do dpkg-deb -x "$package" "$apt_dir/$suite/x"; done
-  image=$(find "$apt_dir/$suite/x" -type f -name 'vmlinuz*')
+  (cd "$tree" && suite_apt "$1" apt-get -qq download $packages)
+  for package in "$tree"/*.deb; do dpkg-deb -x "$package" "$tree"; done
+  image=$(find "$tree" -type f -name 'vmlinuz*')
   case $image in
     */modules/*) version=${image%/*}; version=${version##*/} ;;
     *) version=${image##*/vmlinuz-} ;;
   esac
-  mv "$image" "$dir/vmlinuz-$version"
-  tree=$apt_dir/$suite/x
   [ -e "$tree/lib" ] || ln -s usr/lib "$tree/lib"
+  depmod -b "$tree" "$version"
+}
+
+# modules DIR NAME...: those of the names that are modules in $tree, and what they need, numbered in the order of loading
+modules() {
+  into=$1; shift
+  mkdir -p "$into"
+  names=
+  for name in "$@"; do
+    [ -z "$(find "$tree" -name "$name.ko*")" ] || names="$names $name"
+  done
+  number=10
+  # shellcheck disable=SC2086
+  for found in $(modprobe -d "$tree" -S "$version" -a --show-depends $names | sed -n 's/^insmod //p' | awk '!seen[$0]++'); do
+    name=${found##*/}
+    plain "$found" "$into/$number-${name%%.*}.ko"
+    number=$((number + 1))
+  done
+}
+
+for suite in bullseye bookworm trixie sid; do
+  suite_lists "$suite"
+  unpacked "$suite" linux-image-cloud-amd64
+  mv "$image" "$dir/vmlinuz-$version"
   for module in overlay fuse; do
     found=$(find "$tree" -name "$module.ko*")
     [ -z "$found" ] || plain "$found" "$dir/$module-$version.ko"
   done
-  depmod -b "$tree" "$version"
-  mkdir "$dir/nfs-$version"
-  number=10
-  for found in $(modprobe -d "$tree" -S "$version" -a --show-depends nfsd nfsv4 | sed -n 's/^insmod //p' | awk '!seen[$0]++'); do
-    name=${found##*/}
-    plain "$found" "$dir/nfs-$version/$number-${name%%.*}.ko"
-    number=$((number + 1))
-  done
+  # What SMB signs and encrypts with is looked for by name once it is needed. 5.10 has no SMB server.
+  modules "$dir/servers-$version" nfsd nfsv4 cmac ctr ccm ghash-generic gcm sha512_generic cifs ksmbd
 done
+
+# kernels for clouds have no 9p
+unpacked bookworm linux-image-amd64
+mkdir "$dir/9p"
+mv "$image" "$dir/9p/vmlinuz-$version"
+modules "$dir/9p/servers" virtio_pci 9pnet_virtio 9p
 rm -rf "$apt_dir"
 echo "$stamp" > "$dir/stamp"

@@ -11,9 +11,9 @@ vm_root "$@"
 failed=0
 for kernel in "$kernels"/vmlinuz-*; do
   fuse=$kernels/fuse-${kernel##*/vmlinuz-}.ko
-  rm -rf "$vm/root/fuse.ko" "$vm/root/nfs"
+  rm -rf "$vm/root/fuse.ko" "$vm/root/servers"
   [ ! -e "$fuse" ] || cp "$fuse" "$vm/root/fuse.ko"
-  cp -r "$kernels/nfs-${kernel##*/vmlinuz-}" "$vm/root/nfs"
+  cp -r "$kernels/servers-${kernel##*/vmlinuz-}" "$vm/root/servers"
   vm_boot "$kernel" 1024 || failed=1
 done
 exit $failed

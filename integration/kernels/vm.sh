@@ -1,6 +1,6 @@
 # Sourced by scripts that run test programs in small virtual machines (software emulation).
 #   vm_root PROGRAM...        begins a root filesystem in $vm with busybox, init and these programs
-#   vm_boot KERNEL MEMORY     boots it; prints the programs' closing lines; fails unless all passed
+#   vm_boot KERNEL MEMORY ARGUMENTS...    boots it; prints the programs' closing lines; fails unless all passed
 vm=$(mktemp -d)
 trap 'rm -rf "$vm"' EXIT INT TERM
 
@@ -14,11 +14,12 @@ vm_root() {
 
 vm_boot() {
   (cd "$vm/root" && find . | cpio --quiet -o -H newc | gzip -1) > "$vm/initrd"
-  echo "== Linux ${1##*/vmlinuz-}"
+  kernel=$1; memory=$2; shift 2
+  echo "== Linux ${kernel##*/vmlinuz-}"
   # the emulator's default processor is an old one, with which Linux 6.12 ends in double faults now and then; of the newest
   # one it gets the 16-byte compare-and-exchange wrong
-  timeout 1800 qemu-system-x86_64 -accel tcg -cpu max,-cx16 -smp 2 -m "$2" -nographic -no-reboot -kernel "$1" -initrd "$vm/initrd" \
-    -append "console=ttyS0 panic=-1 quiet" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
+  timeout 1800 qemu-system-x86_64 -accel tcg -cpu max,-cx16 -smp 2 -m "$memory" -nographic -no-reboot -kernel "$kernel" -initrd "$vm/initrd" \
+    -append "console=ttyS0 panic=-1 quiet" "$@" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
   grep -aE '^(test |SKIPPED|== |thread )' "$vm/log" || true
   grep -aq '^== all passed' "$vm/log" || { tail -n 60 "$vm/log"; return 1; }
 }
