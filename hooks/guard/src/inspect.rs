@@ -14,7 +14,8 @@ use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, obs
 use bindguard_sys::{Handle, HandleError, Mounts};
 
 use crate::ask::{Answers, Asking};
-use crate::roots::{by_all_names, in_real_folder, without_silent};
+use crate::directories::{by_all_names, in_real_folder};
+use crate::roots_in_use::RootsInUse;
 
 /// A bind's source, held until it is judged.
 enum Held<'a> {
@@ -98,12 +99,12 @@ impl<'a> Held<'a> {
             }
             Self::HostRoot(source) => (SourceKind::HostRoot, look.judge_host_root(bind, &source)),
             Self::Somewhere(path, cached) => {
-                let cached = cached.as_ref().and_then(|handle| handle.resolved_path().ok());
-                let resolved = answers.resolved().map(Path::to_owned).or(cached);
+                let by_heart = cached.as_ref().and_then(|handle| handle.resolved_path().ok());
+                let resolved = answers.resolved().map(Path::to_owned).or(by_heart);
                 match (look.judge_reach(&answers.reach()), resolved) {
                     (Some(dead), _) => (SourceKind::Foreign, dead),
                     // A path that is not itself a host root may be a link to one: `/var/run` is `/run` nearly everywhere.
-                    (None, Some(resolved)) if look.is_host_root(bind, &path, &resolved) => {
+                    (None, Some(resolved)) if look.is_host_root(bind, &path, &resolved, cached.as_ref()) => {
                         (SourceKind::HostRoot, look.judge_host_root(bind, &Handle::follow(&path)))
                     }
                     _ => (SourceKind::Foreign, Verdict::Foreign),
@@ -120,18 +121,21 @@ struct Look<'a> {
     spec: &'a SpecView<'a>,
     policy: &'a Policy,
     mounts: Mounts,
+    roots: &'a RootsInUse,
 }
 
 impl Look<'_> {
-    /// Whether a path, that as written is none, leads to a host root.
-    fn is_host_root(&self, bind: &Bind<'_>, written: &Path, resolved: &Path) -> bool {
+    /// Whether a path, that as written is none, leads to a host root, or is another name of one.
+    fn is_host_root(&self, bind: &Bind<'_>, written: &Path, resolved: &Path, held: Option<&Handle>) -> bool {
         let leads_to_one = || resolved != written && self.policy.holds_runtime_mounts(resolved);
+        let is_another_name =
+            || held.is_some_and(|held| self.roots.show_below(held, resolved, &self.mounts, self.policy));
         let takes_mounts_along = || {
             self.policy.host_root_scope == Scope::AnySubmounts
                 && bind.is_recursive()
                 && self.mounts.any_below(resolved) == Ok(true)
         };
-        self.policy.host_root != Mode::Off && (leads_to_one() || takes_mounts_along())
+        self.policy.host_root != Mode::Off && (leads_to_one() || is_another_name() || takes_mounts_along())
     }
 
     fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, HandleError>) -> Verdict {
@@ -164,11 +168,12 @@ impl Look<'_> {
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
     let (mounts, asking) = (Mounts::default(), Asking::of_a_create());
-    let answering = without_silent(policy, is_in_use, &mounts, &asking);
+    let roots = RootsInUse::of(policy, is_in_use, &mounts, &asking);
+    let answering = roots.without_silent(policy);
     let policy = answering.as_ref().unwrap_or(policy);
     let mut findings = Vec::with_capacity(spec.binds().len());
     for binds in spec.binds().chunks(AT_A_TIME) {
-        findings.append(&mut judged(binds, spec, bundle, policy, &mounts, &asking));
+        findings.append(&mut judged(binds, spec, bundle, policy, &roots, &mounts, &asking));
     }
     findings
 }
@@ -181,6 +186,7 @@ fn judged(
     spec: &SpecView<'_>,
     bundle: &Path,
     policy: &Policy,
+    roots: &RootsInUse,
     mounts: &Mounts,
     asking: &Asking,
 ) -> Vec<Finding> {
@@ -189,10 +195,10 @@ fn judged(
     let mut held: Vec<_> = binds.iter().map(hold).collect();
     // What no name of policy's leads to may be known by another one.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
-    let by_all_names = any_unknown.then(|| by_all_names(policy, asking)).flatten();
+    let by_all_names = any_unknown.then(|| by_all_names(policy, roots, asking)).flatten();
     let names = by_all_names.as_ref();
     held = held.into_iter().map(|held| held.by_another_name(&directories, names, policy, asking)).collect();
-    let look = Look { spec, policy: names.unwrap_or(policy), mounts: mounts.for_what_is_held() };
+    let look = Look { spec, policy: names.unwrap_or(policy), mounts: mounts.for_what_is_held(), roots };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
     let judged = binds.iter().zip(held).zip(asking.ask(&to_ask)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);

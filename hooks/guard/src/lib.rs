@@ -14,12 +14,14 @@ mod ask;
 mod causes;
 mod check;
 mod detach;
+mod directories;
 mod inspect;
 mod journal;
 mod node;
 mod rebind;
 mod recorded;
 mod roots;
+mod roots_in_use;
 mod survey;
 mod verify;
 

@@ -12,11 +12,12 @@ use bindguard_core::report::{Container, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::in_container::ContainerMounts;
-use bindguard_sys::{Handle, bundle};
+use bindguard_sys::{Handle, Mounts, bundle};
 
 use crate::ask::Asking;
 use crate::causes::in_full;
-use crate::roots::by_all_names;
+use crate::directories::by_all_names;
+use crate::roots_in_use::RootsInUse;
 
 /// Looks at the mounts of a container's init, at each bind that the spec asks to be rslave and that is a host-root one.
 /// Changes nothing. It walks in the container's file systems: call it from a process that can be abandoned.
@@ -35,25 +36,28 @@ fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result
     let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
     report.container = Container::from_spec(&spec);
     let (policy, _) = policy_of_pod(policy, |name| spec.annotation(name));
-    let by_all_names = by_all_names(&policy, &Asking::of_a_create());
+    let (mounts, hosts, asking) = (ContainerMounts::of(pid)?, Mounts::default(), Asking::of_a_create());
+    let roots = RootsInUse::of(&policy, |_| true, &hosts, &asking);
+    let by_all_names = by_all_names(&policy, &roots, &asking);
     let policy = by_all_names.as_ref().unwrap_or(&policy);
-    let mounts = ContainerMounts::of(pid)?;
     let made_rslave = |bind: &&Bind<'_>| bind.propagation() == AskedPropagation::RecursiveSlave;
     let findings = spec.binds().iter().filter(made_rslave).filter_map(|bind| {
-        let resolved = Handle::follow(&bundle.join(bind.source())).ok().and_then(|handle| handle.resolved_path().ok());
-        let kind = SourceKind::from_path(bind.source(), resolved.as_deref(), policy);
-        (kind == SourceKind::HostRoot).then(|| in_container(bind, kind, &mounts.at(bind.destination())))
+        let held = Handle::follow(&bundle.join(bind.source())).ok();
+        let resolved = held.as_ref().and_then(|held| held.resolved_path().ok());
+        let is_another_name = || roots.show_below(held.as_ref()?, resolved.as_deref()?, &hosts, policy).then_some(());
+        let by_name = SourceKind::from_path(bind.source(), resolved.as_deref(), policy) == SourceKind::HostRoot;
+        (by_name || is_another_name().is_some()).then(|| in_container(bind, &mounts.at(bind.destination())))
     });
     report.tell(&findings.collect::<Vec<_>>(), |_| None);
     Ok(())
 }
 
-fn in_container(bind: &Bind<'_>, kind: SourceKind, mount: &Observed<Propagation>) -> Finding {
+fn in_container(bind: &Bind<'_>, mount: &Observed<Propagation>) -> Finding {
     Finding {
         bind: Some(bind.index()),
         source: bind.source().to_owned(),
         destination: Some(bind.destination().to_owned()),
-        kind,
+        kind: SourceKind::HostRoot,
         verdict: judge_in_container(mount),
     }
 }

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
 use bindguard_guard::{Act, Attempt, admit, mend_node, named_subpath, survey_node};
-use namespace::{mount_of, own_namespace};
+use namespace::{bind, mount_of, own_namespace};
+use nix::mount::{MsFlags, mount};
 use scene::Scene;
 use serde_json::json;
 
@@ -87,6 +88,37 @@ fn a_bind_of_what_is_above_a_runtimes_real_directory_is_made_rslave() {
         let told = report.binds.first().map(|bind| (bind.kind, bind.outcome.clone()));
         assert_eq!(told, Some(("host-root", Some(Outcome::MadeRslave))), "{report:?}");
     }
+}
+
+/// As on Container-Optimized OS: the kubelet's root is bound from a larger disk, and what is mounted at the one name shows at
+/// the other.
+#[test]
+fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
+    if !own_namespace() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [disk, root, bundle] = ["disk/lib/kubelet", "kubelet", "bundle"].map(|name| folder.path().join(name));
+    for directory in [&disk.join("pods"), &root, &bundle, &folder.path().join("disk/log")] {
+        fs::create_dir_all(directory).unwrap();
+    }
+    bind(&disk, &root);
+    let policy = Policy { kubelet_roots: vec![root.clone()], ..Policy::default() };
+    let kind = |source: &Path| {
+        let hosts = mount_of(&root.join("pods/uid-1/etc-hosts"), "/etc/hosts", "rprivate");
+        let spec = json!({"mounts": [hosts, mount_of(source, "/data", "rprivate")], "linux": {}});
+        fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
+        let report = admit(&bundle, &policy, Attempt::First).report;
+        report.binds.first().map_or("foreign", |bind| bind.kind)
+    };
+    let above = folder.path().join("disk");
+    for source in [&above, &above.join("lib"), &disk, &disk.join("pods")] {
+        assert_eq!(kind(source), "host-root", "{}", source.display());
+    }
+    assert_eq!(kind(&above.join("log")), "foreign");
+    // Nothing shows at the other name any more.
+    mount(None::<&str>, &root, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+    assert_eq!(kind(&disk), "foreign");
 }
 
 #[test]

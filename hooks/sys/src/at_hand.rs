@@ -24,7 +24,7 @@ pub fn hold_known(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result
 }
 
 /// Whether nobody has to be waited for on the way to a path and at its end. So it is taken to be where nobody can tell.
-pub fn is_at_hand(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
+pub(crate) fn is_at_hand(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
     match hold_known(path, &is_local) {
         Ok(handle) => is_local(&handle),
         Err(error) => error.kind() != ErrorKind::WouldBlock,

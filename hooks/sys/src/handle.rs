@@ -273,7 +273,7 @@ impl Handle {
     }
 
     /// The path that it was opened by, where that is known to be the kernel's own, too.
-    pub(crate) fn path_as_written(&self) -> Option<&Path> {
+    pub fn path_as_written(&self) -> Option<&Path> {
         self.is_as_written.then_some(&self.path)
     }
 

@@ -30,7 +30,7 @@ mod read_file;
 mod statmount;
 mod target;
 
-pub use at_hand::{hold_known, is_at_hand};
+pub use at_hand::hold_known;
 pub use block_device::block_device;
 pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};

@@ -1,6 +1,6 @@
 //! Reading a small file that may lie anywhere, a server that does not answer included.
 //!
-//! Nearly always it is [at hand](crate::is_at_hand), and is read here. Otherwise a process apart reads it, which may hang in
+//! Nearly always it is [at hand](crate::at_hand), and is read here. Otherwise a process apart reads it, which may hang in
 //! this one's place.
 
 use std::fs::File;

@@ -7,6 +7,7 @@ mod entry;
 mod escape;
 mod index;
 mod parse;
+mod peers;
 mod render;
 mod statmount;
 mod table;

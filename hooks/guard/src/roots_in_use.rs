@@ -1,0 +1,69 @@
+//! The kubelets' roots that a spec names: whether they answer, and on which mounts they are.
+
+use std::cell::OnceCell;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use bindguard_core::mount_table::MountEntry;
+use bindguard_core::policy::Policy;
+use bindguard_sys::{Handle, Mounts, hold_known};
+
+use crate::ask::Asking;
+
+/// Those roots.
+#[derive(Debug, Default)]
+pub(crate) struct RootsInUse {
+    held: Vec<Handle>,
+    silent: Vec<PathBuf>,
+    mounts: OnceCell<Vec<Rc<MountEntry>>>,
+}
+
+impl RootsInUse {
+    /// Holds those of policy's roots that are wanted and at hand, and asks the others whether they answer.
+    pub(crate) fn of(policy: &Policy, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts, asking: &Asking) -> Self {
+        let (mut held, mut others) = (Vec::new(), Vec::new());
+        for root in policy.kubelet_roots().filter(|root| is_wanted(root)) {
+            match hold_known(root, |handle| mounts.is_local(handle)) {
+                Ok(handle) if mounts.is_local(&handle) => held.push(handle),
+                // It is not there, or nobody can tell.
+                Err(error) if error.kind() != ErrorKind::WouldBlock => {}
+                Ok(_) | Err(_) => others.push(root.to_owned()),
+            }
+        }
+        let to_ask: Vec<_> = others.iter().map(|root| vec![root.join("pods")]).collect();
+        let answers = asking.ask(&to_ask);
+        let silent = others.into_iter().zip(answers).filter(|(_, answers)| !answers.reach().is_answer());
+        Self { held, silent: silent.map(|(root, _)| root).collect(), mounts: OnceCell::new() }
+    }
+
+    /// A policy without the roots that do not answer; `None` when there are none.
+    ///
+    /// What lies below such a root is for it as anything else on the node: it is asked, and never walked to.
+    pub(crate) fn without_silent(&self, policy: &Policy) -> Option<Policy> {
+        let is_silent = |root: &PathBuf| self.silent.contains(root);
+        policy.kubelet_roots.iter().any(is_silent).then(|| {
+            let mut policy = policy.clone();
+            policy.kubelet_roots.retain(|root| !is_silent(root));
+            policy
+        })
+    }
+
+    /// Whether a path is one of them, and has no symlink in it.
+    pub(crate) fn have_one_name(&self, path: &Path) -> bool {
+        self.held.iter().any(|root| root.path_as_written() == Some(path))
+    }
+
+    /// Whether a path, as the kernel prints it, is above where these kubelets mount things by another name: their roots are bound
+    /// from a larger disk, as on Container-Optimized OS, and what is mounted at the one name shows at the other.
+    pub(crate) fn show_below(&self, held: &Handle, path: &Path, mounts: &Mounts, policy: &Policy) -> bool {
+        let Ok(mount) = mounts.mount_of(held) else { return false };
+        let name_there = |other: &Rc<MountEntry>| mount.entry.name_at_origin(path, other);
+        self.mounts(mounts).iter().filter_map(name_there).any(|name| policy.holds_runtime_mounts(&name))
+    }
+
+    fn mounts(&self, mounts: &Mounts) -> &[Rc<MountEntry>] {
+        let mount = |root: &Handle| mounts.mount_of(root).ok().map(|mount| mount.entry);
+        self.mounts.get_or_init(|| self.held.iter().filter_map(mount).collect())
+    }
+}
