@@ -1,7 +1,7 @@
 //! A file that is held without being opened: `O_PATH`, see open(2).
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,12 @@ const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 const LASTING: StatxFlags = UNIQUE_MOUNT_ID.union(StatxFlags::TYPE).union(StatxFlags::INO);
 
 /// Whether this kernel knows a filesystem that [asks](FsType::asks_for_attributes): they are modules that few nodes need.
-/// proc_filesystems(5)
+/// proc_filesystems(5), which fits into one read(2) many times.
 static HAS_ASKING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
-    let asks = |line: &str| line.split('\t').nth(1).is_some_and(|name| FsType(name.to_owned()).asks_for_attributes());
-    fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.lines().any(asks))
+    let mut known = [0; 4096];
+    let length = File::open("/proc/filesystems").and_then(|mut file| file.read(&mut known)).unwrap_or(0);
+    let name = |line: &str| line.split('\t').nth(1).map(|name| FsType(name.to_owned()));
+    String::from_utf8_lossy(&known[..length]).lines().filter_map(name).any(|fs_type| fs_type.asks_for_attributes())
 });
 
 /// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.

@@ -133,7 +133,7 @@ impl FsType {
     }
 
     /// Filesystems that ask their server for a file's attributes although statx(2) was told that it need not be
-    /// (`AT_STATX_DONT_SYNC`): cifs once it doubts what it has, 9p always.
+    /// (`AT_STATX_DONT_SYNC`): cifs once it doubts what it has, 9p as a rule.
     const ASKING: [&'static str; 3] = ["9p", "cifs", "smb3"];
 
     /// Whether even the cheapest look at a file may wait for a server: the kernel's own tables have to do then.
