@@ -1,4 +1,5 @@
-//! What the shim answers about itself, and what it does with a SIGTERM: nothing as long as a container runs.
+//! What the shim answers about itself, and what it does when somebody asks it to end, by SIGTERM or by `Shutdown`: nothing as
+//! long as a container is there.
 
 use std::fs;
 use std::io::Write;
@@ -26,6 +27,7 @@ fn containerd_2_1() {
         let before = Leftovers::of(node)?;
         what_it_is(node)?;
         sigterm(node)?;
+        shutdown_now(node)?;
         before.are_all(node)
     });
 }
@@ -63,4 +65,19 @@ fn sigterm(node: &Node) -> Result<()> {
     ensure!(client.end("web")?.exit_status == 137);
     // without a `Shutdown`
     until("the shim has terminated", || Ok(UnixStream::connect(shim.socket()).is_err()))
+}
+
+/// `Now` is in the API, and containerd never sets it; for containerd-shim-runc-v2 and the Rust runc-shim it changes nothing.
+fn shutdown_now(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+    let shim = Shim::start(node, &bundle, &Options::default())?;
+    let client = shim.connect()?;
+    client.create(&bundle.request())?;
+    client.start("web", "")?;
+    client.shut_down_now("web")?;
+    thread::sleep(Duration::from_millis(700));
+    ensure!(client.state("web", "")?.pid > 0, "it ended, and its container with it");
+    ensure!(client.end("web")?.exit_status == 137);
+    client.shut_down_now("web")?;
+    until("the shim has ended", || Ok(UnixStream::connect(shim.socket()).is_err()))
 }

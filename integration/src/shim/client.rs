@@ -165,7 +165,15 @@ impl Client {
 
     /// Lets the shim end, if it has no container left.
     pub fn shut_down(&self, id: &str) -> ttrpc::Result<()> {
-        let request = ShutdownRequest { id: id.to_owned(), ..Default::default() };
+        self.ask_to_end(ShutdownRequest { id: id.to_owned(), ..Default::default() })
+    }
+
+    /// The same in the words of a client that will not wait.
+    pub fn shut_down_now(&self, id: &str) -> ttrpc::Result<()> {
+        self.ask_to_end(ShutdownRequest { id: id.to_owned(), now: true, ..Default::default() })
+    }
+
+    fn ask_to_end(&self, request: ShutdownRequest) -> ttrpc::Result<()> {
         self.ask(async |task, context| task.shutdown(context, &request).await.map(drop))
     }
 }

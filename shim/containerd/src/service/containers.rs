@@ -108,10 +108,10 @@ impl Containers {
         Ok(())
     }
 
-    /// Ends the shim when it has no containers left and expects none, or `now`.
-    pub(super) fn shut_down(&self, now: bool) {
+    /// Ends the shim when it has no containers left and expects none.
+    pub(super) fn shut_down(&self) {
         let mut register = self.register();
-        if now || register.is_empty() {
+        if register.is_empty() {
             register.closed = true;
             self.over.notify_one();
         }
@@ -242,7 +242,7 @@ mod tests {
         let place = containers.reserve("a").ok();
         assert!(containers.reserve("a").is_err());
         assert!(containers.find("a").is_err());
-        containers.shut_down(false);
+        containers.shut_down();
         assert!(!containers.close_if_idle());
         drop(place);
         assert!(containers.reserve("a").is_ok());
@@ -251,7 +251,7 @@ mod tests {
     #[tokio::test]
     async fn a_shim_that_ends_takes_no_more_containers() {
         let containers = containers();
-        containers.shut_down(false);
+        containers.shut_down();
         containers.shutdown_requested().await;
         assert!(containers.reserve("a").is_err());
     }
@@ -260,10 +260,10 @@ mod tests {
     async fn a_container_that_was_promised_this_shim_finds_it() {
         let containers = containers();
         containers.expect("b").unwrap();
-        containers.shut_down(false);
+        containers.shut_down();
         let place = containers.reserve("b").unwrap();
         drop(place);
-        containers.shut_down(false);
+        containers.shut_down();
         assert!(containers.expect("c").is_err());
     }
 

@@ -175,9 +175,10 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Answer<Empty> {
+    async fn shutdown(&self, _: &TtrpcContext, _: ShutdownRequest) -> Answer<Empty> {
         answered("shutdown", async {
-            self.containers.shut_down(request.now);
+            // Even when it is to be `now`, as for every other shim: a shim's end is its containers' end.
+            self.containers.shut_down();
             Ok(Empty::new())
         })
         .await
