@@ -12,7 +12,7 @@ use bindguard_core::policy::{Alarm, FailedRepair, Policy, Scope};
 use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_guard::{Admission, Attempt, admit, check_bundle};
 use nix::mount::{MsFlags, mount};
-use pod::{Pod, bind, mount_of, own_namespace};
+use pod::{Folder, Pod, bind, mount_of, own_namespace};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 
@@ -164,7 +164,7 @@ fn the_scope_says_which_binds_are_made_rslave() {
         return;
     }
     let pod = Pod::with_keys(0);
-    let holding = tempfile::tempdir().unwrap();
+    let holding = Folder::new();
     fs::create_dir(holding.path().join("disk")).unwrap();
     mount(Some("tmpfs"), &holding.path().join("disk"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
     let told = |host_root_scope| {

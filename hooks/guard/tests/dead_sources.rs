@@ -148,10 +148,18 @@ fn behind_a_source_that_never_answers_the_others_are_asked() {
     let (Some(one), Some(other)) = (Fuse::mounted(), Fuse::mounted()) else { return };
     let Some((dead, pod)) = pod_on_a_dead_daemon() else { return };
     pod.write_spec(&[&one, &other, &dead].map(|fuse| mount_of(&fuse.path().join("below"), "/data", "rprivate")));
-    for (bind, words) in [(1, "did not answer within 700 ms"), (2, "did not answer within"), (3, "it answers: ")] {
-        let (verdict, why) = told(&pod, &pod.policy(), bind);
-        assert!(verdict == "dead" && why.contains(words), "{bind}: {verdict}, {why}");
-    }
+    let told = || -> Vec<_> {
+        let report = admit(&pod.bundle(), &pod.policy(), Attempt::First).report;
+        report.binds.into_iter().map(|bind| (bind.verdict, bind.reason.unwrap_or_default())).collect()
+    };
+    let expected = |told: &[(&str, String)]| {
+        let words = ["did not answer within 700 ms", "did not answer within", "it answers: "];
+        told.len() == 4
+            && told[1..].iter().zip(words).all(|((verdict, why), words)| *verdict == "dead" && why.contains(words))
+    };
+    // A machine may be too slow to ask all of them in the time of one create.
+    let tries: Vec<_> = (0..5).map(|_| told()).take_while(|told| !expected(told)).collect();
+    assert!(tries.len() < 5, "{tries:?}");
 }
 
 #[test]

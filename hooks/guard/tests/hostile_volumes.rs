@@ -18,7 +18,7 @@ use std::thread;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Outcome, Report};
 use bindguard_guard::{Attempt, admit};
-use namespace::{bind, mount_of, own_namespace, skipped};
+use namespace::{Folder, bind, mount_of, own_namespace, skipped};
 use rustix::fs::{CWD, RenameFlags, mkdirat, renameat_with};
 use rustix::io::Errno;
 use serde_json::json;
@@ -27,12 +27,12 @@ const SECRET: &str = "the host's secret";
 
 /// A pod with an emptyDir, one path of which is its container's subpath.
 struct Scene {
-    folder: tempfile::TempDir,
+    folder: Folder,
 }
 
 impl Scene {
     fn of(sub_path: &Path) -> Self {
-        let scene = Self { folder: tempfile::tempdir().unwrap() };
+        let scene = Self { folder: Folder::new() };
         let file = scene.volume().join(sub_path);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, "start").unwrap();

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
 use bindguard_guard::{Act, Attempt, admit, mend_node, named_subpath, survey_node};
-use namespace::{bind, mount_of, own_namespace};
+use namespace::{Folder, bind, mount_of, own_namespace};
 use nix::mount::{MsFlags, mount};
 use scene::Scene;
 use serde_json::json;
@@ -97,7 +97,7 @@ fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
     if !own_namespace() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let [disk, root, bundle] = ["disk/lib/kubelet", "kubelet", "bundle"].map(|name| folder.path().join(name));
     for directory in [&disk.join("pods"), &root, &bundle, &folder.path().join("disk/log")] {
         fs::create_dir_all(directory).unwrap();

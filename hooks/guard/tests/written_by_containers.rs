@@ -12,7 +12,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use bindguard_core::policy::{Alarm, FailedRepair, Policy, Vanished};
 use bindguard_core::report::Outcome;
 use bindguard_guard::check_bundle;
-use namespace::{mount_of, own_namespace};
+use namespace::{Folder, mount_of, own_namespace};
 use nix::mount::{MntFlags, umount2};
 use rustix::fs::{FlockOperation, flock};
 use scene::{Daemon, Scene, tmpfs};
@@ -95,7 +95,7 @@ fn a_directory_is_not_made_where_something_else_is_in_the_way() {
     fs::create_dir_all(scene.volume.join("a/b")).unwrap();
     let scene = scene.bound("a/b");
     fs::remove_dir_all(scene.volume.join("a")).unwrap();
-    let elsewhere = tempfile::tempdir().unwrap();
+    let elsewhere = Folder::new();
     symlink(elsewhere.path(), scene.volume.join("a")).unwrap();
     scene.told(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
     assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
@@ -167,7 +167,7 @@ fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
     if !own_namespace() {
         return;
     }
-    let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (old, new) = (Folder::new(), Folder::new());
     fs::write(old.path().join("state"), "old").unwrap();
     fs::write(new.path().join("state"), "new").unwrap();
     let mut scene = Scene::of_plugin("kubernetes.io~csi");

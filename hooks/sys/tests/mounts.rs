@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+mod folder;
 mod namespace;
 
 use std::fs;
@@ -10,6 +11,7 @@ use std::path::Path;
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_sys::{Handle, Mounts, read_mount_table};
+use folder::Folder;
 use nix::mount::{MsFlags, mount};
 
 /// What statmount tells; it knows neither options nor the source's name.
@@ -23,7 +25,7 @@ fn every_mount_that_can_be_reached_is_told_alike() {
     if !namespace::enter(true) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let odd = folder.path().join("odd \\ name\nand more");
     fs::create_dir(&odd).unwrap();
     mount(Some("tmpfs"), &odd, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
@@ -67,7 +69,7 @@ fn a_path_longer_than_the_usual_buffer_is_told_whole() {
     if !namespace::enter(true) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let deep = (0..14).fold(folder.path().to_owned(), |path, _| path.join("d".repeat(200)));
     fs::create_dir_all(&deep).unwrap();
     namespace::bind(&deep, &deep);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+mod folder;
 mod namespace;
 
 use std::fs;
@@ -12,15 +13,16 @@ use std::thread;
 use bindguard_core::mount_table::MountRoot;
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
 use bindguard_sys::{Handle, read_mount_table};
+use folder::Folder;
 
 /// A file that is bound over an empty one, and then replaced.
 struct Stale {
-    folder: tempfile::TempDir,
+    folder: Folder,
 }
 
 impl Stale {
     fn new() -> Self {
-        let stale = Self { folder: tempfile::tempdir().unwrap() };
+        let stale = Self { folder: Folder::new() };
         fs::write(stale.mounted(), "").unwrap();
         fs::write(stale.file(0), "version 0").unwrap();
         namespace::bind(&stale.file(0), &stale.mounted());

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+mod folder;
 mod namespace;
 
 use std::collections::BTreeSet;
@@ -13,6 +14,7 @@ use std::thread;
 
 use bindguard_core::kubelet::{TimestampDirectory, Writer};
 use bindguard_sys::{Handle, TargetError, make_directories, open_target, stranded};
+use folder::Folder;
 use tempfile::TempDir;
 
 const OLD: &str = "..2026_11_21_05_10_00.1";
@@ -31,8 +33,8 @@ fn swap(volume: &TempDir, timestamp: &str) {
     fs::rename(volume.path().join("..data_tmp"), volume.path().join("..data")).unwrap();
 }
 
-fn open(volume: &TempDir, path: &str, writer: Writer) -> Result<Option<Handle>, TargetError> {
-    open_target(&Handle::of(volume.path()).unwrap(), Path::new(path), writer).map(|opened| opened.file)
+fn open(volume: &impl AsRef<Path>, path: &str, writer: Writer) -> Result<Option<Handle>, TargetError> {
+    open_target(&Handle::of(volume.as_ref()).unwrap(), Path::new(path), writer).map(|opened| opened.file)
 }
 
 #[test]
@@ -103,7 +105,7 @@ fn another_mount_in_the_way_is_neither_opened_nor_written_to() {
     if !namespace::enter(false) {
         return;
     }
-    let (volume, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (volume, outside) = (Folder::new(), tempfile::tempdir().unwrap());
     fs::create_dir_all(volume.path().join("door/inside")).unwrap();
     fs::create_dir(outside.path().join("inside")).unwrap();
     namespace::bind(outside.path(), &volume.path().join("door"));

@@ -11,21 +11,21 @@ use bindguard_core::policy::Policy;
 use serde_json::Value;
 
 #[allow(unused_imports, reason = "not every test file needs all of them")]
-pub use namespace::{bind, mount_of, own_namespace, skipped};
+pub use namespace::{Folder, bind, mount_of, own_namespace, skipped};
 
 /// What containerd wrote for a kubelet's pod, 14 KB without its mounts: what a guard reads is mostly not about binds.
 const REAL_SPEC: &str = include_str!("../../../core/tests/fixtures/kubelet-1.36/config-hostroot.json");
 
 /// A pod with one container and one configMap.
 pub struct Pod {
-    folder: tempfile::TempDir,
+    folder: Folder,
     keys: u32,
 }
 
 impl Pod {
     /// A pod whose configMap has this many keys, the bundle's spec binding each of them.
     pub fn with_keys(keys: u32) -> Self {
-        let pod = Self { folder: tempfile::tempdir().unwrap(), keys };
+        let pod = Self { folder: Folder::new(), keys };
         fs::create_dir_all(pod.volume()).unwrap();
         fs::create_dir_all(pod.subpath(0).parent().unwrap()).unwrap();
         fs::create_dir(pod.bundle()).unwrap();

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use nix::mount::{MsFlags, mount};
+use bindguard_sys::read_mount_table;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
@@ -27,6 +28,30 @@ pub fn skipped(why: &str) {
 /// `mount --bind`
 pub fn bind(from: &Path, to: &Path) {
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+}
+
+/// A folder that goes with what was mounted in it.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What a mount covers cannot be removed, even where only a namespace that is about to end has the mount.
+        let table = read_mount_table().unwrap();
+        let inside = table.entries().iter().rev().filter(|mount| mount.mount_point.starts_with(self.path()));
+        for mount in inside {
+            let _ = umount2(&mount.mount_point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        }
+    }
 }
 
 /// A bind as the CRI writes it.

@@ -13,30 +13,30 @@ use bindguard_guard::{Admission, Attempt, admit};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 
-use crate::namespace::{bind, mount_of, skipped};
+use crate::namespace::{Folder, bind, mount_of, skipped};
 
 /// A pod with one subpath, and the folder that is its volume.
 pub struct Scene {
-    pub folder: tempfile::TempDir,
+    pub folder: Folder,
     pub volume: PathBuf,
 }
 
 impl Scene {
     /// A volume in a folder of the pod's own.
     pub fn of_plugin(plugin: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = Folder::new();
         let volume = folder.path().join(format!("kubelet/pods/uid-1/volumes/{plugin}/data"));
         Self::with_volume(folder, volume)
     }
 
     /// A volume somewhere on the host.
     pub fn of_host_path() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = Folder::new();
         let volume = folder.path().join("srv/data");
         Self::with_volume(folder, volume)
     }
 
-    fn with_volume(folder: tempfile::TempDir, volume: PathBuf) -> Self {
+    fn with_volume(folder: Folder, volume: PathBuf) -> Self {
         fs::create_dir_all(&volume).unwrap();
         fs::create_dir(folder.path().join("bundle")).unwrap();
         let scene = Self { folder, volume };
