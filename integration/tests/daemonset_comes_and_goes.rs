@@ -2,9 +2,9 @@
 //! containerd restarted, the other one waits, and takes everything off when the pod is ended.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStderr, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::host;
@@ -31,11 +31,13 @@ fn story() {
             .stderr(Stdio::piped())
             .spawn()
             .context("start the container")?;
-        wait_until_it_waits(&mut waiting)?;
+        let mut said = wait_until_it_waits(&mut waiting)?;
         ensure!(Path::new("/usr/local/bin/bindguard-runtime").exists(), "it did not wait");
         kill(Pid::from_raw(waiting.id().try_into()?), Signal::SIGTERM)?;
+        let mut words = String::new();
+        said.read_to_string(&mut words)?;
         let ended = waiting.wait()?;
-        ensure!(ended.success(), "it ended with {ended}");
+        ensure!(ended.success(), "it ended with {ended}: {words}");
         ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
         ensure!(!Path::new("/usr/local/bin/bindguard-runtime").exists(), "a program is left");
         Ok(())
@@ -70,10 +72,10 @@ fn run_words(command: &mut std::process::Command) -> Result<()> {
 }
 
 /// It says so once no signal can be lost.
-fn wait_until_it_waits(process: &mut Child) -> Result<()> {
+fn wait_until_it_waits(process: &mut Child) -> Result<BufReader<ChildStderr>> {
     let mut line = String::new();
-    let said = process.stderr.take().context("the container's stderr")?;
-    BufReader::new(said).read_line(&mut line).context("read what the container says")?;
+    let mut said = BufReader::new(process.stderr.take().context("the container's stderr")?);
+    said.read_line(&mut line).context("read what the container says")?;
     ensure!(line.contains("until this process is told to end"), "it does not wait: {line:?}");
-    Ok(())
+    Ok(said)
 }

@@ -6,7 +6,9 @@
 
 use std::env;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -87,9 +89,20 @@ pub fn needed_by(path: &Path) -> Vec<String> {
                 .split(|byte| *byte == 0)
                 .any(|word| word == path.as_os_str().as_bytes())
         };
-        (runs || names()).then(|| format!("process {}", process.file_name().unwrap_or_default().to_string_lossy()))
+        ((runs || names()) && has_this_program(&process, path))
+            .then(|| format!("process {}", process.file_name().unwrap_or_default().to_string_lossy()))
     };
     bundles.filter_map(of_bundle).chain(processes.filter_map(of_process)).collect()
+}
+
+/// Another mount namespace, a container's, may have a program of its own by that name. Where nobody can tell, it is this one.
+fn has_this_program(process: &Path, path: &Path) -> bool {
+    let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let Ok(this) = file(path) else { return true };
+    match file(&process.join("root").join(path.strip_prefix("/").unwrap_or(path))) {
+        Ok(other) => this == other,
+        Err(error) => error.kind() != ErrorKind::NotFound,
+    }
 }
 
 fn own_process() -> PathBuf {
@@ -102,4 +115,53 @@ fn is_number(path: &Path) -> bool {
 
 fn folders(path: &Path) -> Vec<PathBuf> {
     path.read_dir().into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A process that says a word when it is there, and stays until its stdin ends.
+    fn with_argument(before: &str, program: &Path) -> Option<Child> {
+        let script = format!("{before} echo there && read end");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script, "sh"]).arg(program);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        if said.is_empty() {
+            child.wait().unwrap();
+            return None;
+        }
+        Some(child)
+    }
+
+    fn needed_beside(before: &str, program: &Path) -> Option<bool> {
+        let mut child = with_argument(before, program)?;
+        let needed = !needed_by(program).is_empty();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        Some(needed)
+    }
+
+    #[test]
+    fn a_program_of_that_name_in_another_mount_namespace_is_another_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bindguard-runtime");
+        fs::write(&program, "").unwrap();
+        let Some(same) = needed_beside("", &program) else {
+            eprintln!("SKIPPED: no mount namespace of its own: this needs CAP_SYS_ADMIN");
+            return;
+        };
+        assert!(same);
+        let cover = format!("mount -t tmpfs cover {} &&", folder.path().display());
+        assert_eq!(needed_beside(&cover, &program), Some(false), "nothing is there");
+        let another = format!("{cover} touch {} &&", program.display());
+        assert_eq!(needed_beside(&another, &program), Some(false), "another one is there");
+    }
 }
