@@ -51,10 +51,8 @@ pub(super) fn socket_of_group(containerd: &str, namespace: &str, group: &str) ->
 /// Two containers of a pod may do this at the same moment: without the lock one would take for dead what the other has
 /// bound but does not listen on yet, and remove it. The lock goes with the descriptor.
 pub(super) fn claim(path: &Path) -> io::Result<Claim> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let directory = fs::File::open(directory)?;
-    flock(&directory, FlockOperation::LockExclusive)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(directory_of(path))?;
+    let _lock = lock_beside(path)?;
     match bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
         bound => return bound.map(Claim::Bound),
@@ -66,6 +64,17 @@ pub(super) fn claim(path: &Path) -> io::Result<Claim> {
     // A server that ends removes its own, and may do so right now.
     let _ = fs::remove_file(path);
     bind(path).map(Claim::Bound)
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+/// Nobody else binds or removes a socket in the same directory.
+fn lock_beside(path: &Path) -> io::Result<fs::File> {
+    let directory = fs::File::open(directory_of(path))?;
+    flock(&directory, FlockOperation::LockExclusive)?;
+    Ok(directory)
 }
 
 enum Served {
@@ -105,11 +114,15 @@ pub(super) fn remove_stale_socket_of_bundle(bundle: &Path, patience: Duration) {
     let path = address.trim().strip_prefix("unix://").unwrap_or(&address);
     let deadline = Instant::now() + patience;
     loop {
+        // Without the lock the next server of the group may have bound it since nobody answered.
+        let Ok(lock) = lock_beside(Path::new(path)) else { return };
         match connect_to(Path::new(path)) {
             Ok(Served::ByNobody) => return drop(fs::remove_file(path)),
-            Ok(Served::By(_)) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
+            Ok(Served::By(_)) if Instant::now() < deadline => {}
             _ => return,
         }
+        drop(lock);
+        thread::sleep(LOOK_AGAIN);
     }
 }
 

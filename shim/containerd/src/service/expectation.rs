@@ -36,11 +36,13 @@ pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
     match ask(server, id).await {
         Ok(_) => Expectation::Waits,
         Err(ttrpc::Error::RpcStatus(status)) if status.code() != Code::UNAVAILABLE => Expectation::Waits,
-        Err(ttrpc::Error::RpcStatus(_) | ttrpc::Error::RemoteClosed | ttrpc::Error::Socket(_)) => Expectation::Ends,
-        Err(error) => {
+        // It did not answer in time, or was not asked.
+        Err(error @ ttrpc::Error::Others(_)) => {
             tracing::warn!(%error, "cannot ask the shim of the group to wait");
             Expectation::Waits
         }
+        // It says so, or has hung up, be it before the question was out.
+        Err(_) => Expectation::Ends,
     }
 }
 
@@ -76,5 +78,34 @@ impl MethodHandler for Expect {
             .map_err(|error| ttrpc::Error::RpcStatus(get_status(Code::INVALID_ARGUMENT, error.to_string())))?;
         self.containers.expect(&message.id)?;
         Ok(Response::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::{fs, io::Read, os::unix::net::UnixListener, thread};
+
+    use super::*;
+
+    /// Whether it never took the call, or went away in the middle of the question or behind it.
+    #[tokio::test]
+    async fn a_server_that_hangs_up_does_not_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        for heard in [None, Some(1), Some(100)] {
+            let listener = UnixListener::bind(&path).unwrap();
+            let client = UnixStream::connect(&path).unwrap();
+            let server = thread::spawn(move || {
+                if let Some(most) = heard {
+                    let mut server = listener.accept().unwrap().0;
+                    let _ = server.read(&mut vec![0; most]);
+                }
+            });
+            assert_eq!(expect(client, "c").await, Expectation::Ends, "{heard:?}");
+            server.join().unwrap();
+            fs::remove_file(&path).unwrap();
+        }
     }
 }
