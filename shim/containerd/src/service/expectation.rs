@@ -76,8 +76,9 @@ impl MethodHandler for Expect {
     async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
         let message = ConnectRequest::parse_from_bytes(&request.payload)
             .map_err(|error| ttrpc::Error::RpcStatus(get_status(Code::INVALID_ARGUMENT, error.to_string())))?;
-        self.containers.expect(&message.id)?;
-        Ok(Response::new())
+        let expected = self.containers.expect(&message.id);
+        // Of a raw handler's error ttrpc 0.10 makes an UNKNOWN, whatever its code is.
+        Ok(expected.map_or_else(|refusal| ttrpc::Error::from(refusal).into(), |()| Response::new()))
     }
 }
 
