@@ -1,32 +1,28 @@
 //! A file that is held without being opened: `O_PATH`, see open(2).
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+mod error;
+mod wary;
+
+use std::fs;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, OnceLock};
+use std::sync::OnceLock;
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
-use bindguard_core::mount_table::{FsType, MountId};
+use bindguard_core::mount_table::MountId;
 use bindguard_core::paths::climbs;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
+
+pub use error::HandleError;
+use error::open_error;
 
 /// statx(2)'s `STATX_MNT_ID_UNIQUE`: an id that no other mount ever gets.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
 /// What [`Lasting`] is made of.
 const LASTING: StatxFlags = UNIQUE_MOUNT_ID.union(StatxFlags::TYPE).union(StatxFlags::INO);
-
-/// Whether this kernel knows a filesystem that [asks](FsType::asks_for_attributes): they are modules that few nodes need.
-/// proc_filesystems(5), which fits into one read(2) many times.
-static HAS_ASKING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
-    let mut known = [0; 4096];
-    let length = File::open("/proc/filesystems").and_then(|mut file| file.read(&mut known)).unwrap_or(0);
-    let name = |line: &str| line.split('\t').nth(1).map(|name| FsType(name.to_owned()));
-    String::from_utf8_lossy(&known[..length]).lines().filter_map(name).any(|fs_type| fs_type.asks_for_attributes())
-});
 
 /// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.
 #[derive(Debug)]
@@ -47,59 +43,6 @@ struct Lasting {
     is_mount_root: Option<bool>,
     identity: FileIdentity,
     is_symlink: bool,
-}
-
-/// What could not be learned about a file.
-#[derive(Debug, thiserror::Error)]
-pub enum HandleError {
-    /// open(2)
-    #[error("open {} to look at it", path.display())]
-    Open {
-        /// The path as given.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// statx(2)
-    #[error("stat {}", path.display())]
-    Stat {
-        /// The path as given.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl HandleError {
-    /// The kernel said that there is no such file.
-    pub fn is_not_found(&self) -> bool {
-        self.kind() == io::ErrorKind::NotFound
-    }
-
-    /// What kind of answer the kernel gave.
-    pub(crate) fn kind(&self) -> io::ErrorKind {
-        match self {
-            Self::Open { source, .. } | Self::Stat { source, .. } => source.kind(),
-        }
-    }
-
-    /// The kernel's answer alone.
-    pub(crate) fn into_io(self) -> io::Error {
-        match self {
-            Self::Open { source, .. } | Self::Stat { source, .. } => source,
-        }
-    }
-
-    /// The error and what the kernel said, in one line.
-    pub fn in_full(&self) -> String {
-        match self {
-            Self::Open { source, .. } | Self::Stat { source, .. } => {
-                format!("{self}: {source}")
-            }
-        }
-    }
 }
 
 impl Handle {
@@ -171,18 +114,6 @@ impl Handle {
         }
     }
 
-    /// The same file. On which mount it is will be told without its filesystem, where a filesystem might ask a server first.
-    /// That is dearer.
-    #[must_use]
-    pub fn wary(self) -> Self {
-        Self { is_wary: true, ..self }
-    }
-
-    /// Whether its filesystem may ask a server before it says anything.
-    pub(crate) fn is_wary(&self) -> bool {
-        self.is_wary && *HAS_ASKING_FILESYSTEM
-    }
-
     pub(crate) fn from_fd(fd: OwnedFd, path: PathBuf) -> Self {
         Self { fd, path, is_as_written: false, is_wary: false, lasting: OnceLock::new() }
     }
@@ -205,14 +136,6 @@ impl Handle {
         id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
     }
 
-    /// The same as the kernel's table of open files has it: proc_pid_fdinfo(5).
-    fn mount_id_of_descriptor(&self) -> Result<MountId, HandleError> {
-        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd()));
-        let info = info.map_err(|source| HandleError::Stat { path: self.path.clone(), source })?;
-        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-        id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
-    }
-
     /// The id of the mount that it is on, as statmount(2) takes it. `None` before Linux 6.8.
     ///
     /// # Errors
@@ -227,26 +150,6 @@ impl Handle {
     /// statx(2)'s, and a kernel before 5.8.
     pub fn is_mount_root(&self) -> Result<bool, HandleError> {
         self.lasting()?.is_mount_root.ok_or_else(|| self.too_old("roots of mounts"))
-    }
-
-    /// The same by its path, for whom the filesystem is not to be asked.
-    pub(crate) fn is_at(&self, mount_point: &Path) -> bool {
-        let Ok(resolved) = self.resolved_path() else { return false };
-        // So the kernel names what a mount shows and nobody finds any more.
-        let deleted = resolved.as_os_str().as_bytes().strip_suffix(b" (deleted)");
-        resolved == mount_point || deleted == Some(mount_point.as_os_str().as_bytes())
-    }
-
-    /// Whether it is a directory, as far as the kernel knows by itself: no file is asked for its attributes.
-    ///
-    /// # Errors
-    /// open(2)'s.
-    pub(crate) fn kind(&self) -> Result<FileKind, HandleError> {
-        match Self::open(&self.magic_path(), OFlags::DIRECTORY) {
-            Ok(_) => Ok(FileKind::Directory),
-            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(FileKind::File),
-            Err(error) => Err(error),
-        }
     }
 
     /// Which file it is. A server that does not answer is not waited for: what is cached is taken.
@@ -344,10 +247,6 @@ impl AsFd for Handle {
 
 fn openat2(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty(), resolve)
-}
-
-fn open_error(path: &Path, errno: Errno) -> HandleError {
-    HandleError::Open { path: path.to_owned(), source: errno.into() }
 }
 
 fn has(stat: &Statx, field: StatxFlags) -> bool {

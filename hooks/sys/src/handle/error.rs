@@ -1,0 +1,63 @@
+//! What could not be learned about a file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// What could not be learned about a file.
+#[derive(Debug, thiserror::Error)]
+pub enum HandleError {
+    /// open(2)
+    #[error("open {} to look at it", path.display())]
+    Open {
+        /// The path as given.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// statx(2)
+    #[error("stat {}", path.display())]
+    Stat {
+        /// The path as given.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl HandleError {
+    /// The kernel said that there is no such file.
+    pub fn is_not_found(&self) -> bool {
+        self.kind() == io::ErrorKind::NotFound
+    }
+
+    /// What kind of answer the kernel gave.
+    pub(crate) fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Open { source, .. } | Self::Stat { source, .. } => source.kind(),
+        }
+    }
+
+    /// The kernel's answer alone.
+    pub(crate) fn into_io(self) -> io::Error {
+        match self {
+            Self::Open { source, .. } | Self::Stat { source, .. } => source,
+        }
+    }
+
+    /// The error and what the kernel said, in one line.
+    pub fn in_full(&self) -> String {
+        match self {
+            Self::Open { source, .. } | Self::Stat { source, .. } => {
+                format!("{self}: {source}")
+            }
+        }
+    }
+}
+
+pub(super) fn open_error(path: &Path, errno: Errno) -> HandleError {
+    HandleError::Open { path: path.to_owned(), source: errno.into() }
+}
