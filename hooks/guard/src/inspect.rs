@@ -51,23 +51,16 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// What is a kubelet's or a runtime's by a name that it was not looked up by: one of `more` that policy's directories have,
-    /// or its own other name.
-    fn by_another_name(
-        self,
-        directories: &HeldVolumeDirectories,
-        more: Option<&Policy>,
-        policy: &Policy,
-        asking: &Asking,
-    ) -> Self {
-        let Self::Somewhere(path, _) = &self else { return self };
-        let is_known = |path: &Path, policy| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
-        let is_new = more.is_some_and(|more| is_known(path, more));
-        let policy = more.unwrap_or(policy);
-        let real = || PodPath::may_be_one(path).then(|| in_real_folder(path, asking)).flatten();
-        let name =
-            if is_new { Some(path.clone()) } else { real().filter(|real| is_known(real, policy)).map(Cow::Owned) };
-        name.map_or(self, |name| Self::hold(name, directories, policy))
+    /// The name by which policy, which has learned more of them since, knows what no name led to before: the one that the spec
+    /// has, or the kernel's.
+    fn other_name(&self, policy: &Policy, asking: &Asking) -> Option<Cow<'a, Path>> {
+        let Self::Somewhere(path, _) = self else { return None };
+        let is_known = |path: &Path| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
+        if is_known(path) {
+            return Some(path.clone());
+        }
+        let real = PodPath::may_be_one(path).then(|| in_real_folder(path, asking)).flatten();
+        real.filter(|real| is_known(real)).map(Cow::Owned)
     }
 
     /// The paths to ask whether they are alive, if that is in question: the kernel itself answers for a local filesystem.
@@ -191,14 +184,17 @@ fn judged(
     asking: &Asking,
 ) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
-    let hold = |bind| Held::hold(source_of(bind, bundle), &directories, policy);
-    let mut held: Vec<_> = binds.iter().map(hold).collect();
+    let mut held: Vec<_> = binds.iter().map(|bind| Held::hold(source_of(bind, bundle), &directories, policy)).collect();
     // What no name of policy's leads to may be known by another one.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
     let by_all_names = any_unknown.then(|| by_all_names(policy, roots, asking)).flatten();
-    let names = by_all_names.as_ref();
-    held = held.into_iter().map(|held| held.by_another_name(&directories, names, policy, asking)).collect();
-    let look = Look { spec, policy: names.unwrap_or(policy), mounts: mounts.for_what_is_held(), roots };
+    let policy = by_all_names.as_ref().unwrap_or(policy);
+    for held in &mut held {
+        if let Some(name) = held.other_name(policy, asking) {
+            *held = Held::hold(name, &directories, policy);
+        }
+    }
+    let look = Look { spec, policy, mounts: mounts.for_what_is_held(), roots };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
     let judged = binds.iter().zip(held).zip(asking.ask(&to_ask)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);
