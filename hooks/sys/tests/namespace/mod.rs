@@ -1,4 +1,4 @@
-//! A mount namespace of the test's own: it ends with the test's thread and takes every mount along.
+//! A mount namespace of the calling thread's own: it ends with the thread and takes every mount along.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,7 +9,7 @@ use nix::sched::{CloneFlags, unshare};
 /// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, said aloud, without privilege.
 pub fn enter(shared: bool) -> bool {
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
-        skipped(&format!("unshare(CLONE_NEWNS) says {errno}: this test needs CAP_SYS_ADMIN"));
+        skipped(&format!("unshare(CLONE_NEWNS) says {errno}: this needs CAP_SYS_ADMIN"));
         return false;
     }
     change("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC);
