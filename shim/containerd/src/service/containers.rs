@@ -225,12 +225,12 @@ impl Drop for Place<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-
+pub(super) mod tests {
     use super::*;
     use crate::{events::Events, exits::Exits};
 
-    fn containers() -> Containers {
+    /// Those of a shim that tells nobody what happens.
+    pub(crate) fn containers() -> Containers {
         let events = Events::publish_to("/nonexistent".into(), "n".into());
         let exits = Arc::new(Exits::default());
         Containers::new(Surroundings { namespace: "n".into(), events, exits })

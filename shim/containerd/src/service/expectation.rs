@@ -88,7 +88,30 @@ mod tests {
 
     use std::{fs, io::Read, os::unix::net::UnixListener, thread};
 
+    use ttrpc::asynchronous::{Server, transport::Listener};
+
     use super::*;
+    use crate::service::containers::tests::containers;
+
+    /// The refusal comes through ttrpc with its code, which `start` goes by.
+    #[tokio::test]
+    async fn a_server_waits_unless_it_is_about_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        for answer in [Expectation::Waits, Expectation::Ends] {
+            let containers = Arc::new(containers());
+            if answer == Expectation::Ends {
+                containers.shut_down();
+            }
+            let path = folder.path().join(format!("{answer:?}"));
+            let listener = UnixListener::bind(&path).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let methods = HashMap::from([(SERVICE.to_owned(), service(&containers))]);
+            let mut server =
+                Server::new().add_listener(Listener::try_from(listener).unwrap()).register_service(methods);
+            server.start().await.unwrap();
+            assert_eq!(expect(UnixStream::connect(&path).unwrap(), "c").await, answer);
+        }
+    }
 
     /// Whether it never took the call, or went away in the middle of the question or behind it.
     #[tokio::test]
