@@ -1,10 +1,13 @@
-//! Where policy refuses anything, a guard that dies, hangs or panics lets no container through unseen: what it refuses may
-//! be there.
+//! Where policy refuses anything, a guard that dies, hangs, panics or is missing lets no container through unseen: what it
+//! refuses may be there.
 //!
 //! A pod that may choose for itself, and wants nothing refused, starts all the same; so does every pod where policy refuses
 //! nothing (guard_dies_or_is_missing, guard_stopped_past_deadline).
 
-use anyhow::{Result, ensure};
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::programs::GUARD;
 use bindguard_integration::{Generation, Node, Runtime, Setup};
 
 const POLICY: &str = "[guard]\ndeadline-ms = 400\n[checks]\ndead-sources = \"refuse\"\n[annotations]\nmode = true\n";
@@ -25,19 +28,32 @@ fn panicked() {
     refused_after("panic:start", &[Runtime::Bindguard, Runtime::Wrapper], "the guard panicked");
 }
 
+#[test]
+fn not_installed() {
+    Setup::on(Generation::V2_1).policy(POLICY).story(|node| {
+        let guard = node.programs().join(GUARD);
+        fs::remove_file(&guard).with_context(|| format!("remove {}", guard.display()))?;
+        refused(node, Runtime::Bindguard, "is not installed")?;
+        starts_unguarded_by_its_own_choice(node)
+    });
+}
+
 fn refused_after(fault: &str, runtimes: &[Runtime], why: &str) {
     Setup::on(Generation::V2_1).fault(fault).policy(POLICY).story(|node| {
-        for runtime in runtimes {
-            let words = node.ctr().container("unseen").runtime(*runtime).start()?.failure()?;
-            for said in [why, "policy refuses what may be there"] {
-                ensure!(words.contains(said), "the error does not say {said:?}: {words}");
-            }
-            node.ctr().forget("unseen")?;
-        }
-        let tasks = node.ctr().tasks()?;
-        ensure!(!tasks.contains("unseen"), "a refused container is still there: {tasks}");
+        runtimes.iter().try_for_each(|runtime| refused(node, *runtime, why))?;
         if fault.starts_with("panic") { Ok(()) } else { starts_unguarded_by_its_own_choice(node) }
     });
+}
+
+fn refused(node: &Node, runtime: Runtime, why: &str) -> Result<()> {
+    let words = node.ctr().container("unseen").runtime(runtime).start()?.failure()?;
+    for said in [why, "policy refuses what may be there"] {
+        ensure!(words.contains(said), "the error does not say {said:?}: {words}");
+    }
+    node.ctr().forget("unseen")?;
+    let tasks = node.ctr().tasks()?;
+    ensure!(!tasks.contains("unseen"), "a refused container is still there: {tasks}");
+    Ok(())
 }
 
 fn starts_unguarded_by_its_own_choice(node: &Node) -> Result<()> {

@@ -11,8 +11,8 @@
 //!   end of file       the guard died
 //!   nothing in time   the guard hangs, on a dead mount perhaps: it is killed and not waited for
 //! ```
-//! In the last two cases the runtime is run without the guard: a guard that breaks creates is worse than the fault it
-//! guards against. Where policy refuses anything the container is refused: what it refuses may be there. After a failure of
+//! In the last two cases, and where no guard is installed, the runtime is run without it: a guard that breaks creates is worse
+//! than the fault it guards against. Where policy refuses anything the container is refused: what it refuses may be there. After a failure of
 //! the runtime the guard is asked again, up to three times: a volume may have been updated between its look and the
 //! runtime's mount (kubernetes#127602). What the runtime says is not looked at.
 
@@ -86,18 +86,14 @@ impl Runtime {
     pub(super) async fn make(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
         self.resolve_binary()?;
         let Some(guard) = guard_program() else {
-            tracing::warn!(
-                id = call.id,
-                "{GUARD} is not installed: the container is made without a look at its mounts"
-            );
-            return self.make_plainly(call).await;
+            return self.make_unguarded(call, &format!("{GUARD} is not installed")).await;
         };
         match self.pass(&guard, call, 0).await? {
             Passage::Created(created) => Ok(created),
             Passage::Refused(reason) => Err(RuntimeError::Refused { reason }),
             Passage::RuntimeFailed(failure) => self.make_again(&guard, call, failure).await,
-            Passage::Unchanged => self.make_unguarded(call, "it answered as if asked again").await,
-            Passage::NoGuard(why) => self.make_unguarded(call, &why).await,
+            Passage::Unchanged => self.make_unguarded(call, "the guard answered as if asked again").await,
+            Passage::NoGuard(why) => self.make_unguarded(call, &format!("the guard did not hand over ({why})")).await,
         }
     }
 
@@ -123,14 +119,10 @@ impl Runtime {
     }
 
     async fn make_unguarded(&self, call: &Making<'_>, why: &str) -> Result<Created, RuntimeError> {
-        if let Some(reason) = refusal_of_unseen(&format!("the guard did not hand over ({why})"), &call.terms.policy) {
+        if let Some(reason) = refusal_of_unseen(why, &call.terms.policy) {
             return Err(RuntimeError::Refused { reason });
         }
-        tracing::warn!(id = call.id, "the guard did not hand over ({why}): the container is made without it");
-        self.make_plainly(call).await
-    }
-
-    async fn make_plainly(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
+        tracing::warn!(id = call.id, "{why}: the container is made without a look at its mounts");
         let program = self.resolve_binary()?;
         let plain = Call::new(self, program, call.verb, call.args.clone());
         plain.run(Ends::Process(call.wiring)).await.map(|_| Created::default())
