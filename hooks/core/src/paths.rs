@@ -27,6 +27,11 @@ pub fn climbs(path: &Path) -> bool {
     bytes(path).windows(2).any(|pair| pair == b"..") && path.components().any(|name| name == Component::ParentDir)
 }
 
+/// Whether a path is `/`, with however many slashes and dots it is written.
+pub fn is_root(path: &Path) -> bool {
+    !bytes(path).iter().any(|byte| is_in_name(Some(byte))) && path == Path::new("/")
+}
+
 /// What the bytes of two paths tell without their names.
 enum Told<'p> {
     Below(&'p Path),
@@ -78,6 +83,7 @@ mod tests {
             let (path, directory) = (Path::new(&path), Path::new(&directory));
             prop_assert_eq!(lies_in(path, directory), path.starts_with(directory));
             prop_assert_eq!(below(path, directory), path.strip_prefix(directory).ok());
+            prop_assert_eq!(is_root(path), path == Path::new("/"));
             prop_assert_eq!(climbs(path), path.components().any(|name| name == Component::ParentDir));
         }
     }

@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::kubelet::{Plugin, Writer};
-use crate::paths::{below, climbs, lies_in};
+use crate::paths::{below, climbs, is_root, lies_in};
 
 /// What to do about one kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,8 +137,8 @@ impl Policy {
     /// as the scope goes, one of their directories or an ancestor of one.
     pub fn holds_runtime_mounts(&self, path: &Path) -> bool {
         match self.host_root_scope {
-            Scope::HostRoot => path == Path::new("/"),
-            Scope::RuntimeDirectories | Scope::AnySubmounts => path == Path::new("/") || self.is_above_runtime(path),
+            Scope::HostRoot => is_root(path),
+            Scope::RuntimeDirectories | Scope::AnySubmounts => is_root(path) || self.is_above_runtime(path),
         }
     }
 

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use bindguard_core::mount_table::{FsType, MountEntry, MountTable, StatmountEntry};
+use bindguard_core::paths::is_root;
 
 use crate::handle::Handle;
 use crate::mountinfo::{MountinfoError, read_mount_table};
@@ -154,5 +155,5 @@ fn is_half_told(fs_type: &FsType) -> bool {
 
 /// The namespace's root is mounted on a mount that some kernels show and some do not, and that nobody can reach.
 fn is_namespace_root(entry: &MountEntry) -> bool {
-    entry.mount_point == Path::new("/")
+    is_root(&entry.mount_point)
 }
