@@ -1,7 +1,7 @@
 //! A blocking CRI client: what a kubelet says to containerd to run a pod.
 //!
-//! Pods use the host's network, so no CNI is needed. Their cgroups lie under the node's name, so that the node's keeper
-//! finds them. One thread drives the connection, and only while a call is made: no thread of it outlives the node.
+//! Pods use the host's network, so no CNI is needed. Their cgroups lie under the node's name, or in its slice, so that the
+//! node's keeper finds them. One thread drives the connection, and only while a call is made: no thread of it outlives the node.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub struct Cri {
     runtime: Runtime,
     channel: Channel,
-    node: String,
+    cgroup: String,
     attempts: Cell<u32>,
 }
 
@@ -46,6 +46,13 @@ pub struct Cri {
 pub struct Sandbox {
     id: String,
     config: PodSandboxConfig,
+}
+
+impl Sandbox {
+    /// The name of its container.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
 }
 
 /// What a program in a container answered.
@@ -68,8 +75,8 @@ pub fn mount(source: &std::path::Path, destination: &str, propagation: MountProp
 }
 
 impl Cri {
-    /// Connects to containerd's socket for the node of that name.
-    pub(crate) fn connect(socket: &'static str, node: &str) -> Result<Self> {
+    /// Connects to containerd's socket; pods are made in this cgroup.
+    pub(crate) fn connect(socket: &'static str, cgroup: String) -> Result<Self> {
         let runtime =
             Builder::new_current_thread().enable_all().build().context("make a runtime for the CRI client")?;
         let connector =
@@ -80,7 +87,7 @@ impl Cri {
         let channel = runtime
             .block_on(endpoint.connect_with_connector(connector))
             .with_context(|| format!("connect to {socket}"))?;
-        let cri = Self { runtime, channel, node: node.to_owned(), attempts: Cell::new(0) };
+        let cri = Self { runtime, channel, cgroup, attempts: Cell::new(0) };
         cri.wait_until_it_is_ready()?;
         Ok(cri)
     }
@@ -102,7 +109,7 @@ impl Cri {
             log_directory: format!("/run/pods/{uid}"),
             labels: labels(namespace, name, uid).into(),
             linux: Some(LinuxPodSandboxConfig {
-                cgroup_parent: format!("/{}", self.node),
+                cgroup_parent: format!("/{}", self.cgroup),
                 security_context: Some(LinuxSandboxSecurityContext {
                     namespace_options: Some(host_network()),
                     ..Default::default()

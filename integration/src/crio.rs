@@ -73,7 +73,7 @@ impl<'n> Crio<'n> {
         self.daemon = Some(command.spawn().context("start crio")?);
         let log = || fs::read_to_string(self.node.disk().join("crio.log")).unwrap_or_default();
         until("crio listens", || Ok(Path::new(SOCKET).exists())).with_context(log)?;
-        Cri::connect(SOCKET, self.node.name())
+        Cri::connect(SOCKET, self.node.name().to_owned())
     }
 
     fn command(&self) -> Result<Command> {

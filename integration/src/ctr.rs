@@ -72,12 +72,13 @@ pub struct Ctr {
     socket: String,
     namespace: String,
     programs: PathBuf,
+    slice: Option<String>,
 }
 
 impl Ctr {
-    pub(crate) fn new(program: &Path, socket: &str, namespace: &str, programs: &Path) -> Self {
+    pub(crate) fn new(program: &Path, socket: &str, namespace: &str, programs: &Path, slice: Option<String>) -> Self {
         let (program, programs) = (program.to_path_buf(), programs.to_path_buf());
-        Self { program, socket: socket.to_owned(), namespace: namespace.to_owned(), programs }
+        Self { program, socket: socket.to_owned(), namespace: namespace.to_owned(), programs, slice }
     }
 
     /// The same containerd, another of its namespaces: pods live in `k8s.io`.
@@ -245,6 +246,13 @@ impl Container<'_> {
             }
             Runtime::Named(name) => command.arg(format!("io.containerd.{name}.v2")),
         };
+        if let Some(slice) = &self.ctr.slice {
+            command.arg("--cgroup").arg(format!("{slice}:{}:{}", self.ctr.namespace, self.id));
+            // `ctr` has an option to hand to runc's shim alone; others go by the path
+            if matches!(self.runtime, Runtime::Stock | Runtime::Wrapper) {
+                command.arg("--runc-systemd-cgroup");
+            }
+        }
         command.args(&self.arguments).arg(BUSYBOX).arg(&self.id).args(&self.words);
         command
     }

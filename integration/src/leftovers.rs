@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::mounts;
 use crate::node::Node;
+use crate::systemd;
 use crate::waiting::until;
 
 /// The things on a node that come and go with containers.
@@ -84,7 +85,8 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 /// The cgroups of single containers, in every hierarchy. What a pod's cgroup is for, its kubelet knows.
 fn cgroups_of(name: &str) -> BTreeSet<PathBuf> {
     let hierarchies = entries(Path::new("/sys/fs/cgroup")).into_iter().chain([PathBuf::from("/sys/fs/cgroup")]);
-    let below = hierarchies.flat_map(|hierarchy| entries(&hierarchy.join(name)));
+    let below =
+        hierarchies.flat_map(|hierarchy| entries(&hierarchy.join(name))).chain(entries(&systemd::cgroup_of(name)));
     below.filter(|path| path.is_dir() && !path.ends_with("node") && !path.ends_with("pods")).collect()
 }
 

@@ -42,6 +42,7 @@ pub mod shim;
 pub mod silent_server;
 pub mod stale;
 pub mod stopped;
+pub mod systemd;
 pub mod waiting;
 
 pub use ctr::{Bind, Ctr, Runtime};

@@ -1,19 +1,28 @@
 //! kubernetes#68211 with bindguard: the container starts again and reads the new configMap, through every door.
 
+use anyhow::Result;
 use bindguard_integration::node::HostRoot;
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
-use bindguard_integration::{Generation, Runtime, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
 
 fn story(generation: Generation) {
-    Setup::on(generation).story(|node| {
-        for runtime in [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper] {
-            UpdateThenRestart { kind: VolumeKind::ConfigMap, shape: Shape::File, runtime }.play(node)?;
-        }
-        Ok(())
-    });
+    let doors = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
+    Setup::on(generation).story(|node| through(node, &doors));
 }
 
 on_every_generation!(story);
+
+#[test]
+fn containerd_2_1_with_systemd() {
+    Setup::on(Generation::V2_1).systemd().story(|node| through(node, &[Runtime::Bindguard, Runtime::Wrapper]));
+}
+
+fn through(node: &Node, doors: &[Runtime]) -> Result<()> {
+    for runtime in doors.iter().copied() {
+        UpdateThenRestart { kind: VolumeKind::ConfigMap, shape: Shape::File, runtime }.play(node)?;
+    }
+    Ok(())
+}
 
 /// A host without systemd: nothing propagates, and the new kernel's way needs no propagation.
 #[test]

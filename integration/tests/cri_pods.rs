@@ -13,14 +13,21 @@ use nix::sys::signal::Signal;
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 fn story(generation: Generation) {
-    Setup::on(generation).cri().story(|node| {
-        stock_handler_fails(node)?;
-        host_root(node)?;
-        handlers(generation).iter().try_for_each(|handler| configmap_update_then_restart(node, handler))
-    });
+    Setup::on(generation).cri().story(tell);
 }
 
 on_every_generation!(story);
+
+#[test]
+fn containerd_2_1_with_systemd() {
+    Setup::on(Generation::V2_1).cri().systemd().story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    stock_handler_fails(node)?;
+    host_root(node)?;
+    handlers(node.generation()).iter().try_for_each(|handler| configmap_update_then_restart(node, handler))
+}
 
 /// containerd 1.6 reads `runtime_path`, shows it in `containerd config dump`, and runs the stock shim all the same.
 fn handlers(generation: Generation) -> &'static [&'static str] {

@@ -9,6 +9,11 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
+#[test]
+fn containerd_2_1_with_systemd() {
+    Setup::on(Generation::V2_1).systemd().story(tell);
+}
+
 fn tell(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     let seen = events::during(node, || {

@@ -1,7 +1,7 @@
 //! The options of `containerd.runc.v1.Options` that `ctr` cannot set, or whose effect a container does not see: what the
 //! runtime is called with, and where the shim itself is.
 //!
-//! systemd as cgroup manager cannot be had here: whether runc is told of it is all that is shown.
+//! Of systemd as cgroup manager it is shown here whether runc is told of it; systemd_makes_the_scopes has the rest.
 
 use std::fs;
 

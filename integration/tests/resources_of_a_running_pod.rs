@@ -12,6 +12,11 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
+#[test]
+fn containerd_2_1_with_systemd() {
+    Setup::on(Generation::V2_1).cri().systemd().story(tell);
+}
+
 fn tell(node: &Node) -> Result<()> {
     let cri = node.cri()?;
     for handler in ["runc", "bindguard"] {

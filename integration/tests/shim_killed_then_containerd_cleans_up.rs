@@ -11,16 +11,23 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 fn story(generation: Generation) {
-    Setup::on(generation).story(|node| {
-        let before = Leftovers::of(node)?;
-        for _ in 0..2 {
-            shim_dies(node)?;
-        }
-        before.are_all(node)
-    });
+    Setup::on(generation).story(tell);
 }
 
 on_every_generation!(story);
+
+#[test]
+fn containerd_2_1_with_systemd() {
+    Setup::on(Generation::V2_1).systemd().story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    let before = Leftovers::of(node)?;
+    for _ in 0..2 {
+        shim_dies(node)?;
+    }
+    before.are_all(node)
+}
 
 fn shim_dies(node: &Node) -> Result<()> {
     let ctr = node.ctr();

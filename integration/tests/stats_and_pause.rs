@@ -9,15 +9,22 @@ use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generatio
 const LIMIT: u64 = 64 * 1024 * 1024;
 
 fn story(generation: Generation) {
-    Setup::on(generation).story(|node| {
-        let [stock, ours] = [Runtime::Stock, Runtime::Bindguard].map(|runtime| tell(node, runtime));
-        let (stock, ours) = (stock?, ours?);
-        ensure!(stock == ours, "other figures: {stock:?} with the stock shim, {ours:?} with ours");
-        Ok(())
-    });
+    Setup::on(generation).story(compare);
 }
 
 on_every_generation!(story);
+
+#[test]
+fn containerd_2_1_with_systemd() {
+    Setup::on(Generation::V2_1).systemd().story(compare);
+}
+
+fn compare(node: &Node) -> Result<()> {
+    let [stock, ours] = [Runtime::Stock, Runtime::Bindguard].map(|runtime| tell(node, runtime));
+    let (stock, ours) = (stock?, ours?);
+    ensure!(stock == ours, "other figures: {stock:?} with the stock shim, {ours:?} with ours");
+    Ok(())
+}
 
 /// The names of all figures that `ctr` shows.
 fn tell(node: &Node, runtime: Runtime) -> Result<Vec<String>> {

@@ -44,6 +44,8 @@ pub(super) struct Configuration<'a> {
     pub(super) cri: bool,
     /// Whether there is a handler for each way into the guard already.
     pub(super) handlers: bool,
+    /// Whether systemd makes the pods' cgroups.
+    pub(super) systemd: bool,
 }
 
 impl Configuration<'_> {
@@ -88,13 +90,15 @@ impl Configuration<'_> {
   default_runtime_name = "runc"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
-"#
+{}"#,
+            self.options_text("runc", None)
         )
     }
 
     fn handlers_text(&self) -> String {
         let programs = self.programs.display();
-        format!(
+        let wrapper = format!("BinaryName = \"{programs}/bindguard-runtime\"");
+        let handlers = format!(
             r#"[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard]
   runtime_type = "io.containerd.bindguard.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard-path]
@@ -102,10 +106,22 @@ impl Configuration<'_> {
   runtime_path = "{programs}/containerd-shim-bindguard-v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard-wrapper]
   runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.bindguard-wrapper.options]
-  BinaryName = "{programs}/bindguard-runtime"
 "#
-        )
+        );
+        // a runtime of a name of its own gets no options, as `bindguard install` has it
+        let options = [("bindguard-path", None), ("bindguard-wrapper", Some(wrapper.as_str()))];
+        handlers + &options.map(|(handler, option)| self.options_text(handler, option)).concat()
+    }
+
+    /// What a handler's shim is told: nothing, where there is nothing to tell.
+    fn options_text(&self, handler: &str, option: Option<&str>) -> String {
+        let systemd = self.systemd.then_some("SystemdCgroup = true");
+        let options: Vec<&str> = option.into_iter().chain(systemd).collect();
+        if options.is_empty() {
+            return String::new();
+        }
+        let table = format!("plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.{handler}.options");
+        format!("[{table}]\n  {}\n", options.join("\n  "))
     }
 }
 

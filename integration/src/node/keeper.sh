@@ -5,11 +5,12 @@
 # mounts exist: removing the folders cannot reach through one of them.
 set -u
 name=$1; shift
+slice=$(echo "$name" | tr - _).slice
 # half a minute for each step: what has to end or to let go does so in its own time, on a busy machine, too
 while read -r _; do :; done
 
 trees() {
-  for tree in /sys/fs/cgroup/"$name" /sys/fs/cgroup/*/"$name"; do
+  for tree in /sys/fs/cgroup/"$name" /sys/fs/cgroup/*/"$name" /sys/fs/cgroup/"$slice"; do
     if [ -d "$tree" ] && [ ! -L "$(dirname "$tree")" ]; then echo "$tree"; fi
   done
 }
@@ -35,6 +36,12 @@ done
 grep -lzE "(^|/)$name(/|\$)" /proc/[0-9]*/cmdline 2>/dev/null | while IFS=/ read -r _ _ pid _; do
   case $(readlink "/proc/$pid/exe") in */ctr) kill -9 "$pid" 2>/dev/null ;; esac
 done
+
+# systemd keeps the cgroup of a slice that it has begun, and the name of what the kernel killed in one
+if [ -d "/sys/fs/cgroup/$slice" ]; then
+  systemctl stop "$slice"
+  systemctl reset-failed "$name-*.scope" 2>/dev/null
+fi
 
 tries=0
 while [ -n "$(trees)" ] && [ $tries -lt 600 ]; do

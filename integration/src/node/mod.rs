@@ -33,6 +33,7 @@ use crate::kubelet::Kubelet;
 use crate::process::{Finished, run};
 use crate::programs::CLI;
 use crate::programs::Generation;
+use crate::systemd;
 use crate::waiting::until;
 
 /// A running node.
@@ -42,6 +43,7 @@ use crate::waiting::until;
 pub struct Node {
     name: String,
     generation: Generation,
+    systemd: bool,
     disk: PathBuf,
     ctr: PathBuf,
     daemon: PathBuf,
@@ -93,12 +95,25 @@ impl Node {
 
     /// A client of the node's containerd. It may be sent to threads that the story starts.
     pub fn ctr(&self) -> Ctr {
-        Ctr::new(&self.ctr, SOCKET, &self.name, &self.programs())
+        Ctr::new(&self.ctr, SOCKET, &self.name, &self.programs(), self.slice())
     }
 
     /// A client of the node's CRI. The node must have been set up with it.
     pub fn cri(&self) -> Result<Cri> {
-        Cri::connect(SOCKET, &self.name)
+        Cri::connect(SOCKET, self.slice().unwrap_or_else(|| self.name.clone()))
+    }
+
+    /// The slice that its containers' scopes lie in, where systemd is the cgroup manager.
+    pub fn slice(&self) -> Option<String> {
+        self.systemd.then(|| systemd::slice_of(&self.name))
+    }
+
+    /// What a spec says of its container's cgroup.
+    pub fn cgroups_path(&self, id: &str) -> String {
+        match self.slice() {
+            Some(slice) => format!("{slice}:{}:{id}", self.name),
+            None => format!("/{}/{id}", self.name),
+        }
     }
 
     /// A command that runs as a process of the node: in its cgroup, with containerd's environment.
@@ -161,7 +176,7 @@ impl Node {
     /// The pids of everything that runs on the node, containers included.
     pub fn all_processes(&self) -> Vec<u32> {
         let tree = tracking_hierarchy().map(|hierarchy| hierarchy.join(&self.name));
-        tree.map_or_else(Vec::new, |tree| pids_below(&tree))
+        tree.into_iter().chain([systemd::cgroup_of(&self.name)]).flat_map(|tree| pids_below(&tree)).collect()
     }
 
     /// The pids of the shims that serve right now, stock ones and those under test. What one of them is about to execute has

@@ -6,15 +6,16 @@
 //! unshare(2) and setns(2) act on the calling thread alone. Threads started later share its file system context; setns
 //! refuses as long as one of them lives, so they are joined before the namespace is left.
 
-use std::fs::File;
+use std::fs::{File, create_dir};
 use std::marker::PhantomData;
+use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
-use crate::mount_calls::tmpfs;
+use crate::mount_calls::{bind, tmpfs};
 
 /// How the node's `/` spreads mounts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,14 +36,18 @@ pub(super) struct Namespace {
 
 impl Namespace {
     /// Unshares the calling thread's mount namespace and arranges it as a node's.
-    pub(super) fn enter(host_root: HostRoot) -> Result<Self> {
+    ///
+    /// With `systemd` the machine's own can be asked from inside.
+    pub(super) fn enter(host_root: HostRoot, systemd: bool) -> Result<Self> {
         let home = File::open("/proc/thread-self/ns/mnt").context("open the host's mount namespace")?;
         unshare(CloneFlags::CLONE_NEWNS).context("unshare the mount namespace")?;
         // from here on, a failure drops `namespace`, which returns the thread
         let namespace = Self { home, bound_to_its_thread: PhantomData };
         propagation("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC)?;
         hide_the_unified_hierarchy()?;
+        let doors = if systemd { doors_to_systemd()? } else { Vec::new() };
         tmpfs("/run", "mode=755")?;
+        doors.iter().try_for_each(|(path, door)| put_back(path, door))?;
         if host_root == HostRoot::Shared {
             propagation("/", MsFlags::MS_SHARED | MsFlags::MS_REC)?;
         }
@@ -56,6 +61,17 @@ impl Drop for Namespace {
             eprintln!("leave the node's mount namespace: {errno} (does a thread of the story still run?)");
         }
     }
+}
+
+/// The folders of its own socket and of the message bus's, which `/run` is about to hide.
+fn doors_to_systemd() -> Result<Vec<(&'static str, File)>> {
+    let open = |path| Ok((path, File::open(path).with_context(|| format!("open {path}"))?));
+    ["/run/systemd", "/run/dbus"].into_iter().map(open).collect()
+}
+
+fn put_back(path: &str, door: &File) -> Result<()> {
+    create_dir(path).with_context(|| format!("create {path}"))?;
+    bind(format!("/proc/self/fd/{}", door.as_raw_fd()), path)
 }
 
 fn propagation(target: &str, flags: MsFlags) -> Result<()> {

@@ -19,6 +19,7 @@ use crate::privilege;
 use crate::process::write_program;
 use crate::programs::{CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, folder_with_fault_points};
 use crate::runtime::ObedientRuntime;
+use crate::systemd;
 
 /// Where a containerd that is told nothing else looks.
 const CONFIG: &str = "/etc/containerd/config.toml";
@@ -35,6 +36,7 @@ pub struct Setup {
     host_root: HostRoot,
     kubelet_root: KubeletRoot,
     cri: bool,
+    systemd: bool,
     obedient: bool,
     under_test: bool,
     bare: bool,
@@ -52,6 +54,7 @@ impl Setup {
             host_root: HostRoot::default(),
             kubelet_root: KubeletRoot::default(),
             cri: false,
+            systemd: false,
             obedient: false,
             under_test: true,
             bare: false,
@@ -79,6 +82,12 @@ impl Setup {
     /// With pods.
     pub fn cri(self) -> Self {
         Self { cri: true, ..self }
+    }
+
+    /// With the machine's systemd as cgroup manager, as on most nodes of a cluster: `ctr` names cgroups in systemd's form, and
+    /// pods' handlers say `SystemdCgroup = true`.
+    pub fn systemd(self) -> Self {
+        Self { systemd: true, ..self }
     }
 
     /// With a runtime that does what the story wants at a verb, see [`ObedientRuntime`] and [`Gate`](crate::runtime::Gate).
@@ -150,7 +159,7 @@ impl Setup {
         let keeper = Keeper::start(&name, &[&disk])?;
         tell(keeper.handle());
         fs::create_dir(&disk).with_context(|| format!("create {}", disk.display()))?;
-        let namespace = Namespace::enter(self.host_root)?;
+        let namespace = Namespace::enter(self.host_root, self.systemd)?;
         if self.bare {
             OWN.iter().try_for_each(|folder| own_copy(folder, &Path::new("/run/own").join(&folder[1..])))?;
             FRESH.iter().filter(|folder| Path::new(folder).exists()).try_for_each(fs::remove_dir_all)?;
@@ -168,6 +177,7 @@ impl Setup {
             under_test: disk.join(if self.bare { "dist" } else { "bin" }),
             environment: self.environment(&disk, &kubelet)?,
             generation: self.generation,
+            systemd: self.systemd,
             containerd: RefCell::new(None),
             keeper,
             _namespace: namespace,
@@ -180,7 +190,8 @@ impl Setup {
             self.lay_out_programs_under_test(&node.under_test)?;
         }
         let (disk, programs) = (&node.disk, &node.programs());
-        let configuration = Configuration { disk, programs, cri: self.cri, handlers: !self.bare };
+        let configuration =
+            Configuration { disk, programs, cri: self.cri, handlers: !self.bare, systemd: self.systemd };
         configuration.write(&node.daemon_config)?;
         node.start_containerd()?;
         self.import_images(&node)?;
@@ -192,7 +203,9 @@ impl Setup {
         let has_what_it_asks = !self.fault_points || folder_with_fault_points().is_some();
         let without = || format!("no {GUARD} and {SHIM} with the feature fault-points");
         let without_fault_points = || (!has_what_it_asks).then(without);
-        privilege::missing().or_else(|| self.kubelet_root.unavailable()).or_else(without_fault_points)
+        let without_systemd = || self.systemd.then(systemd::missing).flatten();
+        let here = privilege::missing().or_else(|| self.kubelet_root.unavailable()).or_else(without_systemd);
+        here.or_else(without_fault_points)
     }
 
     fn environment(&self, disk: &Path, kubelet: &Kubelet) -> Result<Vec<(String, String)>> {

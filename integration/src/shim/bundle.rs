@@ -92,7 +92,7 @@ pub fn spec(node: &Node, id: &str, words: &[&str]) -> Value {
             mount("devpts", "/dev/pts", &["nosuid", "newinstance", "ptmxmode=0666", "mode=0620"]),
             mount("tmpfs", "/tmp", &["nosuid"]),
         ],
-        "linux": {"cgroupsPath": format!("/{}/{id}", node.name()), "namespaces": namespaces},
+        "linux": {"cgroupsPath": node.cgroups_path(id), "namespaces": namespaces},
     })
 }
 

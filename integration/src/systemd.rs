@@ -1,0 +1,44 @@
+//! systemd as cgroup manager: the machine's own, for a node that was set up with it ([`Setup::systemd`](crate::Setup::systemd)).
+//!
+//! Such a node's containers are scopes in one slice that has the node's name. A slice's dashes would be levels, so they are
+//! written otherwise: `bgt-7-0` has `bgt_7_0.slice`, and in it `bgt-7-0-web.scope` and the `cri-containerd-….scope` of pods.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::process::host;
+
+/// Only a machine that systemd has booted has this, see sd_booted(3).
+const BOOTED: &str = "/run/systemd/system";
+/// Where it is the only hierarchy, version 2 lies here.
+const UNIFIED: &str = "/sys/fs/cgroup";
+
+/// Why it cannot make cgroups here, if so.
+pub(crate) fn missing() -> Option<String> {
+    let has = |path: &str| Path::new(path).exists();
+    let without_booting = || (!has(BOOTED)).then(|| "systemd has not booted this machine".to_owned());
+    let without_v2 = || (!has("/sys/fs/cgroup/cgroup.controllers")).then(|| "cgroup v2 is not alone here".to_owned());
+    without_booting().or_else(without_v2)
+}
+
+/// The slice for the containers of the node `name`.
+pub(crate) fn slice_of(name: &str) -> String {
+    format!("{}.slice", name.replace('-', "_"))
+}
+
+/// Where that slice is a cgroup, if it is.
+pub(crate) fn cgroup_of(name: &str) -> PathBuf {
+    Path::new(UNIFIED).join(slice_of(name))
+}
+
+/// What systemd says of a unit, by the property's name.
+pub fn property(unit: &str, name: &str) -> Result<String> {
+    Ok(host(["systemctl", "show", "--value", "--property", name, unit])?.trim().to_owned())
+}
+
+/// The units that systemd knows under this pattern, dead and failed ones included.
+pub fn units(pattern: &str) -> Result<Vec<String>> {
+    let table = host(["systemctl", "list-units", "--all", "--plain", "--no-legend", pattern])?;
+    Ok(table.lines().filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect())
+}

@@ -1,0 +1,129 @@
+//! systemd as cgroup manager: a container is a scope of systemd's with the container's limits, what is executed in it is in
+//! the scope, too, and the scope goes with the container, whoever ends that.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::process::{host, run};
+use bindguard_integration::shim::Shim;
+use bindguard_integration::systemd::{property, units};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Generation, Node, Runtime, Setup};
+use serde_json::json;
+
+const AT_THE_START: u64 = 64 << 20;
+const UPDATED: u64 = 96 << 20;
+
+#[test]
+fn containerd_2_1_with_systemd() {
+    Setup::on(Generation::V2_1).systemd().story(|node| {
+        let before = Leftovers::of(node)?;
+        for runtime in [Runtime::Stock, Runtime::Bindguard, Runtime::Wrapper] {
+            lives_in_its_scope(node, runtime).with_context(|| format!("{runtime:?}"))?;
+        }
+        for runtime in [Runtime::Stock, Runtime::Bindguard] {
+            systemd_ends_it(node, runtime).with_context(|| format!("{runtime:?}"))?;
+            create_fails(node, runtime).with_context(|| format!("{runtime:?}"))?;
+        }
+        before.are_all(node)
+    });
+}
+
+#[test]
+fn pods_on_containerd_2_1_with_systemd() {
+    Setup::on(Generation::V2_1).cri().systemd().story(|node| {
+        ["bindguard", "bindguard-path"]
+            .iter()
+            .try_for_each(|handler| pod_is_in_its_slice(node, handler).context(*handler))
+    });
+}
+
+/// By containerd's options, and by the path alone where the handler has none.
+fn pod_is_in_its_slice(node: &Node, handler: &str) -> Result<()> {
+    let cri = node.cri()?;
+    let pod = cri.run_pod(handler, "web", &format!("uid-{handler}"))?;
+    let app = cri.start_container(&pod, "app", &["sleep", "1000000"], &[])?;
+    let pids = node.ctr().in_namespace("k8s.io").pids()?;
+    for id in [pod.id(), &app] {
+        let scope = format!("cri-containerd-{id}.scope");
+        let place = place(node, &scope)?;
+        let init = pids.get(id).with_context(|| format!("no pid of {id}"))?;
+        let groups = fs::read_to_string(format!("/proc/{init}/cgroup")).context("read its cgroup")?;
+        ensure!(groups == format!("0::{place}\n"), "it is in {groups}");
+        ensure!(property(&scope, "ControlGroup")? == place);
+    }
+    cri.remove_pod(&pod)?;
+    [pod.id(), &app].iter().try_for_each(|id| is_gone(&format!("cri-containerd-{id}.scope")))
+}
+
+fn lives_in_its_scope(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    let scope = scope(node, "web");
+    let place = place(node, &scope)?;
+    ctr.container("web")
+        .runtime(runtime)
+        .argument("--memory-limit")
+        .argument(&AT_THE_START.to_string())
+        .start()?
+        .success()?;
+    ensure!(property(&scope, "ControlGroup")? == place);
+    ensure!(property(&scope, "MemoryMax")? == AT_THE_START.to_string());
+    ensure!(limit(&place)? == AT_THE_START.to_string());
+
+    run(ctr.command(&["task", "exec", "--detach", "--exec-id", "more", "web", "sleep", "1000000"]))?.success()?;
+    let members = fs::read_to_string(format!("/sys/fs/cgroup{place}/cgroup.procs")).context("read its members")?;
+    ensure!(members.lines().count() == 2, "an init and an exec are not both in {place}: {members:?}");
+    ensure!(members.lines().any(|pid| ctr.pid("web").is_ok_and(|init| pid == init.to_string())), "{members:?}");
+
+    // the stock shim is not asked by its own socket
+    if runtime == Runtime::Bindguard {
+        Shim::of_container(node, "web")?.connect()?.update("web", &json!({"memory": {"limit": UPDATED}}))?;
+        ensure!(property(&scope, "MemoryMax")? == UPDATED.to_string());
+        ensure!(limit(&place)? == UPDATED.to_string());
+    }
+    ctr.remove("web")?;
+    is_gone(&scope)
+}
+
+/// `systemctl stop` of a scope, or a shutdown: the container's processes are told to end.
+fn systemd_ends_it(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    let scope = scope(node, "told");
+    let traps = "trap 'exit 7' TERM; touch /ready; while :; do sleep 0.1; done";
+    ctr.container("told").runtime(runtime).runs(&["sh", "-c", traps]).start()?.success()?;
+    until("the trap is set", || Ok(ctr.exec("told", &["test", "-e", "/ready"])?.code() == 0))?;
+    host(["systemctl", "stop", &scope])?;
+    ctr.wait_for_status("told", "STOPPED")?;
+    is_gone(&scope)?;
+    // `ctr` warns of it, and exits with 0
+    let ended = run(ctr.command(&["task", "delete", "told"]))?;
+    ensure!(ended.stderr.contains("non-zero exit code 7"), "its status is lost: {ended:?}");
+    ctr.forget("told")
+}
+
+fn create_fails(node: &Node, runtime: Runtime) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("none").runtime(runtime).runs(&["/no/such/program"]).start()?.failure()?;
+    is_gone(&scope(node, "none"))?;
+    ctr.forget("none")
+}
+
+fn scope(node: &Node, id: &str) -> String {
+    format!("{}-{id}.scope", node.name())
+}
+
+/// Where a scope is a cgroup.
+fn place(node: &Node, scope: &str) -> Result<String> {
+    Ok(format!("/{}/{scope}", node.slice().context("the node's slice")?))
+}
+
+fn limit(place: &str) -> Result<String> {
+    let file = format!("/sys/fs/cgroup{place}/memory.max");
+    Ok(fs::read_to_string(&file).with_context(|| format!("read {file}"))?.trim().to_owned())
+}
+
+/// systemd hears of the end from the kernel, a moment later.
+fn is_gone(scope: &str) -> Result<()> {
+    until("the scope is gone", || Ok(units(scope)?.is_empty()))
+}
