@@ -112,13 +112,14 @@ kubelet: build matrix
 	sh integration/cluster/fetch.sh $(CLUSTER)
 	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
 
-# what is asked of other kernels, and of a node with cgroup v2 alone
+# what is asked of other kernels, and of a node with systemd and cgroup v2 alone
 SYSCALLS := mounts swap target admit cifs dead_sources hostile_volumes nfs what_cannot_be_read written_by_containers
 SYSCALLS_9P := ninep
-STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit stats_and_pause
+STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit \
+  shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 
-## the tests of bindguard-sys and bindguard-guard on other kernels, and stories on a node with cgroup v2 alone
+## the tests of bindguard-sys and bindguard-guard on other kernels, and stories on a node with systemd and cgroup v2 alone
 kernels: build matrix
 	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels

@@ -3,7 +3,8 @@
 #   fetch.sh DIR
 # Result: DIR/vmlinuz-VERSION, DIR/overlay-VERSION.ko, DIR/fuse-VERSION.ko where it is a module, and DIR/servers-VERSION with
 # what the servers and clients of NFS and SMB are made of, named in the order of loading; for 5.10 (before
-# MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest. And DIR/9p with a 6.1 that has a client of 9p.
+# MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest. DIR/9p with a 6.1 that has a client of 9p. And DIR/systemd, a
+# root filesystem with the systemd and the message bus of the suite that has 6.12.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
@@ -12,7 +13,7 @@ mkdir -p "$1"
 dir=$(cd "$1" && pwd -P)
 stamp=$(cat "$here/fetch.sh" "$here/../debian.sh" | cksum)
 [ "$(cat "$dir/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
-rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir"/fuse-* "$dir"/servers-* "$dir/9p" "$dir/work"
+rm -rf "$dir/stamp" "$dir"/vmlinuz-* "$dir"/overlay-* "$dir"/fuse-* "$dir"/servers-* "$dir/9p" "$dir/systemd" "$dir/work"
 apt_dir=$dir/work
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -78,5 +79,18 @@ unpacked bookworm linux-image-amd64
 mkdir "$dir/9p"
 mv "$image" "$dir/9p/vmlinuz-$version"
 modules "$dir/9p/servers" virtio_pci 9pnet_virtio 9p
+
+# What systemd would begin by itself goes, and what only takes time to unpack. The node of the stories has a service of its own.
+libraries=$(suite_apt trixie apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
+  --no-replaces --no-enhances systemd dbus-daemon | grep -E '^z?lib' | grep -v perl | sort -u)
+# shellcheck disable=SC2086
+unpack trixie "$apt_dir/systemd" systemd dbus dbus-daemon dbus-system-bus-common $libraries
+mkdir -p "$dir/systemd/usr/share" "$dir/systemd/etc"
+(cd "$apt_dir/systemd/usr" && rm -rf lib/*/gconv lib/*/perl* lib/systemd/system/*.wants lib/systemd/*-generators)
+for part in bin lib lib64 share/dbus-1; do mv "$apt_dir/systemd/usr/$part" "$dir/systemd/usr/$part"; done
+for folder in bin lib lib64; do ln -s "usr/$folder" "$dir/systemd/$folder"; done
+printf '%s\n' root:x:0:0::/root:/bin/sh messagebus:x:100:100::/:/bin/false > "$dir/systemd/etc/passwd"
+printf '%s\n' root:x:0: messagebus:x:100: > "$dir/systemd/etc/group"
+echo 0123456789abcdef0123456789abcdef > "$dir/systemd/etc/machine-id"
 rm -rf "$apt_dir"
 echo "$stamp" > "$dir/stamp"

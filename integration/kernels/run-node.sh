@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs stories on a node as most are today: cgroup v2 as the only hierarchy, with the newest containerd and runc.
+# Runs stories on a node as most are today: systemd as first process and as cgroup manager, cgroup v2 as the only hierarchy,
+# with the newest containerd and runc.
 #   run-node.sh KERNELS MATRIX PROGRAMS STORY...     MATRIX: see ../matrix/fetch.sh; PROGRAMS: a folder with ours
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -7,10 +8,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 kernels=$1; matrix=$2; programs=$3; shift 3
 kernel=$(ls "$kernels"/vmlinuz-6.12*)
+cp -a "$kernels/systemd" "$vm/root"
 vm_root "$@"
 
-# at the same path: it is baked into some of the programs
-add() { mkdir -p "$vm/root$(dirname "$1")"; cp -L "$1" "$vm/root$1"; }
+# at the same path: it is baked into some of the programs; the C library of systemd's suite serves them all
+add() { mkdir -p "$vm/root$(dirname "$1")"; [ -e "$vm/root$1" ] || cp -L "$1" "$vm/root$1"; }
 for program in containerd ctr containerd-shim-runc-v2 runc; do
   file=$matrix/v/sid/bin/$program
   add "$file"
@@ -20,4 +22,8 @@ mkdir "$vm/root/programs"
 for program in containerd-shim-bindguard-v2 bindguard-runtime bindguard; do cp "$programs/$program" "$vm/root/programs"; done
 cp "$kernels/overlay-${kernel##*/vmlinuz-}.ko" "$vm/root/overlay.ko"
 sed "s|@MATRIX@|$matrix|" "$here/node" > "$vm/root/node"
-vm_boot "$kernel" 4000
+mkdir -p "$vm/root/etc/systemd/system"
+cp "$here/node.service" "$vm/root/etc/systemd/system"
+# one processor: the emulator's threads do not agree on code that the kernel rewrites, as it does with the first cpuset or filter
+# of devices
+vm_boot "$kernel" 4000 -smp 1
