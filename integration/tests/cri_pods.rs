@@ -85,7 +85,7 @@ fn host_root(node: &Node) -> Result<()> {
     let cri = node.cri()?;
     let sandbox = cri.run_pod("bindguard", "node-exporter", "uid-exporter")?;
     let id = cri.start_container(&sandbox, "exporter", &SLEEP, &[mount("/".as_ref(), "/host", PropagationPrivate)])?;
-    let answer = cri.exec(&id, &["grep", " / /host ", "/proc/self/mountinfo"])?;
+    let answer = cri.exec(&id, &["grep", " /host ", "/proc/self/mountinfo"])?;
     ensure!(answer.stdout.contains(" master:"), "the host's umounts do not reach it: {answer:?}");
     cri.remove_pod(&sandbox)
 }

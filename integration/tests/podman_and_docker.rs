@@ -93,7 +93,7 @@ fn docker() {
 
 const CRUN: Generation = Generation::V1_7;
 const DAEMON_JSON: &str = "{\n\t\"max-concurrent-downloads\": 3,\n\t\"labels\": [ \"a=b\" ]\n}\n";
-const HOST: [&str; 3] = ["grep", " / /host ", "/proc/self/mountinfo"];
+const HOST: [&str; 3] = ["grep", " /host ", "/proc/self/mountinfo"];
 
 fn story(tell: impl FnOnce(&Node) -> Result<()>) {
     if let Some(why) = missing() {
