@@ -24,6 +24,4 @@ cp "$kernels/overlay-${kernel##*/vmlinuz-}.ko" "$vm/root/overlay.ko"
 sed "s|@MATRIX@|$matrix|" "$here/node" > "$vm/root/node"
 mkdir -p "$vm/root/etc/systemd/system"
 cp "$here/node.service" "$vm/root/etc/systemd/system"
-# one processor: the emulator's threads do not agree on code that the kernel rewrites, as it does with the first cpuset or filter
-# of devices
-vm_boot "$kernel" 4000 -smp 1
+vm_boot "$kernel" 4000
