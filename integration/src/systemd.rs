@@ -16,10 +16,13 @@ const UNIFIED: &str = "/sys/fs/cgroup";
 
 /// Why it cannot make cgroups here, if so.
 pub(crate) fn missing() -> Option<String> {
-    let has = |path: &str| Path::new(path).exists();
-    let without_booting = || (!has(BOOTED)).then(|| "systemd has not booted this machine".to_owned());
-    let without_v2 = || (!has("/sys/fs/cgroup/cgroup.controllers")).then(|| "cgroup v2 is not alone here".to_owned());
-    without_booting().or_else(without_v2)
+    if !Path::new(BOOTED).exists() {
+        Some("systemd has not booted this machine".to_owned())
+    } else if !Path::new(UNIFIED).join("cgroup.controllers").exists() {
+        Some("cgroup v2 is not alone here".to_owned())
+    } else {
+        None
+    }
 }
 
 /// The slice for the containers of the node `name`.
