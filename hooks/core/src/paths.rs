@@ -27,7 +27,7 @@ pub fn climbs(path: &Path) -> bool {
     bytes(path).windows(2).any(|pair| pair == b"..") && path.components().any(|name| name == Component::ParentDir)
 }
 
-/// Whether a path is `/`, with however many slashes and dots it is written.
+/// Whether a path is `/`, `//` and `/.` included.
 pub fn is_root(path: &Path) -> bool {
     !bytes(path).iter().any(|byte| is_in_name(Some(byte))) && path == Path::new("/")
 }

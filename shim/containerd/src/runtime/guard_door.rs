@@ -12,9 +12,9 @@
 //!   nothing in time   the guard hangs, on a dead mount perhaps: it is killed and not waited for
 //! ```
 //! In the last two cases, and where no guard is installed, the runtime is run without it: a guard that breaks creates is worse
-//! than the fault it guards against. Where policy refuses anything the container is refused: what it refuses may be there. After a failure of
-//! the runtime the guard is asked again, up to three times: a volume may have been updated between its look and the
-//! runtime's mount (kubernetes#127602). What the runtime says is not looked at.
+//! than the fault it guards against. Where policy refuses anything the container is refused: what it refuses may be there.
+//! After a failure of the runtime the guard is asked again, up to three times: a volume may have been updated between its look
+//! and the runtime's mount (kubernetes#127602). What the runtime says is not looked at.
 
 use std::{
     ffi::OsString,
