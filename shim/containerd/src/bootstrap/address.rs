@@ -9,8 +9,6 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -24,8 +22,6 @@ use sha2::{Digest, Sha256};
 const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 /// The file in a bundle that tells containerd 1.x, after its restart, where the server is.
 const ADDRESS_FILE: &str = "address";
-/// How soon a server that is about to be gone is looked at again.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A socket that is ours, or somebody else's already.
 pub(super) enum Claim {
@@ -105,24 +101,19 @@ pub(super) fn write(address: &str) -> io::Result<()> {
     crate::bundle::write_beside(Path::new(ADDRESS_FILE), address.as_bytes())
 }
 
-/// Removes the socket that this bundle names, but not under a server that answers: other containers may be in its group.
-///
-/// A server that was killed while it launched the runtime seems to answer until that child has become the runtime: for so
-/// long as `patience` it is looked at again.
-pub(super) fn remove_stale_socket_of_bundle(bundle: &Path, patience: Duration) {
-    let Ok(address) = fs::read_to_string(bundle.join(ADDRESS_FILE)) else { return };
-    let path = address.trim().strip_prefix("unix://").unwrap_or(&address);
-    let deadline = Instant::now() + patience;
-    loop {
-        // Without the lock the next server of the group may have bound it since nobody answered.
-        let Ok(lock) = lock_beside(Path::new(path)) else { return };
-        match connect_to(Path::new(path)) {
-            Ok(Served::ByNobody) => return drop(fs::remove_file(path)),
-            Ok(Served::By(_)) if Instant::now() < deadline => {}
-            _ => return,
+/// Removes the socket that this bundle names, but not under a server: other containers may be in its group. Answers with a
+/// connection to the one that accepts it, which may have been killed a moment ago.
+pub(super) fn remove_stale_socket_of_bundle(bundle: &Path) -> Option<UnixStream> {
+    let address = fs::read_to_string(bundle.join(ADDRESS_FILE)).ok()?;
+    let path = Path::new(address.trim().strip_prefix("unix://").unwrap_or(&address));
+    // Without the lock the next server of the group may have bound it since nobody answered.
+    let _lock = lock_beside(path).ok()?;
+    match connect_to(path).ok()? {
+        Served::By(server) => server,
+        Served::ByNobody => {
+            let _ = fs::remove_file(path);
+            None
         }
-        drop(lock);
-        thread::sleep(LOOK_AGAIN);
     }
 }
 
@@ -136,6 +127,11 @@ pub(crate) fn of_events(containerd: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+
     use super::*;
 
     /// What another test starts has this one's sockets, too, until it has become its program.
@@ -143,7 +139,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !is_so() {
             assert!(Instant::now() < deadline, "waited in vain");
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -176,27 +172,10 @@ mod tests {
         let path = dir.path().join("socket");
         let Claim::Bound(server) = claim(&path).unwrap() else { panic!("somebody serves") };
         fs::write(dir.path().join(ADDRESS_FILE), format!("unix://{}", path.display())).unwrap();
-        remove_stale_socket_of_bundle(dir.path(), LOOK_AGAIN);
+        assert!(remove_stale_socket_of_bundle(dir.path()).is_some());
         assert!(path.try_exists().unwrap());
         drop(server);
-        until(|| {
-            remove_stale_socket_of_bundle(dir.path(), Duration::ZERO);
-            !path.try_exists().unwrap()
-        });
-    }
-
-    #[test]
-    fn the_socket_of_a_server_that_is_about_to_be_gone_is_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("socket");
-        let Claim::Bound(server) = claim(&path).unwrap() else { panic!("somebody serves") };
-        fs::write(dir.path().join(ADDRESS_FILE), format!("unix://{}", path.display())).unwrap();
-        let ending = thread::spawn(move || {
-            thread::sleep(LOOK_AGAIN * 3);
-            drop(server);
-        });
-        remove_stale_socket_of_bundle(dir.path(), Duration::from_secs(60));
-        ending.join().unwrap();
+        until(|| remove_stale_socket_of_bundle(dir.path()).is_none());
         assert!(!path.try_exists().unwrap());
     }
 }

@@ -11,7 +11,7 @@ use std::{
     io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use containerd_shim_protos::api::DeleteResponse;
@@ -28,11 +28,12 @@ use crate::{
     logging,
     options::Options,
     runtime::Runtime,
+    service::is_alive,
     task::Rollback,
 };
 
-/// How long a server that was killed may seem to live.
-const DYING: Duration = Duration::from_millis(200);
+/// A server that was killed hangs up, and then another may have come, and been killed.
+const DYING_SERVERS: u32 = 5;
 
 /// An answer that could not be given. The cleaning up itself is done as far as it goes, and what is left is logged.
 #[derive(Debug, thiserror::Error)]
@@ -59,14 +60,13 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
     let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
-    let was_settled = bundle.is_settled();
-    if !was_settled {
-        let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        event_loop.map_err(failed("start an event loop"))?.block_on(clean_up(args, &bundle));
-    }
-    // A server that has settled a bundle launches nothing more for it.
-    let patience = if was_settled { Duration::ZERO } else { DYING };
-    address::remove_stale_socket_of_bundle(bundle.path(), patience);
+    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    event_loop.map_err(failed("start an event loop"))?.block_on(async {
+        if !bundle.is_settled() {
+            clean_up(args, &bundle).await;
+        }
+        remove_socket(bundle.path(), &args.id).await;
+    });
     let answer = DeleteResponse {
         pid,
         exit_status: 128 + SIGKILL.unsigned_abs(),
@@ -90,6 +90,15 @@ async fn clean_up(args: &Args, bundle: &Bundle) {
     Rollback { runtime: &runtime, id: &args.id, rootfs, cgroups_path }.run().await;
 }
 
+async fn remove_socket(bundle: &Path, id: &str) {
+    for _ in 0..DYING_SERVERS {
+        let Some(server) = address::remove_stale_socket_of_bundle(bundle) else { return };
+        if is_alive(server, id).await {
+            return;
+        }
+    }
+}
+
 /// `-bundle` where it is given. Older containerds start us in the bundle; its last part is the id in any case.
 fn bundle_path(args: &Args) -> io::Result<PathBuf> {
     if !args.bundle.is_empty() {
@@ -97,4 +106,29 @@ fn bundle_path(args: &Args) -> io::Result<PathBuf> {
     }
     let here = std::env::current_dir()?;
     Ok(here.parent().unwrap_or(Path::new("/")).join(&args.id))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::{fs, io::Read, os::unix::net::UnixListener, thread};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_socket_of_a_server_that_is_being_killed_is_removed() {
+        let bundle = tempfile::tempdir().unwrap();
+        let path = bundle.path().join("socket");
+        fs::write(bundle.path().join("address"), format!("unix://{}", path.display())).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        let killed = thread::spawn(move || {
+            let mut connection = listener.accept().unwrap().0;
+            let _ = connection.read(&mut [0]);
+            drop(listener);
+        });
+        remove_socket(bundle.path(), "c").await;
+        killed.join().unwrap();
+        assert!(!path.try_exists().unwrap());
+    }
 }

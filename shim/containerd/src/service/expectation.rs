@@ -4,23 +4,24 @@
 //! `Create`: that create would find nobody. So `start` asks first. A server that ends already says so, and `start` makes a new
 //! one; one that does not know the question, of Go's shim or an older version of ours, is taken as it is.
 
-use std::{collections::HashMap, os::unix::net::UnixStream, sync::Arc, time::Duration};
+use std::{collections::HashMap, os::unix::net::UnixStream, sync::Arc};
 
 use async_trait::async_trait;
 use containerd_shim_protos::api::ConnectRequest;
 use protobuf::Message;
 use ttrpc::{
     Code, Request, Response,
-    asynchronous::{Client, MethodHandler, Service, TtrpcContext, transport::Socket},
+    asynchronous::{MethodHandler, Service, TtrpcContext},
     get_status,
 };
 
-use super::Containers;
+use super::{
+    Containers,
+    question::{ask, has_hung_up},
+};
 
 pub(super) const SERVICE: &str = "bindguard.shim.v1.Group";
 const METHOD: &str = "Expect";
-/// A server that hangs is no reason for `start` to hang, too.
-const LIMIT: Duration = Duration::from_secs(2);
 
 /// What the server says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,32 +34,16 @@ pub(crate) enum Expectation {
 
 /// Asks the server behind this connection.
 pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
-    match ask(server, id).await {
-        Ok(_) => Expectation::Waits,
-        Err(ttrpc::Error::RpcStatus(status)) if status.code() != Code::UNAVAILABLE => Expectation::Waits,
-        // It did not answer in time, or was not asked.
+    match ask(server, SERVICE, METHOD, id).await {
+        Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => Expectation::Ends,
+        // Be it before the question was out.
+        Err(error) if has_hung_up(&error) => Expectation::Ends,
         Err(error @ ttrpc::Error::Others(_)) => {
             tracing::warn!(%error, "cannot ask the shim of the group to wait");
             Expectation::Waits
         }
-        // It says so, or has hung up, be it before the question was out.
-        Err(_) => Expectation::Ends,
+        Ok(_) | Err(_) => Expectation::Waits,
     }
-}
-
-async fn ask(server: UnixStream, id: &str) -> ttrpc::Result<Response> {
-    let other = |error: &dyn std::error::Error| ttrpc::Error::Others(error.to_string());
-    server.set_nonblocking(true).map_err(|error| other(&error))?;
-    let server = tokio::net::UnixStream::from_std(server).map_err(|error| other(&error))?;
-    let message = ConnectRequest { id: id.to_owned(), ..Default::default() };
-    let request = Request {
-        service: SERVICE.to_owned(),
-        method: METHOD.to_owned(),
-        timeout_nano: i64::try_from(LIMIT.as_nanos()).unwrap_or(i64::MAX),
-        payload: message.write_to_bytes().map_err(|error| other(&error))?,
-        ..Default::default()
-    };
-    Client::new(Socket::from(server)).request(request).await
 }
 
 /// The server's side.
@@ -86,7 +71,7 @@ impl MethodHandler for Expect {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::{fs, io::Read, os::unix::net::UnixListener, thread};
+    use std::os::unix::net::UnixListener;
 
     use ttrpc::asynchronous::{Server, transport::Listener};
 
@@ -110,26 +95,6 @@ mod tests {
                 Server::new().add_listener(Listener::try_from(listener).unwrap()).register_service(methods);
             server.start().await.unwrap();
             assert_eq!(expect(UnixStream::connect(&path).unwrap(), "c").await, answer);
-        }
-    }
-
-    /// Whether it never took the call, or went away in the middle of the question or behind it.
-    #[tokio::test]
-    async fn a_server_that_hangs_up_does_not_wait() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        for heard in [None, Some(1), Some(100)] {
-            let listener = UnixListener::bind(&path).unwrap();
-            let client = UnixStream::connect(&path).unwrap();
-            let server = thread::spawn(move || {
-                if let Some(most) = heard {
-                    let mut server = listener.accept().unwrap().0;
-                    let _ = server.read(&mut vec![0; most]);
-                }
-            });
-            assert_eq!(expect(client, "c").await, Expectation::Ends, "{heard:?}");
-            server.join().unwrap();
-            fs::remove_file(&path).unwrap();
         }
     }
 }

@@ -7,6 +7,7 @@
 mod containers;
 mod expectation;
 mod guarded;
+mod question;
 mod refusal;
 
 use std::{collections::HashMap, sync::Arc};
@@ -27,6 +28,7 @@ use ttrpc::asynchronous::{Service, TtrpcContext};
 pub(crate) use containers::Containers;
 pub(crate) use expectation::{Expectation, expect};
 use guarded::{answered, break_on, detached};
+pub(crate) use question::is_alive;
 
 use crate::events::timestamp;
 

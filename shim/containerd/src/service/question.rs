@@ -1,0 +1,89 @@
+//! A question to a server that `start` or `delete` finds at a socket.
+
+use std::{os::unix::net::UnixStream, time::Duration};
+
+use containerd_shim_protos::api::ConnectRequest;
+use protobuf::Message;
+use ttrpc::{
+    Request, Response,
+    asynchronous::{Client, transport::Socket},
+};
+
+use super::V3;
+
+/// A server that hangs is no reason for us to hang, too.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// Does the server behind this connection live? One that was killed accepts until the kernel has closed its files, and then
+/// hangs up. Whatever one that lives knows of the container, it answers; one that hangs counts as alive.
+pub(crate) async fn is_alive(server: UnixStream, id: &str) -> bool {
+    !ask(server, V3, "Connect", id).await.is_err_and(|error| has_hung_up(&error))
+}
+
+/// Asks a method that wants to know no more than which container.
+pub(super) async fn ask(server: UnixStream, service: &str, method: &str, id: &str) -> ttrpc::Result<Response> {
+    let other = |error: &dyn std::error::Error| ttrpc::Error::Others(error.to_string());
+    server.set_nonblocking(true).map_err(|error| other(&error))?;
+    let server = tokio::net::UnixStream::from_std(server).map_err(|error| other(&error))?;
+    let message = ConnectRequest { id: id.to_owned(), ..Default::default() };
+    let request = Request {
+        service: service.to_owned(),
+        method: method.to_owned(),
+        timeout_nano: i64::try_from(LIMIT.as_nanos()).unwrap_or(i64::MAX),
+        payload: message.write_to_bytes().map_err(|error| other(&error))?,
+        ..Default::default()
+    };
+    Client::new(Socket::from(server)).request(request).await
+}
+
+/// Neither an answer, nor one that did not come in time, nor a question that could not be put.
+pub(super) fn has_hung_up(error: &ttrpc::Error) -> bool {
+    !matches!(error, ttrpc::Error::RpcStatus(_) | ttrpc::Error::Others(_))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::{collections::HashMap, fs, io::Read, os::unix::net::UnixListener, thread};
+
+    use ttrpc::asynchronous::{Server, transport::Listener};
+
+    use super::*;
+    use crate::service::{Expectation, expect};
+
+    /// Whether it never took the call, or went away in the middle of the question or behind it.
+    #[tokio::test]
+    async fn a_server_that_hangs_up_is_dead_and_does_not_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        for heard in [None, Some(1), Some(100)] {
+            let listener = UnixListener::bind(&path).unwrap();
+            let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
+            let server = thread::spawn(move || {
+                let Some(most) = heard else { return };
+                for _ in 0..2 {
+                    let _ = listener.accept().unwrap().0.read(&mut vec![0; most]);
+                }
+            });
+            let [one, other] = clients;
+            assert!(!is_alive(one, "c").await, "{heard:?}");
+            assert_eq!(expect(other, "c").await, Expectation::Ends, "{heard:?}");
+            server.join().unwrap();
+            fs::remove_file(&path).unwrap();
+        }
+    }
+
+    /// Also one that has no such service, and never heard of the container.
+    #[tokio::test]
+    async fn a_server_that_answers_lives() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let mut server = Server::new().add_listener(Listener::try_from(listener).unwrap());
+        server = server.register_service(HashMap::new());
+        server.start().await.unwrap();
+        assert!(is_alive(UnixStream::connect(&path).unwrap(), "c").await);
+    }
+}
