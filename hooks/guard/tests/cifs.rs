@@ -15,16 +15,13 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
-use namespace::{bind, mount_of, own_namespace};
+use namespace::{bind, own_namespace};
 use nix::mount::{MntFlags, umount2};
-use scene::{Scene, tmpfs};
-use serde_json::json;
+use scene::{REBOUND, Scene, tmpfs};
 use smb_server::{Server, forget};
 
 const PLUGIN: &str = "kubernetes.io~csi";
-const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 /// Longer than what the shim waits for a guard, because an emulated machine is slow; the client itself waits for 20 seconds.
 const SOON: Duration = Duration::from_secs(5);
 /// For how long the client believes in a name that was not there.
@@ -51,12 +48,6 @@ fn volume_of(server: &Server, options: &str) -> Scene {
     scene
 }
 
-/// The file that a container finds.
-fn content(scene: &Scene, sub_path: &str) -> String {
-    let file = if sub_path == "db" { scene.subpath().join("state") } else { scene.subpath() };
-    fs::read_to_string(file).unwrap()
-}
-
 fn remove(path: &Path) {
     if fs::metadata(path).unwrap().is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
 }
@@ -71,11 +62,6 @@ fn make_anew(path: &Path) {
     fs::write(file, "new").unwrap();
 }
 
-fn write_spec(scene: &Scene, sources: &[&Path]) {
-    let mounts: Vec<_> = sources.iter().map(|source| mount_of(source, "/data", "rprivate")).collect();
-    fs::write(scene.bundle().join("config.json"), json!({"mounts": mounts, "linux": {}}).to_string()).unwrap();
-}
-
 /// What the guard says of the only bind, once the server was quick enough for it: a busy machine's is taken for a dead one.
 fn told(scene: &Scene) -> (&'static str, String, Option<Outcome>) {
     let is_slow = |told: &(&str, String, Option<Outcome>)| {
@@ -84,10 +70,6 @@ fn told(scene: &Scene) -> (&'static str, String, Option<Outcome>) {
     let mut tries = (0..10).map(|_| scene.told(&scene.policy()));
     let first = tries.find(|told| !is_slow(told));
     first.unwrap_or_else(|| scene.told(&scene.policy()))
-}
-
-fn refusing(scene: &Scene) -> Policy {
-    Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Refuse, ..scene.policy() }
 }
 
 /// A directory and a file, by both kinds of numbers.
@@ -116,12 +98,12 @@ fn a_healthy_share_is_current_warm_and_cold() {
             if is_cold {
                 forget();
             }
-            write_spec(&scene, &[&source]);
+            scene.write_spec(&[&source]);
             let what = format!("{}, cold: {is_cold}, {options}", source.display());
             assert_eq!(told(&scene), ("current", String::new(), None), "{what}");
-            assert_eq!(scene.admitted(&refusing(&scene)).refusal, None, "{what}");
+            assert_eq!(scene.admitted(&scene.refusing()).refusal, None, "{what}");
             // In use, and looked at anew by the client.
-            assert_eq!(content(&scene, sub_path), "old");
+            assert_eq!(scene.content(), "old");
             fs::write(server.share().join("db/other"), "another client's").unwrap();
             thread::sleep(BELIEF);
         }
@@ -147,7 +129,7 @@ fn a_share_that_was_staged_for_the_node_is_current() {
         remove(&scene.volume.join("db/state"));
         make_anew(&scene.volume.join("db/state"));
         assert_eq!(told(&scene).2, REBOUND, "{source}");
-        assert_eq!(content(&scene, "db/state"), "new");
+        assert_eq!(scene.content(), "new");
         umount2(&staged, MntFlags::MNT_DETACH).unwrap();
     }
 }
@@ -160,7 +142,7 @@ fn what_was_replaced_on_the_server_is_followed_or_bound_anew() {
     let Some(server) = Server::start() else { return };
     each_warm_and_cold(|options, sub_path, is_cold| {
         let scene = volume_of(&server, options).bound(sub_path);
-        assert_eq!(content(&scene, sub_path), "old");
+        assert_eq!(scene.content(), "old");
         let path = server.share().join(sub_path);
         remove(&path);
         make_anew(&path);
@@ -174,7 +156,7 @@ fn what_was_replaced_on_the_server_is_followed_or_bound_anew() {
             // A client that invents the numbers knows files by their names, the bound one too.
             _ => assert_eq!((verdict, outcome), ("current", None), "{what}: {reason}"),
         }
-        assert_eq!(content(&scene, sub_path), "new", "{what}");
+        assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
         assert_eq!(told(&scene), ("current", String::new(), None), "{what}");
     });
@@ -199,7 +181,7 @@ fn what_was_removed_on_the_server_is_told_and_bound_when_it_is_back() {
         thread::sleep(BELIEF);
         let (verdict, reason, outcome) = told(&scene);
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}");
-        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new", "{what}");
+        assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
     });
 }
@@ -223,7 +205,7 @@ fn what_was_removed_or_replaced_on_this_node_is_told_and_bound_anew() {
         make_anew(&path);
         let (verdict, reason, outcome) = told(&scene);
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}");
-        assert_eq!(content(&scene, sub_path), "new", "{what}");
+        assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
         assert_eq!(told(&scene), ("current", String::new(), None), "{what}");
     });
@@ -242,7 +224,7 @@ fn a_file_that_another_was_renamed_over_on_this_node_is_bound_anew() {
         fs::rename(&next, &file).unwrap();
         let (verdict, reason, outcome) = told(&scene);
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{options}: {reason}");
-        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new", "{options}");
+        assert_eq!(scene.content(), "new", "{options}");
         assert_eq!(scene.mounts_at_subpath(), 1);
     }
 }
@@ -262,12 +244,12 @@ fn a_server_that_is_cut_off_or_stopped_is_told_in_time_and_for_no_longer_than_th
         let sources: Vec<PathBuf> =
             vec![scene.volume.clone(), scene.subpath(), host_path.clone(), host_path.join("volume/db")];
         let asked = |source: &PathBuf| {
-            write_spec(&scene, &[source]);
+            scene.write_spec(&[source]);
             let began = Instant::now();
-            let admission = scene.admitted(&refusing(&scene));
+            let admission = scene.admitted(&scene.refusing());
             (began.elapsed(), admission.report.binds.into_iter().next(), admission.refusal)
         };
-        write_spec(&scene, &[&scene.subpath()]);
+        scene.write_spec(&[&scene.subpath()]);
         assert_eq!(told(&scene), ("current", String::new(), None));
         if is_cold {
             forget();
@@ -287,7 +269,7 @@ fn a_server_that_is_cut_off_or_stopped_is_told_in_time_and_for_no_longer_than_th
             assert!(bind.is_some_and(|bind| bind.verdict == "dead"), "{what}");
             assert!(refusal.is_some_and(|why| why.contains("is dead") || why.contains("did not answer")), "{what}");
         }
-        write_spec(&scene, &[&scene.subpath()]);
+        scene.write_spec(&[&scene.subpath()]);
         // It is the client that has to find its server again.
         let began = Instant::now();
         while fs::read_to_string(scene.volume.join("db/state")).is_err() {
@@ -308,22 +290,22 @@ fn an_smb_volume_without_its_mount_is_unmounted_and_one_mounted_anew_is_bound_an
     let scene = volume_of(&server, BY_OWN_NUMBERS).bound("db");
     umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
     for source in [scene.volume.clone(), scene.subpath()] {
-        write_spec(&scene, &[&source]);
+        scene.write_spec(&[&source]);
         let (verdict, reason, _) = told(&scene);
         assert_eq!(verdict, "unmounted", "{}: {reason}", source.display());
-        assert!(scene.admitted(&refusing(&scene)).refusal.is_some());
+        assert!(scene.admitted(&scene.refusing()).refusal.is_some());
     }
     // Another connection, and so another filesystem for this node.
     server.mount("share/volume", &scene.volume, &format!("{BY_OWN_NUMBERS},nosharesock"));
     let (verdict, reason, outcome) = told(&scene);
     assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
     assert_eq!(told(&scene), ("current", String::new(), None));
-    assert_eq!(content(&scene, "db"), "old");
+    assert_eq!(scene.content(), "old");
 
     // The in-tree plugin's volumes are SMB or NFS, and nothing else.
     let other = Scene::of_plugin("kubernetes.io~azure-file");
     tmpfs(&other.volume);
-    write_spec(&other, &[&other.volume]);
+    other.write_spec(&[&other.volume]);
     assert_eq!(told(&other).0, "unmounted");
     umount2(&other.volume, MntFlags::MNT_DETACH).unwrap();
     server.mount("share/volume", &other.volume, BY_SERVERS_NUMBERS);

@@ -11,20 +11,16 @@ mod nfs_server;
 mod scene;
 
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bindguard_core::policy::{Alarm, Policy};
-use bindguard_core::report::Outcome;
+use bindguard_core::policy::Policy;
 use bindguard_guard::check_bundle;
-use namespace::{mount_of, own_namespace};
+use namespace::own_namespace;
 use nfs_server::{Server, forget};
 use nix::mount::{MntFlags, umount2};
-use scene::{Scene, tmpfs};
-use serde_json::json;
+use scene::{REBOUND, Scene, tmpfs};
 
 const PLUGIN: &str = "kubernetes.io~nfs";
-const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 /// What the shim waits for a guard.
 const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -53,18 +49,9 @@ fn replace(server: &Server, path: &str) {
     }
 }
 
-fn write_spec(scene: &Scene, sources: &[&Path]) {
-    let mounts: Vec<_> = sources.iter().map(|source| mount_of(source, "/data", "rprivate")).collect();
-    fs::write(scene.bundle().join("config.json"), json!({"mounts": mounts, "linux": {}}).to_string()).unwrap();
-}
-
 fn verdicts(scene: &Scene, policy: &Policy) -> Vec<(&'static str, String)> {
     let report = scene.admitted(policy).report;
     report.binds.into_iter().map(|bind| (bind.verdict, bind.reason.unwrap_or_default())).collect()
-}
-
-fn refusing(scene: &Scene) -> Policy {
-    Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Refuse, ..scene.policy() }
 }
 
 #[test]
@@ -75,10 +62,10 @@ fn a_healthy_share_is_current_warm_and_cold() {
     let Some(server) = Server::start() else { return };
     for sub_path in ["db", "db/state"] {
         let scene = volume_of(&server, &["db/state"]).bound(sub_path);
-        write_spec(&scene, &[&scene.volume, &scene.subpath()]);
+        scene.write_spec(&[&scene.volume, &scene.subpath()]);
         for _ in 0..2 {
             let began = Instant::now();
-            let admission = scene.admitted(&refusing(&scene));
+            let admission = scene.admitted(&scene.refusing());
             assert!(began.elapsed() < DEADLINE, "{:?}", began.elapsed());
             let verdicts: Vec<_> = admission.report.binds.iter().map(|bind| bind.verdict).collect();
             assert_eq!((verdicts, admission.refusal), (vec!["current"; 2], None), "{:?}", admission.report);
@@ -95,8 +82,7 @@ fn what_was_replaced_on_the_server_is_bound_anew() {
     let Some(server) = Server::start() else { return };
     for (sub_path, is_cold) in [("db", false), ("db", true), ("db/state", false), ("db/state", true)] {
         let scene = volume_of(&server, &["db/state"]).bound(sub_path);
-        let file = if sub_path == "db" { scene.subpath().join("state") } else { scene.subpath() };
-        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+        assert_eq!(scene.content(), "old");
         replace(&server, sub_path);
         if is_cold {
             forget();
@@ -104,7 +90,7 @@ fn what_was_replaced_on_the_server_is_bound_anew() {
         let what = format!("{sub_path}, cold: {is_cold}");
         let (verdict, reason, outcome) = scene.told(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}");
-        assert_eq!(fs::read_to_string(&file).unwrap(), "new", "{what}");
+        assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
         assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{what}");
     }
@@ -135,7 +121,7 @@ fn a_share_that_was_replaced_is_dead_until_it_is_mounted_again() {
     }
     let Some(server) = Server::start() else { return };
     let scene = volume_of(&server, &["db/state"]).bound("db");
-    write_spec(&scene, &[&scene.volume, &scene.subpath()]);
+    scene.write_spec(&[&scene.volume, &scene.subpath()]);
     replace(&server, "");
     fs::create_dir(server.share().join("db")).unwrap();
     fs::write(server.share().join("db/state"), "new").unwrap();
@@ -144,14 +130,14 @@ fn a_share_that_was_replaced_is_dead_until_it_is_mounted_again() {
         assert_eq!(verdict, "dead", "{reason}");
         assert!(reason.contains("Stale file handle"), "{reason}");
     }
-    let refusal = scene.admitted(&refusing(&scene)).refusal.unwrap();
+    let refusal = scene.admitted(&scene.refusing()).refusal.unwrap();
     assert!(refusal.contains("is dead") && refusal.contains("Stale file handle"), "{refusal}");
 
     umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
     server.mount(&scene.volume);
-    let told = verdicts(&scene, &refusing(&scene));
+    let told = verdicts(&scene, &scene.refusing());
     assert_eq!([told[0].0, told[1].0], ["current", "stale"], "{told:?}");
-    assert_eq!(fs::read_to_string(scene.subpath().join("state")).unwrap(), "new");
+    assert_eq!(scene.content(), "new");
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
 
@@ -167,7 +153,7 @@ fn a_server_that_stopped_is_told_in_time() {
         fs::create_dir(&host_path).unwrap();
         server.mount(&host_path);
         for source in [scene.volume.clone(), scene.subpath(), host_path.clone(), host_path.join("db")] {
-            write_spec(&scene, &[&source]);
+            scene.write_spec(&[&source]);
             assert_eq!(
                 check_bundle(&scene.bundle(), &scene.policy())
                     .binds
@@ -182,7 +168,7 @@ fn a_server_that_stopped_is_told_in_time() {
             let (took, admission, refused) = server.stopped_during(|| {
                 let began = Instant::now();
                 let admission = scene.admitted(&scene.policy());
-                (began.elapsed(), admission, scene.admitted(&refusing(&scene)))
+                (began.elapsed(), admission, scene.admitted(&scene.refusing()))
             });
             let what = format!("{}, cold: {is_cold}: {:?}", source.display(), admission.report);
             assert!(took < DEADLINE, "{took:?}: {what}");
@@ -211,12 +197,12 @@ fn an_nfs_volume_without_its_mount_or_with_another_is_unmounted() {
             tmpfs(&scene.volume);
         }
         for source in [scene.volume.clone(), scene.subpath()] {
-            write_spec(&scene, &[&source]);
+            scene.write_spec(&[&source]);
             let (verdict, reason, _) = scene.told(&scene.policy());
             assert_eq!(verdict, "unmounted", "{}, {found:?}: {reason}", source.display());
             assert!(reason.contains(PLUGIN) && reason.contains("mount.nfs"), "{reason}");
             assert!(found.is_none_or(|found| reason.contains(found)), "{reason}");
-            assert!(scene.admitted(&refusing(&scene)).refusal.is_some());
+            assert!(scene.admitted(&scene.refusing()).refusal.is_some());
         }
     }
 }
@@ -255,6 +241,6 @@ fn a_directory_that_was_replaced_on_this_node_is_dead() {
     let (verdict, reason, outcome) = scene.told(&scene.policy());
     assert_eq!((verdict, outcome), ("dead", None), "{reason}");
     assert!(reason.contains("Stale file handle"), "{reason}");
-    assert!(scene.admitted(&refusing(&scene)).refusal.is_some());
+    assert!(scene.admitted(&scene.refusing()).refusal.is_some());
     assert_eq!(scene.mounts_at_subpath(), 1);
 }

@@ -13,14 +13,12 @@ mod scene;
 use std::fs;
 use std::path::Path;
 
-use bindguard_core::report::Outcome;
 use namespace::{own_namespace, skipped};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use scene::Scene;
+use scene::{REBOUND, Scene};
 
 /// What a volume of any filesystem may be.
 const PLUGIN: &str = "kubernetes.io~csi";
-const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 
 fn mount_tag(tag: &str, at: &Path, options: &str) {
     let options = format!("trans=virtio,version=9p2000.L,access=client,{options}");
@@ -79,11 +77,10 @@ fn a_healthy_share_and_one_whose_file_was_replaced_elsewhere_are_current() {
     let Some(elsewhere) = Elsewhere::mount() else { return };
     for sub_path in ["db", "db/state"] {
         let scene = elsewhere.volume().bound(sub_path);
-        let file = if sub_path == "db" { scene.subpath().join("state") } else { scene.subpath() };
         for content in ["old", "new"] {
             fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
             assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{sub_path}");
-            assert_eq!(fs::read_to_string(&file).unwrap(), content, "{sub_path}");
+            assert_eq!(scene.content(), content, "{sub_path}");
             replace(&elsewhere.path().join("db/state"));
         }
     }
@@ -119,7 +116,7 @@ fn what_was_replaced_on_this_node_is_bound_anew() {
         replace(&path);
         let (verdict, reason, outcome) = scene.told(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
-        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
+        assert_eq!(scene.content(), "new");
         assert_eq!(scene.mounts_at_subpath(), 1);
         assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None));
     }

@@ -4,6 +4,7 @@
 
 #[path = "pod/namespace.rs"]
 mod namespace;
+#[allow(dead_code, reason = "it has no use for all of a scene")]
 mod scene;
 
 use std::fs;
@@ -15,10 +16,8 @@ use bindguard_guard::check_bundle;
 use namespace::{Folder, mount_of, own_namespace};
 use nix::mount::{MntFlags, umount2};
 use rustix::fs::{FlockOperation, flock};
-use scene::{Daemon, Scene, tmpfs};
+use scene::{Daemon, REBOUND, Scene, tmpfs};
 use serde_json::json;
-
-const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 
 #[test]
 fn a_file_that_was_replaced_is_bound_anew_wherever_the_volume_lies() {
@@ -32,7 +31,7 @@ fn a_file_that_was_replaced_is_bound_anew_wherever_the_volume_lies() {
         assert!(matches!(&would_be.binds[0].outcome, Some(Outcome::WouldBe { done }) if done.contains("re-bound")));
         let (verdict, _, outcome) = scene.told(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{}", scene.volume.display());
-        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
+        assert_eq!(scene.content(), "new");
         assert_eq!(scene.mounts_at_subpath(), 1);
     }
 }
@@ -53,7 +52,7 @@ fn a_file_that_is_gone_or_became_a_link_is_left_alone() {
         let (verdict, reason, outcome) = scene.told(&everything);
         assert_eq!((verdict, outcome), ("unknown", None), "{reason}");
         assert!(reason.contains("symlink"), "{reason}");
-        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "old");
+        assert_eq!(scene.content(), "old");
         assert_eq!(scene.mounts_at_subpath(), 1);
     }
 }
@@ -123,7 +122,7 @@ fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
         let (verdict, reason, outcome) = scene.told(&strict);
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
         assert!(reason.contains("mounted anew"), "{reason}");
-        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
+        assert_eq!(scene.content(), "new");
         assert_eq!(scene.mounts_at_subpath(), 1);
     }
 }
@@ -187,7 +186,7 @@ fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
     let (verdict, reason, outcome) = scene.told(&scene.policy());
     assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
     assert!(reason.contains("its volume is alive"), "{reason}");
-    assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
+    assert_eq!(scene.content(), "new");
     assert_eq!(scene.mounts_at_subpath(), 1);
     drop(second);
 }
@@ -240,7 +239,7 @@ fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
         fs::remove_file(inner.join("state")).unwrap();
         fs::write(inner.join("state"), "new").unwrap();
         assert_eq!(scene.told(&strict).2, REBOUND, "{plugin}");
-        assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new", "{plugin}");
+        assert_eq!(scene.content(), "new", "{plugin}");
         assert_eq!(scene.mounts_at_subpath(), 1);
         umount2(&inner, MntFlags::MNT_DETACH).unwrap();
     }

@@ -7,13 +7,16 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_core::policy::Policy;
+use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
 use bindguard_guard::{Admission, Attempt, admit};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 
 use crate::namespace::{Folder, bind, mount_of, skipped};
+
+/// What is said of a bind that was made anew at once.
+pub const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 
 /// A pod with one subpath, and the folder that is its volume.
 pub struct Scene {
@@ -41,9 +44,15 @@ impl Scene {
         fs::create_dir(folder.path().join("bundle")).unwrap();
         let scene = Self { folder, volume };
         fs::create_dir_all(scene.subpath().parent().unwrap()).unwrap();
-        let spec = json!({"mounts": [mount_of(&scene.subpath(), "/data", "rprivate")], "linux": {}, "annotations": {}});
-        fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
+        scene.write_spec(&[&scene.subpath()]);
         scene
+    }
+
+    /// A container with these binds instead of its subpath.
+    pub fn write_spec(&self, sources: &[&Path]) {
+        let mounts: Vec<_> = sources.iter().map(|source| mount_of(source, "/data", "rprivate")).collect();
+        let spec = json!({"mounts": mounts, "linux": {}, "annotations": {}});
+        fs::write(self.bundle().join("config.json"), spec.to_string()).unwrap();
     }
 
     pub fn bundle(&self) -> PathBuf {
@@ -79,6 +88,11 @@ impl Scene {
         Policy { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Policy::default() }
     }
 
+    /// The same, where no container may start on what cannot be mended.
+    pub fn refusing(&self) -> Policy {
+        Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Refuse, ..self.policy() }
+    }
+
     pub fn admitted(&self, policy: &Policy) -> Admission {
         admit(&self.bundle(), policy, Attempt::First)
     }
@@ -88,6 +102,12 @@ impl Scene {
         let report = self.admitted(policy).report;
         let [bind] = &report.binds[..] else { panic!("{report:?}") };
         (bind.verdict, bind.reason.clone().unwrap_or_default(), bind.outcome.clone())
+    }
+
+    /// What the container finds in the file of its subpath, which is `state` in a directory.
+    pub fn content(&self) -> String {
+        let (subpath, inside) = (self.subpath(), self.subpath().join("state"));
+        fs::read_to_string(if fs::metadata(&subpath).unwrap().is_dir() { inside } else { subpath }).unwrap()
     }
 
     pub fn mounts_at_subpath(&self) -> usize {
