@@ -48,7 +48,7 @@ impl Scene {
         scene
     }
 
-    /// A container with these binds instead of its subpath.
+    /// Has the container ask for these binds; at first it is its subpath alone.
     pub fn write_spec(&self, sources: &[&Path]) {
         let mounts: Vec<_> = sources.iter().map(|source| mount_of(source, "/data", "rprivate")).collect();
         let spec = json!({"mounts": mounts, "linux": {}, "annotations": {}});

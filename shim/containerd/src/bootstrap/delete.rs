@@ -5,7 +5,7 @@
 //! killed. The bundle may have been made by Go's shim or by another version of this one. containerd removes it afterwards.
 //!
 //! containerd runs it at the end of every container, also of one that the server has deleted itself: a settled bundle is
-//! answered for at once, without a call of the runtime.
+//! answered for without a call of the runtime.
 
 use std::{
     io::{self, Write},

@@ -36,7 +36,7 @@ pub(crate) enum Expectation {
 pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
     match ask(server, SERVICE, METHOD, id).await {
         Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => Expectation::Ends,
-        // Be it before the question was out.
+        // Behind the question, in its middle, or before it.
         Err(error) if has_hung_up(&error) => Expectation::Ends,
         Err(error @ ttrpc::Error::Others(_)) => {
             tracing::warn!(%error, "cannot ask the shim of the group to wait");
@@ -71,12 +71,12 @@ impl MethodHandler for Expect {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::os::unix::net::UnixListener;
+    use std::{fs, io::Read, os::unix::net::UnixListener, thread};
 
     use ttrpc::asynchronous::{Server, transport::Listener};
 
     use super::*;
-    use crate::service::containers::tests::containers;
+    use crate::service::{containers::tests::containers, is_alive};
 
     /// The refusal comes through ttrpc with its code, which `start` goes by.
     #[tokio::test]
@@ -95,6 +95,28 @@ mod tests {
                 Server::new().add_listener(Listener::try_from(listener).unwrap()).register_service(methods);
             server.start().await.unwrap();
             assert_eq!(expect(UnixStream::connect(&path).unwrap(), "c").await, answer);
+        }
+    }
+
+    /// Whether it never took the call, or went away in the middle of the question or behind it.
+    #[tokio::test]
+    async fn a_server_that_hangs_up_is_dead_and_does_not_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        for heard in [None, Some(1), Some(100)] {
+            let listener = UnixListener::bind(&path).unwrap();
+            let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
+            let server = thread::spawn(move || {
+                let Some(most) = heard else { return };
+                for _ in 0..2 {
+                    let _ = listener.accept().unwrap().0.read(&mut vec![0; most]);
+                }
+            });
+            let [one, other] = clients;
+            assert!(!is_alive(one, "c").await, "{heard:?}");
+            assert_eq!(expect(other, "c").await, Expectation::Ends, "{heard:?}");
+            server.join().unwrap();
+            fs::remove_file(&path).unwrap();
         }
     }
 }

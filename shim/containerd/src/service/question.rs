@@ -45,34 +45,11 @@ pub(super) fn has_hung_up(error: &ttrpc::Error) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::{collections::HashMap, fs, io::Read, os::unix::net::UnixListener, thread};
+    use std::{collections::HashMap, os::unix::net::UnixListener};
 
     use ttrpc::asynchronous::{Server, transport::Listener};
 
     use super::*;
-    use crate::service::{Expectation, expect};
-
-    /// Whether it never took the call, or went away in the middle of the question or behind it.
-    #[tokio::test]
-    async fn a_server_that_hangs_up_is_dead_and_does_not_wait() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        for heard in [None, Some(1), Some(100)] {
-            let listener = UnixListener::bind(&path).unwrap();
-            let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
-            let server = thread::spawn(move || {
-                let Some(most) = heard else { return };
-                for _ in 0..2 {
-                    let _ = listener.accept().unwrap().0.read(&mut vec![0; most]);
-                }
-            });
-            let [one, other] = clients;
-            assert!(!is_alive(one, "c").await, "{heard:?}");
-            assert_eq!(expect(other, "c").await, Expectation::Ends, "{heard:?}");
-            server.join().unwrap();
-            fs::remove_file(&path).unwrap();
-        }
-    }
 
     /// Also one that has no such service, and never heard of the container.
     #[tokio::test]
