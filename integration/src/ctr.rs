@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
+use crate::heard::{hear, staying};
 use crate::image::BUSYBOX;
 use crate::process::{Finished, LIMIT, run, run_with_input};
 use crate::programs::{GUARD, SHIM};
@@ -107,23 +107,18 @@ impl Ctr {
 
     /// Runs a program in a running container.
     pub fn exec(&self, id: &str, words: &[&str]) -> Result<Finished> {
+        run(self.exec_command(id, words))
+    }
+
+    /// The same, and hears all that it says.
+    pub fn told(&self, id: &str, words: &[&str]) -> Result<Finished> {
+        hear(self.exec_command(id, &staying(words)))
+    }
+
+    fn exec_command(&self, id: &str, words: &[&str]) -> Command {
         // the id of an exec must be new for each
         let exec_id = format!("exec-{}", unique());
-        run(self.command(&[&["task", "exec", "--exec-id", &exec_id, id], words].concat()))
-    }
-
-    /// The same with a program that only says something. The stock shim loses all of an exec's output once in a hundred
-    /// times and more, see docs/parity.md: of that shim, and of no other, a program is asked once more.
-    pub fn told(&self, id: &str, words: &[&str]) -> Result<Finished> {
-        let first = self.exec(id, words)?;
-        let said_nothing = first.code() == 0 && first.stdout.is_empty() && first.stderr.is_empty();
-        if said_nothing && self.is_under_the_stock_shim(id)? { self.exec(id, words) } else { Ok(first) }
-    }
-
-    fn is_under_the_stock_shim(&self, id: &str) -> Result<bool> {
-        let record = run(self.command(&["container", "info", id]))?.success()?;
-        let record: Value = serde_json::from_str(&record).with_context(|| format!("parse the record of {id}"))?;
-        Ok(record["Runtime"]["Name"] == "io.containerd.runc.v2")
+        self.command(&[&["task", "exec", "--exec-id", &exec_id, id], words].concat())
     }
 
     /// The content of a file as a running container sees it.
@@ -226,6 +221,18 @@ impl Container<'_> {
     /// Runs it to its end and removes it.
     pub fn run(self) -> Result<Finished> {
         run(self.command(&["--rm"]))
+    }
+
+    /// The same, and hears all that it says.
+    pub fn told(self) -> Result<Finished> {
+        hear(self.staying().command(&["--rm"]))
+    }
+
+    /// The same container, which stays until it was heard.
+    pub fn staying(self) -> Self {
+        let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
+        let staying = staying(&words).into_iter().map(str::to_owned).collect();
+        Self { words: staying, ..self }
     }
 
     /// The same with `input` on its stdin.

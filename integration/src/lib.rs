@@ -24,6 +24,7 @@ pub mod doc_commands;
 pub mod engines;
 pub mod events;
 pub mod footprint;
+pub mod heard;
 pub mod image;
 pub mod journal;
 pub mod kube_api;

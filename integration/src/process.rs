@@ -87,13 +87,18 @@ pub fn run_with_bytes(mut command: Command, input: &[u8], limit: Duration) -> Re
     Ok(Finished { line, status, stdout: text(stdout), stderr: text(stderr) })
 }
 
-/// Runs `command` on a terminal of its own, which script(1) makes; what it printed has the terminal's line ends.
+/// Runs `command` on a terminal of its own; what it printed has the terminal's line ends.
 pub fn run_on_a_terminal(command: &Command) -> Result<Finished> {
+    run(on_a_terminal(command))
+}
+
+/// `command` with a terminal around it, which script(1) makes.
+pub fn on_a_terminal(command: &Command) -> Command {
     let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy());
     let line: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
     let mut script = Command::new("script");
     script.args(["--quiet", "--return", "--command", &line.join(" "), "/dev/null"]);
-    run(script)
+    script
 }
 
 /// A command of the host, by words: `host(["mount", "--bind", …])`.
@@ -113,7 +118,7 @@ pub fn write_program(file: &Path, text: &str) -> Result<()> {
     run_with_input(shell, text, LIMIT)?.success().map(drop).with_context(|| format!("write {}", file.display()))
 }
 
-fn display(command: &Command) -> String {
+pub(crate) fn display(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }

@@ -1,10 +1,9 @@
 //! What containerd and its users expect of any shim: exit codes, signals, exec, stdin, a terminal, a restart of
 //! containerd. Told through every door, so that the guard is never the reason why something else stops working.
 
-use std::process::Command;
-
 use anyhow::{Result, ensure};
-use bindguard_integration::process::run;
+use bindguard_integration::heard::hear;
+use bindguard_integration::process::on_a_terminal;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 use nix::sys::signal::Signal;
 
@@ -38,14 +37,14 @@ fn ends(node: &Node, runtime: Runtime) -> Result<()> {
 
 fn words(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
-    let ended = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "echo out; echo err >&2"]).run()?;
+    let ended = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "echo out; echo err >&2"]).told()?;
     ensure!(ended.stdout == "out\n" && ended.stderr == "err\n", "{runtime:?}: {ended:?}");
+    let counts = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "test $(wc -c) = 1000000"]);
     // more than all pipes on the way can hold: `ctr` forgets to close stdin when it ends before the container starts
-    let ended = ctr.container("words").runtime(runtime).runs(&["wc", "-c"]).run_with_input(&"x".repeat(1_000_000))?;
-    ensure!(ended.stdout.trim() == "1000000", "{runtime:?}: {ended:?}");
-    let ended = on_a_terminal(
-        ctr.container("words").runtime(runtime).runs(&["sh", "-c", "tty; echo end"]).command(&["--rm", "--tty"]),
-    )?;
+    let ended = counts.run_with_input(&"x".repeat(1_000_000))?;
+    ensure!(ended.code() == 0, "{runtime:?}: {ended:?}");
+    let on_one = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "tty; echo end"]).staying();
+    let ended = hear(on_a_terminal(&on_one.command(&["--rm", "--tty"])))?.success()?;
     ensure!(ended.contains("/dev/pts/") && ended.contains("end"), "{runtime:?}: {ended}");
     Ok(())
 }
@@ -80,13 +79,4 @@ fn containerd_restarts(node: &Node) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// `ctr --tty` wants a terminal of its own; script(1) gives it one.
-fn on_a_terminal(command: Command) -> Result<String> {
-    let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy());
-    let line: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
-    let mut script = Command::new("script");
-    script.args(["--quiet", "--return", "--command", &line.join(" "), "/dev/null"]);
-    run(script)?.success()
 }

@@ -46,7 +46,7 @@ fn tell(node: &Node) -> Result<()> {
         }
         guard.is_itself()?;
         policy(node, OF_ANOTHER)?;
-        let next = ctr.container("next").mount(bind.clone()).runs(&["cat", "/etc/count"]).run()?;
+        let next = ctr.container("next").mount(bind.clone()).runs(&["cat", "/etc/count"]).told()?;
         let read = next.success().with_context(|| format!("after {place}"))?;
         ensure!(read == content, "after {place} the container reads {read:?} and not {content:?}");
         only_a_current_mount(&subpath).with_context(|| format!("after {place}"))?;

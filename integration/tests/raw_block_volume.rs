@@ -51,7 +51,7 @@ fn is_read_by_a_container(node: &Node, link: &Path) -> Result<()> {
         let ctr = node.ctr();
         let container = ctr.container("block").runtime(runtime).argument("--device").argument(device);
         let count = CONTENT.len().to_string();
-        let read = container.runs(&["head", "-c", &count, device]).run()?.success()?;
+        let read = container.runs(&["head", "-c", &count, device]).told()?.success()?;
         ensure!(read == CONTENT, "{runtime:?}: the container reads {read:?}");
     }
     Ok(())

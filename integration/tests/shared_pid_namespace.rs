@@ -18,7 +18,7 @@ fn tell(node: &Node, runtime: Runtime) -> Result<()> {
     let namespace = format!("pid:/proc/{}/ns/pid", ctr.pid("owner")?);
     let guest = ctr.container("guest").runtime(runtime).argument("--with-ns").argument(&namespace);
     guest.runs(&["sh", "-c", "sleep 4321 & exec sleep 4322"]).start()?.success()?;
-    let processes = || ctr.exec("owner", &["ps"]).and_then(|ps| ps.success());
+    let processes = || ctr.told("owner", &["ps"]).and_then(|ps| ps.success());
     until(&format!("{runtime:?}: the guest has a second process"), || Ok(processes()?.contains("sleep 4321")))?;
 
     ctr.kill("guest", "KILL")?;

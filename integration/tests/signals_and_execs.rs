@@ -2,7 +2,8 @@
 //! the codes of the stock shim.
 
 use anyhow::{Result, ensure};
-use bindguard_integration::process::{run, run_on_a_terminal};
+use bindguard_integration::heard::{hear, staying};
+use bindguard_integration::process::{on_a_terminal, run};
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 const TRAPS: &str = "trap 'echo real-time > /caught' 37; while :; do sleep 0.02; done";
@@ -39,9 +40,10 @@ fn execs(node: &Node, runtime: Runtime) -> Result<()> {
     let exec = |flags: &[&str], words: &[&str]| ctr.command(&[&["task", "exec"], flags, &["host"], words].concat());
     ctr.container("host").runtime(runtime).start()?.success()?;
     let flags = ["--exec-id", "user", "--user", "1000:1001", "--cwd", "/tmp"];
-    let ended = run(exec(&flags, &["sh", "-c", "id -u; id -g; readlink /proc/self/cwd || ls -d $PWD"]))?.success()?;
+    let ended = hear(exec(&flags, &staying(&["sh", "-c", "id -u; id -g; readlink /proc/self/cwd || ls -d $PWD"])))?
+        .success()?;
     ensure!(ended == "1000\n1001\n/tmp\n", "{runtime:?}: {ended:?}");
-    let ended = run_on_a_terminal(&exec(&["--exec-id", "pty", "--tty"], &["sh", "-c", "tty; exit 9"]))?;
+    let ended = hear(on_a_terminal(&exec(&["--exec-id", "pty", "--tty"], &staying(&["sh", "-c", "tty; exit 9"]))))?;
     ensure!(ended.code() == 9 && ended.stdout.contains("/dev/pts/"), "{runtime:?}: {ended:?}");
     ctr.remove("host")
 }

@@ -59,7 +59,7 @@ fn one_container(ctr: &Ctr, number: usize, source: &Bind, weather: &Weather) -> 
     let earliest = weather.current.load(Ordering::Acquire);
     let container =
         ctr.container(&format!("c{number}")).mount(source.clone()).runs(&["sh", "-c", "echo -n read:; cat /etc/count"]);
-    let words = container.run()?.success().with_context(|| format!("container {number}"))?;
+    let words = container.told()?.success().with_context(|| format!("container {number}"))?;
     let content = words.strip_prefix("read:").with_context(|| format!("container {number} said {words:?}"))?;
     let latest = weather.current.load(Ordering::Acquire) + 1;
     let count: u64 = content.parse().with_context(|| format!("container {number} read {content:?}"))?;

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{run, run_on_a_terminal};
+use bindguard_integration::heard::hear;
+use bindguard_integration::process::{on_a_terminal, run};
 use bindguard_integration::shim::{Bundle, Shim};
 use bindguard_integration::{Ctr, Generation, Node, Setup, on_every_generation};
 use containerd_shim_protos::shim::oci::Options;
@@ -25,10 +26,12 @@ fn tell(node: &Node) -> Result<()> {
     through_a_pipe(node, "slow", 300_000, "0.5")?;
     // each terminal on the way adds a \r
     let lines = ctr.container("pty").runs(&["sh", "-c", "n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); echo $n; done"]);
-    let printed = run_on_a_terminal(&lines.command(&["--rm", "--tty"]))?.success()?;
+    let printed = hear(on_a_terminal(&lines.staying().command(&["--rm", "--tty"])))?.success()?;
+    // and shows what is typed: that it was heard
+    let printed = printed.trim_end();
     let tail = &printed[printed.len().saturating_sub(40)..];
     let count = printed.lines().count();
-    ensure!(printed.trim_end().ends_with("\n20000") && count == 20_000, "{count} lines of a terminal, then {tail:?}");
+    ensure!(printed.ends_with("\n20000") && count == 20_000, "{count} lines of a terminal, then {tail:?}");
     never_read(&ctr)
 }
 
@@ -59,7 +62,7 @@ fn never_read(ctr: &Ctr) -> Result<()> {
     ctr.wait_for_status("stuck", "RUNNING")?;
     let quick = || -> Result<Duration> {
         let begin = Instant::now();
-        ensure!(in_pod("quick").runs(&["echo", "hello"]).run()?.success()? == "hello\n");
+        ensure!(in_pod("quick").runs(&["echo", "hello"]).told()?.success()? == "hello\n");
         Ok(begin.elapsed())
     };
     thread::sleep(Duration::from_millis(200));

@@ -42,7 +42,7 @@ impl Stage {
     /// What a new container reads, if it starts.
     fn restart(&self, node: &Node) -> Result<Option<String>> {
         let bind = Bind::new(self.subpath.target(), "/etc/file");
-        let ended = node.ctr().container("victim").mount(bind).runs(&["cat", "/etc/file"]).run()?;
+        let ended = node.ctr().container("victim").mount(bind).runs(&["cat", "/etc/file"]).told()?;
         // `--rm` does not remove a container whose create failed
         if !ended.status.success() {
             let _ = node.ctr().forget("victim");

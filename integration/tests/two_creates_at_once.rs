@@ -33,7 +33,7 @@ fn both_read(ctr: &Ctr, source: &Bind, content: &str) -> Result<()> {
     thread::scope(|scope| {
         let twins = ["left", "right"].map(|side| {
             let container = ctr.container(&format!("{side}-{content}")).mount(source.clone());
-            scope.spawn(move || container.runs(&["cat", "/etc/round"]).run()?.success())
+            scope.spawn(move || container.runs(&["cat", "/etc/round"]).told()?.success())
         });
         for twin in twins {
             let read = twin.join().map_err(|_| anyhow!("a creating thread panicked"))??;

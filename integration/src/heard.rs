@@ -1,0 +1,81 @@
+//! All that a process in a container says.
+//!
+//! `ctr` opens the fifos of a process by the way, and gives up one that it has not got round to when the process has ended: on a
+//! busy machine a line that a process says before it ends is lost now and then, whichever the shim (docs/parity.md). So a
+//! process that is to be heard stays until it is told that it was.
+
+use std::io::{ErrorKind, Read, Write};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::process::{Finished, LIMIT, display};
+
+/// What a process says at the end of stdout and of stderr.
+const END: &str = "[that is all]";
+
+/// Runs its arguments and ends as they do. [`END`] is in pieces: ps(1) shows this, too.
+const STAYING: &str =
+    r#""$@"; code=$?; printf '[that is %s]' all; printf '[that is %s]' all >&2; read -r heard; exit $code"#;
+
+/// What to run in a container to hear all that `words` say.
+pub fn staying<'a>(words: &[&'a str]) -> Vec<&'a str> {
+    [&["sh", "-c", STAYING, "sh"], words].concat()
+}
+
+/// Runs the client of a process that stays, and tells it when it was heard.
+pub fn hear(mut client: Command) -> Result<Finished> {
+    let line = display(&client);
+    let mut child = client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.as_mut().map_err(|error| anyhow!("start {line}: {error}"))?;
+    let mut stdin = child.stdin.take().context("the client has a stdin")?;
+    let (sender, ends) = mpsc::channel();
+    let stdout = listen(child.stdout.take().context("the client has a stdout")?, sender.clone());
+    let stderr = listen(child.stderr.take().context("the client has a stderr")?, sender);
+
+    let deadline = Instant::now() + LIMIT;
+    let mut to_come = 2;
+    loop {
+        match ends.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(()) if to_come > 1 => to_come -= 1,
+            Ok(()) => {
+                // a client that has lost its process has no use for it
+                let _ = stdin.write_all(b"\n");
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                let _ = child.kill();
+                bail!("{line}: not done after {LIMIT:?}, killed");
+            }
+        }
+    }
+    let said = |stream: JoinHandle<String>| stream.join().map_err(|_| anyhow!("{line}: a reader of it panicked"));
+    let (stdout, stderr) = (said(stdout)?, said(stderr)?);
+    let status = child.wait().with_context(|| format!("wait for {line}"))?;
+    Ok(Finished { line, status, stdout, stderr })
+}
+
+/// Reads a stream to its end; `ends` hears of every [`END`] in it, of which a terminal has both.
+fn listen(mut stream: impl Read + Send + 'static, ends: Sender<()>) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let (mut said, mut heard, mut buffer) = (Vec::new(), 0, [0; 16 * 1024]);
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => said.extend_from_slice(&buffer[..read]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+            let found = String::from_utf8_lossy(&said).matches(END).count();
+            for _ in heard..found {
+                // nobody waits for it any more when the client takes too long
+                let _ = ends.send(());
+            }
+            heard = found;
+        }
+        String::from_utf8_lossy(&said).replace(END, "")
+    })
+}
