@@ -132,9 +132,9 @@ impl FsType {
         matches!(self.0.as_str(), "nfs" | "nfs4")
     }
 
-    /// Filesystems that ask their server for a file's attributes although statx(2) was told that it need not be
-    /// (`AT_STATX_DONT_SYNC`): cifs once it doubts what it has, 9p as a rule.
-    const ASKING: [&'static str; 3] = ["9p", "cifs", "smb3"];
+    /// Filesystems that ask their server, or the nodes that share a disk, for a file's attributes although statx(2) was told
+    /// that it need not be (`AT_STATX_DONT_SYNC`): 9p as a rule, gfs2 and ocfs2 always, the others once they doubt what they have.
+    const ASKING: [&'static str; 7] = ["9p", "cifs", "coda", "gfs2", "ocfs2", "orangefs", "smb3"];
 
     /// Whether even the cheapest look at a file may wait for a server: the kernel's own tables have to do then.
     pub fn asks_for_attributes(&self) -> bool {
