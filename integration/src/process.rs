@@ -94,7 +94,7 @@ pub fn run_on_a_terminal(command: &Command) -> Result<Finished> {
 
 /// `command` with a terminal around it, which script(1) makes.
 pub fn on_a_terminal(command: &Command) -> Command {
-    let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy());
+    let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
     let line: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
     let mut script = Command::new("script");
     script.args(["--quiet", "--return", "--command", &line.join(" "), "/dev/null"]);
