@@ -112,6 +112,7 @@ impl Task {
             restoration: Mutex::default(),
             execs: Mutex::new(HashMap::new()),
             turn: tokio::sync::Mutex::new(()),
+            signals: tokio::sync::RwLock::new(()),
             delete_turn: tokio::sync::Mutex::new(()),
             around: around.clone(),
         }

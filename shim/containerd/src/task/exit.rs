@@ -16,6 +16,9 @@ use crate::{
 /// How long an init's exit may wait for those of its execs. They are dead by then, or as good as: only one that hangs in
 /// the kernel can take longer.
 const EXECS_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may wait for the runtime to say that it has signalled the init. That has ended: only a runtime that hangs takes
+/// so long.
+const SIGNALS_LIMIT: Duration = Duration::from_secs(10);
 
 impl Task {
     /// Waits for the init in a task of its own.
@@ -29,8 +32,12 @@ impl Task {
             if tokio::time::timeout(EXECS_LIMIT, task.execs_ended()).await.is_err() {
                 tracing::warn!(id = task.id, "an exec outlives its container's init");
             }
-            // Whoever starts the init right now is to be heard first.
+            // Whoever starts or signals the init right now is to be heard first.
             let _turn = task.turn.lock().await;
+            let signals = tokio::time::timeout(SIGNALS_LIMIT, task.signals.write()).await;
+            if signals.is_err() {
+                tracing::warn!(id = task.id, "the runtime hangs with a signal to an init that has ended");
+            }
             task.tell_end(&task.init, exit);
         });
     }

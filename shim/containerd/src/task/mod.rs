@@ -3,7 +3,8 @@
 //! One file per thing that can happen. Two rules keep the events in order. `turn` is held from before a runtime call that
 //! changes the init to after its event has been queued, and the init's end waits for its turn: so TaskStart comes before
 //! TaskExit even when the program ends at once. And an init's exit is told only after those of its execs. Looking (`State`,
-//! `Wait`, `Pids`) takes no turn and never waits for the runtime.
+//! `Wait`, `Pids`) takes no turn and never waits for the runtime. A signal takes none either, for it may be what ends a call
+//! that hangs; but the init's end waits for it, too: containerd hangs up once it has deleted what has exited.
 
 mod checkpoint;
 mod create;
@@ -67,6 +68,8 @@ pub(crate) struct Task {
     cgroup: OnceLock<Cgroup>,
     execs: Mutex<HashMap<String, Arc<Exec>>>,
     turn: tokio::sync::Mutex<()>,
+    /// Read while the init is being signalled.
+    signals: tokio::sync::RwLock<()>,
     delete_turn: tokio::sync::Mutex<()>,
     around: Surroundings,
 }

@@ -17,6 +17,7 @@ impl Task {
     }
 
     async fn kill_init(&self, signal: u32, all: bool) -> Result<(), TaskError> {
+        let _signal = self.signals.read().await;
         if self.init.state() == ProcessState::Deleted {
             return Err(finished(&self.init));
         }
