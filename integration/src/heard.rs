@@ -29,8 +29,8 @@ pub fn staying<'a>(words: &[&'a str]) -> Vec<&'a str> {
 /// Runs the client of a process that stays, and tells it when it was heard.
 pub fn hear(mut client: Command) -> Result<Finished> {
     let line = display(&client);
-    let mut child = client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let child = child.as_mut().map_err(|error| anyhow!("start {line}: {error}"))?;
+    client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = client.spawn().with_context(|| format!("start {line}"))?;
     let mut stdin = child.stdin.take().context("the client has a stdin")?;
     let (sender, ends) = mpsc::channel();
     let stdout = listen(child.stdout.take().context("the client has a stdout")?, sender.clone());
