@@ -34,8 +34,7 @@ impl Task {
             }
             // Whoever starts or signals the init right now is to be heard first.
             let _turn = task.turn.lock().await;
-            let signals = tokio::time::timeout(SIGNALS_LIMIT, task.signals.write()).await;
-            if signals.is_err() {
+            if tokio::time::timeout(SIGNALS_LIMIT, task.signals.write()).await.is_err() {
                 tracing::warn!(id = task.id, "the runtime hangs with a signal to an init that has ended");
             }
             task.tell_end(&task.init, exit);

@@ -1,10 +1,10 @@
 //! A container and its processes, from `Create` to `Delete`.
 //!
-//! One file per thing that can happen. Two rules keep the events in order. `turn` is held from before a runtime call that
-//! changes the init to after its event has been queued, and the init's end waits for its turn: so TaskStart comes before
-//! TaskExit even when the program ends at once. And an init's exit is told only after those of its execs. Looking (`State`,
-//! `Wait`, `Pids`) takes no turn and never waits for the runtime. A signal takes none either, for it may be what ends a call
-//! that hangs; but the init's end waits for it, too: containerd hangs up once it has deleted what has exited.
+//! One file per thing that can happen. Three rules keep answers and events in order. `turn` is held from before a runtime
+//! call that changes the init to after its event has been queued, and the init's end waits for its turn: so TaskStart comes
+//! before TaskExit even when the program ends at once. An init's exit is told only after those of its execs. And only when
+//! signals to it are answered, for containerd deletes what has exited, and hangs up; they take no turn, for one may be what
+//! ends a call that hangs. Looking (`State`, `Wait`, `Pids`) takes no turn either, and never waits for the runtime.
 
 mod checkpoint;
 mod create;
