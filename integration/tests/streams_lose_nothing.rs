@@ -6,9 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::heard::hear;
-use bindguard_integration::process::{on_a_terminal, run};
-use bindguard_integration::shim::{Bundle, Shim};
+use bindguard_integration::process::run;
+use bindguard_integration::shim::{Bundle, Shim, spec};
 use bindguard_integration::{Ctr, Generation, Node, Setup, on_every_generation};
 use containerd_shim_protos::shim::oci::Options;
 
@@ -24,34 +23,46 @@ fn tell(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     through_a_pipe(node, "out", MANY, "0")?;
     through_a_pipe(node, "slow", 300_000, "0.5")?;
-    // each terminal on the way adds a \r
-    let lines = ctr.container("pty").runs(&["sh", "-c", "n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); echo $n; done"]);
-    let printed = hear(on_a_terminal(&lines.staying().command(&["--rm", "--tty"])))?.success()?;
-    // and shows what is typed: that it was heard
-    let printed = printed.trim_end();
-    let tail = &printed[printed.len().saturating_sub(40)..];
-    let count = printed.lines().count();
-    ensure!(printed.ends_with("\n20000") && count == 20_000, "{count} lines of a terminal, then {tail:?}");
+    through_a_terminal(node)?;
     never_read(&ctr)
 }
 
-/// All of it arrives, also when the reader rests before it begins. The story reads itself: with a busy machine and a reader
-/// that rests, `ctr` gives up its own copy now and then, in the middle, whichever shim there is.
+/// All of it arrives, also when the reader rests before it begins.
 fn through_a_pipe(node: &Node, id: &str, bytes: usize, rest: &str) -> Result<()> {
     let bundle = Bundle::create(node, id, &["head", "-c", &bytes.to_string(), "/dev/zero"])?;
-    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    let counted = read(node, &bundle, false, &format!("sleep {rest}; wc -c < \"$1\""))?;
+    let arrived: usize = counted.trim().parse().context("understand the count")?;
+    ensure!(arrived == bytes, "of {bytes} bytes {arrived} arrive at a reader that rests for {rest} s");
+    Ok(())
+}
+
+fn through_a_terminal(node: &Node) -> Result<()> {
+    let mut spec = spec(node, "pty", &["sh", "-c", "n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); echo $n; done"]);
+    spec["process"]["terminal"] = true.into();
+    let printed = read(node, &Bundle::create_with(node, "pty", &spec)?, true, "cat \"$1\"")?;
+    let tail = &printed[printed.len().saturating_sub(40)..];
+    let count = printed.lines().count();
+    ensure!(printed.ends_with("\n20000\r\n") && count == 20_000, "{count} lines of a terminal, then {tail:?}");
+    Ok(())
+}
+
+/// What `reader`, a script, makes of `$1`, a fifo that a container prints into and ends. The story reads itself: with a busy machine and a reader that
+/// rests, `ctr` gives up its own copy now and then, in the middle, whichever shim there is.
+fn read(node: &Node, bundle: &Bundle, terminal: bool, reader: &str) -> Result<String> {
+    let client = Shim::start(node, bundle, &Options::default())?.connect()?;
     let fifo = bundle.fifo("out")?;
     let mut request = bundle.request();
+    request.terminal = terminal;
     request.stdout = fifo.display().to_string();
     client.create(&request)?;
-    client.start(id, "")?;
-    let mut reader = Command::new("sh");
-    reader.args(["-ec", "sleep \"$2\"; wc -c < \"$1\"", "sh"]).arg(&fifo).arg(rest);
-    let arrived: usize = run(reader)?.success()?.trim().parse().context("understand the count")?;
-    ensure!(arrived == bytes, "of {bytes} bytes {arrived} arrive at a reader that rests for {rest} s");
-    ensure!(client.wait(id, "")? == 0);
-    client.delete(id, "")?;
-    Ok(client.shut_down(id)?)
+    client.start(bundle.id(), "")?;
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", reader, "sh"]).arg(&fifo);
+    let words = run(shell)?.success()?;
+    ensure!(client.wait(bundle.id(), "")? == 0);
+    client.delete(bundle.id(), "")?;
+    client.shut_down(bundle.id())?;
+    Ok(words)
 }
 
 /// Two containers of one shim: the client of the first never reads what it asked for.
