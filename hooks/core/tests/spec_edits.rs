@@ -58,9 +58,12 @@ fn what_is_missing_is_written_where_it_belongs() {
     ] {
         assert_eq!(edited(before, &[SpecEdit::RootfsRslave]), after);
     }
-    for (before, after) in
-        [("[]", r#"["rslave"]"#), ("null", r#"["rslave"]"#), (r#"["slave","private"]"#, r#"["rslave","rslave"]"#)]
-    {
+    for (before, after) in [
+        ("[]", r#"["rslave"]"#),
+        ("[ \n]", "[\"rslave\" \n]"),
+        ("null", r#"["rslave"]"#),
+        (r#"["slave","private"]"#, r#"["rslave","rslave"]"#),
+    ] {
         let spec = |options| format!(r#"{{"mounts":[{{"type":"bind","source":"/","options":{options}}}]}}"#);
         assert_eq!(edited(&spec(before), &[SpecEdit::BindRslave { bind: 0 }]), spec(after));
     }

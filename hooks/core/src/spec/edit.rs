@@ -101,7 +101,7 @@ impl SpecView<'_> {
         };
         let options = options(written);
         let Some(last) = options.last().map(|last| self.place(last).end) else {
-            return vec![(self.place(written), format!("[{RSLAVE}]"))];
+            return vec![self.first_option(written)];
         };
         // runc applies propagation options one after the other, so none that lowers may stay.
         let lowering: Vec<Splice> = options
@@ -110,6 +110,16 @@ impl SpecView<'_> {
             .map(|option| (self.place(option), RSLAVE.to_owned()))
             .collect();
         if lowering.is_empty() { vec![(last..last, format!(",{RSLAVE}"))] } else { lowering }
+    }
+
+    /// An empty array keeps the white space between its brackets; null becomes an array.
+    fn first_option(&self, written: &str) -> Splice {
+        let place = self.place(written);
+        if written.starts_with('[') {
+            let behind_bracket = place.start + 1;
+            return (behind_bracket..behind_bracket, RSLAVE.to_owned());
+        }
+        (place, format!("[{RSLAVE}]"))
     }
 
     /// `None` cannot be: it was read once as an object.
