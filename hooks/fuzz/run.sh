@@ -1,11 +1,11 @@
 #!/bin/sh
-# Fuzzes: each target for so many seconds, as many at once as there are processors.
-#   run.sh SECONDS [TARGET...]
-# The corpus grows in target/fuzz/corpus, what is found lies in target/fuzz/findings; to see one again, give its file to the
-# target's program. Coverage comes from LLVM's own pass, so a stable toolchain does; `cargo fuzz run -s none TARGET` builds
-# the same.
+# Fuzzes the readers, as many targets at once as there are processors.
+#   run.sh SECONDS [TARGET...]   explore: random inputs for SECONDS per target; the corpus grows in target/fuzz/corpus
+#   run.sh fixed [TARGET...]     check: the kept seeds and a fixed number of inputs from a fixed seed, the same in every run
+# Findings are written to target/fuzz/findings; to reproduce one, pass its file to the target's program. Coverage comes from
+# LLVM's own pass, so a stable toolchain suffices; `cargo fuzz run -s none TARGET` builds the same.
 set -eu
-seconds=$1; shift
+mode=$1; shift
 cd "$(dirname "$0")/../.."
 triple=$(rustc -vV | sed -n 's/^host: //p')
 out=$PWD/target/fuzz
@@ -16,16 +16,26 @@ tables='-C llvm-args=-sanitizer-coverage-pc-table -C llvm-args=-sanitizer-covera
 RUSTFLAGS="--cfg fuzzing $counters $tables" cargo build --locked --quiet --release --target "$triple" \
   --manifest-path hooks/fuzz/Cargo.toml --target-dir "$out"
 
-for target in "$@"; do mkdir -p "$out/corpus/$target"; done
+if [ "$mode" = fixed ]; then
+  bound='-runs=20000 -seed=1'
+  # libFuzzer writes new inputs to the first corpus: one of an earlier run would change the inputs of this one.
+  corpus=$out/corpus-fixed
+  rm -rf "$corpus"
+else
+  bound=-max_total_time=$mode
+  corpus=$out/corpus
+fi
+for target in "$@"; do mkdir -p "$corpus/$target"; done
 mkdir -p "$out/findings" "$out/seeds/config"
 captured=hooks/core/tests/fixtures/kubelet-1.36
-# the config that a node gets, with its keys in force
+# the config that a node gets, with its keys uncommented
 sed 's/^# \([a-z-]* = \)/\1/' config/config.toml > "$out/seeds/config/config.toml"
 
 run() { # TARGET [MORE...]: memory and time for one input are bounded
   target=$1; shift
   log=$out/$target.log
-  if "$out/$triple/release/$target" -max_total_time="$seconds" -rss_limit_mb=512 -timeout=10 -print_final_stats=1 \
+  # shellcheck disable=SC2086
+  if "$out/$triple/release/$target" $bound -rss_limit_mb=512 -timeout=10 -print_final_stats=1 \
     -artifact_prefix="$out/findings/$target-" "$@" >"$log" 2>&1
   then echo "fuzz $target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs, no finding"
   else echo "fuzz $target: FINDING"; grep -v '^#' "$log" | tail -n 30; return 1
@@ -33,16 +43,16 @@ run() { # TARGET [MORE...]: memory and time for one input are bounded
 }
 one() {
   case $1 in
-    mountinfo) run mountinfo "$out/corpus/mountinfo" $captured ;;
-    statmount) run statmount "$out/corpus/statmount" hooks/fuzz/seeds/statmount ;;
-    spec) run spec -dict=hooks/fuzz/json.dict "$out/corpus/spec" hooks/fuzz/seeds/spec $captured ;;
-    kubelet_paths) run kubelet_paths -dict=hooks/fuzz/paths.dict "$out/corpus/kubelet_paths" hooks/fuzz/seeds/kubelet_paths ;;
-    config) run config -dict=hooks/fuzz/config.dict "$out/corpus/config" "$out/seeds/config" ;;
-    *) echo "run.sh: no target $1" >&2; return 2 ;;
+    mountinfo) run mountinfo "$corpus/mountinfo" $captured ;;
+    statmount) run statmount "$corpus/statmount" hooks/fuzz/seeds/statmount ;;
+    spec) run spec -dict=hooks/fuzz/json.dict "$corpus/spec" hooks/fuzz/seeds/spec $captured ;;
+    kubelet_paths) run kubelet_paths -dict=hooks/fuzz/paths.dict "$corpus/kubelet_paths" hooks/fuzz/seeds/kubelet_paths ;;
+    config) run config -dict=hooks/fuzz/config.dict "$corpus/config" "$out/seeds/config" ;;
+    *) echo "run.sh: unknown target $1" >&2; return 2 ;;
   esac
 }
 
-# a batch of as many as there are processors, then the next
+# One batch of as many targets as there are processors after the other.
 status=0 running=''
 finish() { for pid in $running; do wait "$pid" || status=1; done; running=''; }
 for target in "$@"; do
