@@ -69,7 +69,7 @@ impl CpuAccount {
 }
 
 impl Drop for CpuAccount {
-    /// The keeper ends whoever is in there.
+    /// The keeper ends every process in it.
     fn drop(&mut self) {
         if let Err(error) = hierarchy().and_then(|hierarchy| enter(hierarchy, std::process::id())) {
             eprintln!("{error:#}");

@@ -69,7 +69,7 @@ impl Bare {
     }
 }
 
-/// Nobody here is the container's parent: it is gone, or a zombie until it is reaped.
+/// This process is not the container's parent: the container is gone, or a zombie until it is reaped.
 fn wait_for_end(pid: &str) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {

@@ -1,4 +1,4 @@
-//! Who is compared: the shim under test, its peers, and the bare runtimes as the floor.
+//! The candidates: the shim under test, its peers, and the bare runtimes as the floor.
 
 use std::env;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ impl Candidate {
         }
     }
 
-    /// Whether it is somebody else's shim.
+    /// True for a shim of another project.
     pub fn is_peer(self) -> bool {
         match self {
             Self::Rust | Self::Go16 | Self::Go17 | Self::Go21 => true,

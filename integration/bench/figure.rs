@@ -1,4 +1,4 @@
-//! What is measured, and in which unit.
+//! The measured quantities and their units.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub enum Figure {
     Pss,
     /// Threads of an idle shim.
     Threads,
-    /// How often an idle shim's threads ran in a minute.
+    /// Runs of an idle shim's threads per minute.
     WakeUps,
     /// From the exec of `start` until the shim answered its first call.
     StartWall,
@@ -25,7 +25,7 @@ pub enum Figure {
     LifeWall,
     /// The same, with so many more mounts on the host.
     LifeAmongMounts,
-    /// What of it a shim's own process does, for a further container of a pod.
+    /// The part of a shim's own process, for a further container of a pod.
     ShimAmongMounts,
     /// The shim and its `runc exec`, above a bare `runc exec`.
     ExecAboveBare,
@@ -37,7 +37,7 @@ pub enum Figure {
     GuardCpu,
     /// The same, by the clock on the wall.
     GuardWall,
-    /// A create that mends stale subpaths, above one that finds nothing.
+    /// A create that repairs stale subpaths, above one that finds nothing.
     RepairCpu,
     /// The same, by the clock on the wall.
     RepairWall,
@@ -97,7 +97,7 @@ impl Figure {
         self.words().1
     }
 
-    /// What it is measured over, if so: the number of containers in the shim, of pods, of mounts.
+    /// The variable that it is measured over, if any: the number of containers in the shim, of pods, of mounts.
     pub fn over(self) -> Option<&'static str> {
         self.words().2
     }

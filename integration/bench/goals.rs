@@ -1,21 +1,21 @@
-//! What is wanted of each figure, and whether it was reached.
+//! The goal for each figure, and the check against it.
 
 use crate::candidate::Candidate;
 use crate::figure::Figure;
 use crate::results::Results;
 
-/// What is wanted of one figure of bindguard.
+/// The goal for one figure of bindguard.
 #[derive(Clone, Copy, Debug)]
 pub struct Goal {
-    /// What is measured.
+    /// The measured quantity.
     pub figure: Figure,
     /// At which number of containers, pods or mounts; 0 where there is none.
     pub at: u64,
-    /// How much it may be.
+    /// The limit.
     pub limit: Limit,
 }
 
-/// How much a figure may be.
+/// The limit of a figure.
 #[derive(Clone, Copy, Debug)]
 pub enum Limit {
     /// In the figure's unit.
@@ -28,7 +28,7 @@ pub enum Limit {
     OfItselfAt(u64, f64),
 }
 
-/// What counts as not growing, on machines that are never quite idle.
+/// The growth that counts as none, on machines that are never quite idle.
 const FLAT: f64 = 1.25;
 
 /// Everything that is wanted.
@@ -60,7 +60,7 @@ pub const GOALS: [Goal; 24] = [
 ];
 
 impl Goal {
-    /// What bindguard reached.
+    /// The value that bindguard reached.
     pub fn ours(&self, results: &Results) -> Option<f64> {
         results.median(self.figure, Candidate::Bindguard, self.at)
     }
@@ -72,7 +72,7 @@ impl Goal {
         figures.min_by(|(_, one), (_, other)| one.total_cmp(other))
     }
 
-    /// How much it may be, in the figure's unit, after what peers reached.
+    /// The limit in the figure's unit, given the peers' values.
     pub fn most(&self, results: &Results) -> Option<f64> {
         match self.limit {
             Limit::AtMost(most) => Some(most),

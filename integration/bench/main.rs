@@ -31,12 +31,12 @@ use clap::Parser;
 use crate::parts::Part;
 use crate::results::Results;
 
-/// What bindguard costs, beside its peers.
+/// Measure bindguard beside its peers.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What to measure; everything when nothing is named.
+    /// Parts to measure; all if none is named.
     parts: Vec<Part>,
-    /// Where figures are kept.
+    /// File that keeps the figures.
     #[arg(long, value_name = "FILE", default_value_os_t = repository().join("target/bench.json"))]
     results: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! What was measured: for each figure and candidate, and each number of containers, pods or mounts, some samples.
+//! The measured samples: for each figure and candidate, and each number of containers, pods or mounts, some samples.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ pub struct Results {
     series: Vec<Series>,
 }
 
-/// What else there is to know about a part's figures.
+/// A remark on a part's figures.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Condition {
     /// The part.
@@ -85,7 +85,7 @@ impl Results {
         self.machine = newer.machine;
     }
 
-    /// What a file keeps; nothing when there is none.
+    /// The results in a file; empty if the file does not exist.
     pub fn load(file: &Path) -> Result<Self> {
         match fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes)

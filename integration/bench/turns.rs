@@ -10,7 +10,7 @@ use crate::results::Results;
 /// The first round warms caches up and is not counted.
 const WARM_UP: usize = 1;
 
-/// Asks for each candidate's figures in turns; `at` is what [`Results::add`] says.
+/// Measures each candidate in turns; `at` is as for [`Results::add`].
 pub fn in_turns(
     results: &mut Results,
     rounds: usize,

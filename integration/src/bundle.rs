@@ -85,7 +85,7 @@ impl Bundle {
         fs::read_to_string(self.path.join("seen.args")).context("read the runtime's arguments: was it reached?")
     }
 
-    /// What the guard wrote to the runtime's `--log`.
+    /// The guard's lines in the runtime's `--log`.
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(self.log_file()).context("read the runtime's log")
     }

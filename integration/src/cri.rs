@@ -55,7 +55,7 @@ impl Sandbox {
     }
 }
 
-/// What a program in a container answered.
+/// The result of a program in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Its exit code.
@@ -192,7 +192,7 @@ impl Cri {
         Ok(status.exit_code)
     }
 
-    /// What a container wrote, as it lies in the kubelet's log folder.
+    /// A container's output, from the kubelet's log folder.
     pub fn logs(&self, id: &str) -> Result<String> {
         let path = self.status(id)?.log_path;
         std::fs::read_to_string(&path).with_context(|| format!("read the container's log {path}"))
@@ -206,7 +206,7 @@ impl Cri {
         self.call(&format!("limit {id}"), self.runtime_service().update_container_resources(request)).map(drop)
     }
 
-    /// What the kubelet asks for all the time: CPU time used so far, in nanoseconds, and memory in use, in bytes.
+    /// The figures that the kubelet queries all the time: CPU time used so far, in nanoseconds, and memory in use, in bytes.
     pub fn usage(&self, id: &str) -> Result<(u64, u64)> {
         let request = ContainerStatsRequest { container_id: id.to_owned() };
         let answer =

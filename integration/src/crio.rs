@@ -1,6 +1,6 @@
 //! CRI-O on a node, where there is one: no Debian suite packages it, so the folder of its programs is handed in.
 //!
-//! Its images come from Podman, with which it shares containers-storage(7); pods use the host's network, so no CNI is asked.
+//! Its images come from Podman, with which it shares containers-storage(7); pods use the host's network, so no CNI plugin runs.
 
 use std::env;
 use std::fs::{self, File};
@@ -57,7 +57,7 @@ impl<'n> Crio<'n> {
         Ok(crio)
     }
 
-    /// What is in force, drop-ins included, in its own words.
+    /// The effective configuration, drop-ins included, as CRI-O prints it.
     pub fn effective_config(&self) -> Result<String> {
         let mut config = self.command()?;
         config.arg("config");

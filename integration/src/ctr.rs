@@ -110,7 +110,7 @@ impl Ctr {
         run(self.exec_command(id, words))
     }
 
-    /// The same, and hears all that it says.
+    /// The same, and receives all of its output.
     pub fn told(&self, id: &str, words: &[&str]) -> Result<Finished> {
         hear(self.exec_command(id, &staying(words)))
     }
@@ -190,7 +190,7 @@ impl Container<'_> {
         Self { runtime, ..self }
     }
 
-    /// What it runs.
+    /// The command.
     pub fn runs(self, words: &[&str]) -> Self {
         Self { words: words.iter().map(|word| (*word).to_owned()).collect(), ..self }
     }
@@ -223,12 +223,12 @@ impl Container<'_> {
         run(self.command(&["--rm"]))
     }
 
-    /// The same, and hears all that it says.
+    /// The same, and receives all of its output.
     pub fn told(self) -> Result<Finished> {
         hear(self.staying().command(&["--rm"]))
     }
 
-    /// The same container, which stays until it was heard.
+    /// The same container, which runs until its output was received.
     pub fn staying(self) -> Self {
         let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
         let staying = staying(&words).into_iter().map(str::to_owned).collect();

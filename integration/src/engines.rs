@@ -63,7 +63,7 @@ impl<'n> Podman<'n> {
         let mut command = self.node.command(program("podman"))?;
         let group = format!("/{}", self.node.name());
         command.args(global).args(["run", "--rm", "--network", "host", "--cgroup-parent", &group]);
-        // its defaults are above what a process may ask for in a sandbox
+        // its defaults are above the limits of a process in a sandbox
         command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
         command.args(flags).arg("--rootfs").arg(&self.rootfs).args(words);
         run(command)
@@ -102,7 +102,7 @@ impl<'n> Docker<'n> {
         Ok(docker)
     }
 
-    /// Where it listens, for `DOCKER_HOST`.
+    /// Its address, for `DOCKER_HOST`.
     pub const HOST: &'static str = SOCKET;
 
     /// Runs a container of busybox to its end.

@@ -1,4 +1,4 @@
-//! What one shim holds of a machine: memory that goes away with it, threads, descriptors, children. proc_pid_smaps(5),
+//! One shim's use of a machine: memory that goes away with it, threads, descriptors, children. proc_pid_smaps(5),
 //! proc_pid_status(5).
 
 use std::collections::BTreeSet;
@@ -99,7 +99,7 @@ pub fn parent_of(pid: u32) -> Result<u32> {
     u32::try_from(field(&format!("/proc/{pid}/status"), "PPid:")?).context("understand the parent's pid")
 }
 
-/// The pipes, by the kernel's names, that a process has opened or was handed; not those that whoever called this test left
+/// The pipes, by the kernel's names, that a process has opened or was handed; not those that the caller of this test left
 /// open to all that comes after.
 pub fn pipes_of(pid: u32) -> Result<BTreeSet<PathBuf>> {
     let own = pipes(process::id())?;
@@ -114,7 +114,7 @@ fn pipes(pid: u32) -> Result<BTreeSet<PathBuf>> {
     Ok(opened.filter(|file| file.to_string_lossy().starts_with("pipe:")).collect())
 }
 
-/// How often the threads of a process were put on a processor, by their own doing or not.
+/// Context switches of a process's threads, voluntary or not.
 pub fn context_switches(pid: u32) -> Result<u64> {
     let folder = format!("/proc/{pid}/task");
     let mut switches = 0;

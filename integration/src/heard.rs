@@ -2,7 +2,7 @@
 //!
 //! `ctr` opens the fifos of a process by the way, and gives up one that it has not got round to when the process has ended: on a
 //! busy machine a line that a process says before it ends is lost now and then, whichever the shim (docs/parity.md). So a
-//! process that is to be heard stays until it is told that it was.
+//! process whose output a story needs stays until the story has received it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::process::{Command, Stdio};
@@ -14,19 +14,19 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::process::{Finished, LIMIT, display};
 
-/// What a process says at the end of stdout and of stderr.
+/// The line that a process writes at the end of stdout and of stderr.
 const END: &str = "[that is all]";
 
 /// Runs its arguments and ends as they do. [`END`] is in pieces: ps(1) shows this, too.
 const STAYING: &str =
     r#""$@"; code=$?; printf '[that is %s]' all; printf '[that is %s]' all >&2; read -r heard; exit $code"#;
 
-/// What to run in a container to hear all that `words` say.
+/// The command to run in a container to receive all output of `words`.
 pub fn staying<'a>(words: &[&'a str]) -> Vec<&'a str> {
     [&["sh", "-c", STAYING, "sh"], words].concat()
 }
 
-/// Runs the client of a process that stays, and tells it when it was heard.
+/// Runs the client of a process that stays, and ends the process once its output was received.
 pub fn hear(mut client: Command) -> Result<Finished> {
     let line = display(&client);
     client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -58,7 +58,7 @@ pub fn hear(mut client: Command) -> Result<Finished> {
     Ok(Finished { line, status, stdout, stderr })
 }
 
-/// Reads a stream to its end; `ends` hears of every [`END`] in it, of which a terminal has both.
+/// Reads a stream to its end; `ends` receives every [`END`] in it, of which a terminal has both.
 fn listen(mut stream: impl Read + Send + 'static, ends: Sender<()>) -> JoinHandle<String> {
     thread::spawn(move || {
         let (mut said, mut heard, mut buffer) = (Vec::new(), 0, [0; 16 * 1024]);
@@ -71,7 +71,7 @@ fn listen(mut stream: impl Read + Send + 'static, ends: Sender<()>) -> JoinHandl
             }
             let found = String::from_utf8_lossy(&said).matches(END).count();
             for _ in heard..found {
-                // nobody waits for it any more when the client takes too long
+                // no receiver is left when the client takes too long
                 let _ = ends.send(());
             }
             heard = found;

@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// Where it is by default.
+/// Its default path.
 pub const JOURNAL: &str = "/run/bindguard/journal.jsonl";
-/// Where a full one is moved to.
+/// The path that a full one is moved to.
 pub const ROTATED: &str = "/run/bindguard/journal.jsonl.1";
 
 /// The size from which it is moved away, as docs/journal.md says.
@@ -19,7 +19,7 @@ pub fn fill() -> Result<usize> {
     let line = format!("{{\"filler\":\"{}\"}}\n", "x".repeat(1000));
     let lines = FULL / line.len();
     let missing = FULL - 1 - lines * line.len();
-    // white space between two values of a line is nobody's
+    // white space between two values of a line has no owner
     let text = line.repeat(lines - 1) + &line.replace(':', &format!(":{}", " ".repeat(missing)));
     fs::create_dir_all("/run/bindguard").context("make the journal's folder")?;
     fs::write(JOURNAL, text).context("fill the journal")?;

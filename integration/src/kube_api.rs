@@ -1,6 +1,6 @@
-//! As much of a Kubernetes API as `kubectl apply` asks: which kinds there are, whether an object is there, and taking one.
+//! As much of a Kubernetes API as `kubectl apply` needs: the kinds, whether an object is there, and taking one.
 //!
-//! It is not the real one: whether the fields of an object are the API's is what `config/tests/manifests.rs` looks at. What is
+//! It is not the real one: `config/tests/manifests.rs` checks the fields of an object. What is
 //! shown here is that kubectl itself takes the files, and that a command with them ends well.
 
 use std::collections::BTreeMap;
@@ -153,7 +153,7 @@ fn resources(path: &str) -> Value {
     json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": of.map(resource).collect::<Vec<_>>()})
 }
 
-/// That the server looks at fields itself: then kubectl leaves it to the server.
+/// The claim that the server validates fields itself: then kubectl leaves it to the server.
 fn schema(path: &str) -> Value {
     let of = KINDS.iter().filter(|(version, ..)| path == root(version));
     let paths = of.map(|(version, kind, plural, _)| {

@@ -1,4 +1,4 @@
-//! What containers leave on a node when something goes wrong: nothing, says every story that counts it.
+//! Counts the leftovers of containers on a node: a story expects none when something goes wrong.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +27,7 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
-    /// What is there now.
+    /// The current counts.
     pub fn of(node: &Node) -> Result<Self> {
         let name = node.name();
         let processes = node.all_processes();
@@ -94,7 +94,7 @@ fn files_below(folder: &Path) -> BTreeSet<PathBuf> {
     let mut files = BTreeSet::new();
     for path in entries(folder) {
         let is_folder = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
-        // the journal and the logs of pods stay, and containerd's own sockets are made anew when it is started again;
+        // the journal and the logs of pods stay, and containerd's own sockets are created again when it is started again;
         // the fifos are made by a client, and stay when the shim dies while the client is about to open them
         let stays =
             ["/run/bindguard", "/run/containerd/fifo", "/run/pods"].iter().any(|folder| path == Path::new(folder));

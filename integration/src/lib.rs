@@ -1,6 +1,6 @@
 //! A whole node in a mount namespace: real containerds, real runc and crun, a fake kubelet.
 //!
-//! bindguard's promises are about what an operator sees on a node, so the proofs need one: `tests/` tells a story a
+//! bindguard's promises are about what an operator sees on a node, so the proofs need one: `tests/` has a story a
 //! file over the [`node`] made here, and the `demo` binary shows the two main faults and their end.
 //!
 //! ```text
@@ -53,7 +53,7 @@ pub use polling::PollingReader;
 pub use programs::{Generation, Oci};
 pub use silent_server::SilentServer;
 
-/// Makes one test a generation of containerd from a function that tells the story on it.
+/// Makes one test a generation of containerd from a function that runs the story on it.
 #[macro_export]
 macro_rules! on_every_generation {
     ($story:path) => {

@@ -1,4 +1,4 @@
-//! The node's mount table as a test asks about it: how many mounts lie on a path, and what do they show.
+//! The node's mount table for tests: the number of mounts on a path, and their roots.
 //!
 //! Deliberately not bindguard's own parser: see proc_pid_mountinfo(5) for the format.
 
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 pub struct Mount {
     /// The path inside its filesystem; ends in `//deleted` when what was bound is gone.
     pub root: String,
-    /// Where it is mounted.
+    /// The mount point.
     pub target: PathBuf,
     /// The optional fields: `shared:1`, `master:1`, …
     pub propagation: Vec<String>,
@@ -21,12 +21,12 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Whether the mounted file was unlinked.
+    /// True if the mounted file was unlinked.
     pub fn is_deleted(&self) -> bool {
         self.root.ends_with("//deleted")
     }
 
-    /// Whether mounts and umounts of a peer group reach it.
+    /// True if mounts and unmounts of a peer group reach it.
     pub fn has_master(&self) -> bool {
         self.propagation.iter().any(|field| field.starts_with("master:"))
     }

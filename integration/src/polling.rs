@@ -1,6 +1,6 @@
 //! A reader that never rests: proof that a path never showed the empty file underneath a mount.
 //!
-//! A kubelet's subpath is a bind mount over an empty file. Whoever takes the mount away and puts a new one there opens
+//! A kubelet's subpath is a bind mount over an empty file. A program that unmounts it and mounts a new one opens
 //! a window in which a container that starts reads nothing. One polling thread finds a window of a few microseconds
 //! within some thousand swaps.
 
@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// What a [`PollingReader`] saw.
+/// The observations of a [`PollingReader`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// How often the path was opened and read.
+    /// The number of reads.
     pub reads: u64,
-    /// How often it was empty: the file underneath.
+    /// The number of empty reads: the file underneath.
     pub empty: u64,
-    /// How often it could not be opened or read.
+    /// The number of failed opens and reads.
     pub failed: u64,
 }
 
@@ -51,7 +51,7 @@ impl PollingReader {
         Self { stop, thread: Some(thread) }
     }
 
-    /// Stops, and tells what was seen.
+    /// Stops, and returns the observations.
     pub fn stop(mut self) -> Seen {
         self.finish()
     }

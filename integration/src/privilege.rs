@@ -20,11 +20,11 @@ pub fn missing() -> Option<String> {
 /// Says that a story was skipped, past the test runner's capture of `eprintln!`.
 pub fn skipped(why: &str) {
     let name = std::thread::current().name().unwrap_or("story").to_owned();
-    // a closed stderr leaves nobody to tell
+    // a closed stderr has no reader
     let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
 }
 
-/// Whether a program is on the `PATH` of the test.
+/// True if a program is on the `PATH` of the test.
 pub fn has_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

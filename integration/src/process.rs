@@ -14,15 +14,15 @@ use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// How long a program of a story may take, unless the story says otherwise: it is to fail, and not to hang.
+/// The default time limit of a story's program: it fails instead of hanging.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// A program that has ended.
 #[derive(Clone, Debug)]
 pub struct Finished {
-    /// What was run, for messages.
+    /// The command, for messages.
     pub line: String,
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
     /// Everything it wrote to stdout.
     pub stdout: String,
@@ -111,7 +111,7 @@ pub fn host<I: IntoIterator<Item: AsRef<std::ffi::OsStr>>>(words: I) -> Result<S
 }
 
 /// Writes an executable script. Another process does: what a thread of this one starts meanwhile would have the file open for
-/// writing, too, and nobody can execute it then (ETXTBSY, execve(2)).
+/// writing, too, and no process can execute it then (ETXTBSY, execve(2)).
 pub fn write_program(file: &Path, text: &str) -> Result<()> {
     let mut shell = Command::new("sh");
     shell.args(["-ec", "cat > \"$1\"; chmod 755 \"$1\"", "sh"]).arg(file);

@@ -1,4 +1,4 @@
-//! Where the programs of a story come from: the binaries under test, and the matrix of containerds and OCI runtimes.
+//! The programs of a story: the binaries under test, and the matrix of containerds and OCI runtimes.
 //!
 //! The matrix is laid out by `integration/matrix/fetch.sh`. It is never the host's own containerd: the same three
 //! generations run everywhere, and a story that fails on one of them says which.

@@ -9,7 +9,7 @@ use crate::kubelet::{Subpath, VolumeKind};
 use crate::mounts;
 use crate::node::Node;
 
-/// What a `subPath` names.
+/// The type of file that a `subPath` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// A key of the volume.
@@ -39,7 +39,7 @@ impl Shape {
         }
     }
 
-    /// Where the container reads, when the subpath is mounted on `/etc/app`.
+    /// The path that the container reads, if the subpath is mounted on `/etc/app`.
     fn file(self) -> &'static str {
         match self {
             Self::File | Self::NestedKey => "/etc/app",
@@ -53,7 +53,7 @@ impl Shape {
 pub struct UpdateThenRestart {
     /// The volume.
     pub kind: VolumeKind,
-    /// What of it is mounted.
+    /// The mounted part of it.
     pub shape: Shape,
     /// The door through which the container is created.
     pub runtime: Runtime,

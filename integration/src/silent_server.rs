@@ -25,12 +25,12 @@ impl SilentServer {
         Ok(Self { path: path.to_owned(), daemon: Some(daemon) })
     }
 
-    /// Whether this machine can have one.
+    /// True if this machine can have one.
     pub fn is_possible() -> bool {
         Path::new("/dev/fuse").exists()
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }

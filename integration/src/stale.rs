@@ -21,7 +21,7 @@ use crate::waiting::until;
 const IN_THE_BUNDLE: [&str; 6] = ["config.json", "log.json", "recorder", "rootfs", "seen.args", "seen.json"];
 
 /// A pod whose configMap is bound by a bundle, next to the host's `/` (which needs an edit of the spec) and a folder of
-/// the host (which has to be asked whether it is alive).
+/// the host (which must be probed first).
 #[derive(Debug)]
 pub struct StaleBundle<'n> {
     node: &'n Node,

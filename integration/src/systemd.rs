@@ -11,7 +11,7 @@ use crate::process::host;
 
 /// Only a machine that systemd has booted has this, see sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
-/// Where it is the only hierarchy, version 2 lies here.
+/// The mount point of version 2 if it is the only hierarchy.
 const UNIFIED: &str = "/sys/fs/cgroup";
 
 /// Why it cannot make cgroups here, if so.
@@ -30,12 +30,12 @@ pub(crate) fn slice_of(name: &str) -> String {
     format!("{}.slice", name.replace('-', "_"))
 }
 
-/// Where that slice is a cgroup, if it is.
+/// The cgroup of that slice, if it exists.
 pub(crate) fn cgroup_of(name: &str) -> PathBuf {
     Path::new(UNIFIED).join(slice_of(name))
 }
 
-/// What systemd says of a unit, by the property's name.
+/// A property of a unit, by its name.
 pub fn property(unit: &str, name: &str) -> Result<String> {
     Ok(host(["systemctl", "show", "--value", "--property", name, unit])?.trim().to_owned())
 }

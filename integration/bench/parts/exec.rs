@@ -1,6 +1,6 @@
 //! An exec into a running container: CPU time of the shim, and of the `runc exec` that it calls, above a bare `runc exec`.
 //!
-//! The client and containerd cost the same whoever is the shim; they are not counted here.
+//! The client and containerd cost the same with every shim; they are not counted here.
 
 use std::fs;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn container_of(shim: Candidate) -> String {
 }
 
 /// In the same container, as shims call it. By the account, as theirs: the new process runs a part of runc before it joins
-/// the container's cgroup, and nobody here waits for it.
+/// the container's cgroup, and this process does not wait for it.
 fn bare_exec(ground: &Ground, shim: Candidate, process: &Path) -> Result<f64> {
     let before = ground.account.spent()?;
     let status = Command::new(ground.node.programs().join("runc"))

@@ -69,7 +69,7 @@ struct Scene<'n> {
     updates: u32,
 }
 
-/// What one call took, in milliseconds.
+/// Duration of one call, in milliseconds.
 struct Took {
     cpu: f64,
     wall: f64,

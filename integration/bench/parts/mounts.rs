@@ -1,6 +1,6 @@
 //! A container's life among more and more mounts on the host, and the shim's own share of it.
 //!
-//! The kernel copies a mount table for every container, and runc reads it: that share grows whoever is the shim. A shim's own
+//! The kernel copies a mount table for every container, and runc reads it: that share grows with every shim. A shim's own
 //! is what its process works for a further container of a pod, as its CPU clock says.
 
 use anyhow::Result;

@@ -98,7 +98,7 @@ fn start_command(ground: &Ground, shim: Candidate) -> Command {
     command
 }
 
-/// Where a shim listens, as its `start` said.
+/// The address that a shim's `start` printed.
 struct Listener {
     socket: PathBuf,
     service: &'static str,

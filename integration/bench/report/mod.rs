@@ -1,4 +1,4 @@
-//! What was measured, for people: tables in Markdown, plots, and the document that holds them.
+//! The report for readers: tables in Markdown, plots, and the document that holds them.
 
 mod document;
 mod plot;

@@ -46,7 +46,7 @@ fn stop_at(syscall: i64) -> Result<BpfProgram> {
 
 fn become_program(filter: &BpfProgram, words: &[CString]) -> Result<Infallible> {
     ptrace::traceme().context("be traced")?;
-    // Here the supervisor says what it wants to hear of.
+    // Here the supervisor names the calls that it wants to receive.
     raise(Signal::SIGSTOP).context("wait for the supervisor")?;
     apply_filter(filter).context("apply the filter")?;
     execv(words.first().context(USAGE)?, words).context("run the program")

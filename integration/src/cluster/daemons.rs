@@ -1,4 +1,4 @@
-//! How etcd, kube-apiserver and kubelet are started, and what they are told.
+//! Starts etcd, kube-apiserver and kubelet, with their configuration.
 
 use std::fs;
 use std::net::TcpListener;
@@ -13,10 +13,10 @@ use crate::mount_calls::bind;
 use crate::node::SOCKET;
 use crate::process::host;
 
-/// Whoever has it may do everything.
+/// Its owner may do everything.
 const TOKEN: &str = "the-story";
 
-/// What a kubelet sets in the kernel, and what it wants there: the machine is not the story's to change.
+/// The kernel settings that a kubelet writes or requires: the machine is not the story's to change.
 const SYSCTLS: [(&str, &str); 3] =
     [("vm/overcommit_memory", "1"), ("kernel/panic", "10"), ("kernel/panic_on_oops", "1")];
 
@@ -89,7 +89,7 @@ impl Cluster<'_> {
             "failSwapOn": false,
             "makeIPTablesUtilChains": false,
             "oomScoreAdj": 0,
-            // nobody is evicted because the machine's disk is full
+            // no pod is evicted because the machine's disk is full
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "syncFrequency": format!("{sync_seconds}s"),
@@ -121,7 +121,7 @@ impl Cluster<'_> {
     }
 }
 
-/// Ports that nobody has, all taken at once so that they differ.
+/// Free ports, all taken at once so that they differ.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let taken: Vec<TcpListener> =
         (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().context("find a free port")?;

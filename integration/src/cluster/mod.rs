@@ -1,7 +1,7 @@
-//! A real kubelet on a node, with the etcd and the kube-apiserver that it asks.
+//! A real kubelet on a node, with the etcd and the kube-apiserver that it uses.
 //!
 //! Pods are bound to the one node by name, so no scheduler is needed; they use its network, so no CNI is; without the
-//! controllers, nobody but the story writes objects. The programs are those that `cluster/fetch.sh` builds.
+//! controllers; only the story writes objects. The programs are those that `cluster/fetch.sh` builds.
 
 mod daemons;
 mod pods;
@@ -50,7 +50,7 @@ impl<'n> Cluster<'n> {
 
     /// Starts the three, one after the other, and applies the RuntimeClass that bindguard ships.
     ///
-    /// The kubelet looks at each pod, and writes its volumes anew, every `sync_seconds` and half as many again.
+    /// The kubelet syncs each pod and rewrites its volumes every `sync_seconds` and half as many again.
     pub fn start(node: &'n Node, kubelet: RealKubelet, sync_seconds: u32) -> Result<Self> {
         let programs =
             Self::programs().context("no kubelet: run integration/cluster/fetch.sh, set BINDGUARD_CLUSTER")?;
@@ -106,7 +106,7 @@ impl<'n> Cluster<'n> {
         Ok(())
     }
 
-    /// What the kubelet says of a pod's container `app`, `null` as long as that is nothing.
+    /// The kubelet's status of a pod's container `app`; `null` while there is none.
     pub fn app_of(&self, pod: &str) -> Result<Value> {
         Ok(self.get(&format!("pods/{pod}"))?["status"]["containerStatuses"][0].clone())
     }

@@ -84,7 +84,7 @@ impl Disk {
         host(["losetup", "--detach", &self.device]).map(drop)
     }
 
-    /// `losetup --detach` answers 0 also when somebody still uses the device; sysfs says what is true.
+    /// `losetup --detach` returns 0 also while the device is in use; sysfs says what is true.
     fn is_released_within(&self, limit: Duration) -> bool {
         let name = self.device.trim_start_matches("/dev/");
         let attached = Path::new("/sys/block").join(name).join("loop/backing_file");

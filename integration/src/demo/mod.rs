@@ -1,6 +1,6 @@
 //! The demo: the two main faults with the stock shim, and the same steps with bindguard.
 //!
-//! Each part is told as it happens and returns what was seen, so that the table at the end, and the exit code, rest on
+//! Each part prints as it happens and returns its observations, so that the table at the end, and the exit code, rest on
 //! observations alone. Everything runs in a node of its own: nothing is installed, nothing stays behind.
 
 mod configmap;

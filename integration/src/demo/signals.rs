@@ -40,7 +40,7 @@ impl Signals {
 
     fn end(&self, signal: Signal) -> ! {
         println!("\n{signal}: cleaning up");
-        // held for good: what the main thread would say while its node falls apart helps nobody
+        // held for good: what the main thread would say while its node is torn down is of no use
         let _quiet = (io::stdout().lock(), io::stderr().lock());
         if let Some(keeper) = self.0.get() {
             keeper.finish();

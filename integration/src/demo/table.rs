@@ -1,4 +1,4 @@
-//! What was observed, step by step, beside what was said would be.
+//! The observations, step by step, beside the expectations.
 
 /// One step of the demo and what was seen of it.
 #[derive(Clone, Debug)]
@@ -7,9 +7,9 @@ pub struct Observation {
     pub step: &'static str,
     /// The runtime it was done with.
     pub runtime: &'static str,
-    /// What was seen.
+    /// The observation.
     pub seen: String,
-    /// Whether that is what the demo had said.
+    /// True if it is as the demo expected.
     pub is_as_said: bool,
 }
 
@@ -23,7 +23,7 @@ impl Table {
         self.0.push(observation);
     }
 
-    /// Whether every step went as said.
+    /// True if every step went as expected.
     pub fn is_as_said(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|row| row.is_as_said)
     }

@@ -1,7 +1,7 @@
 //! The commands that the documents show, run as they stand there.
 //!
-//! What somebody copies out of a document at night has to work. So a document's `sh` blocks hold commands and nothing
-//! else (what is only looked at is `text` or `toml`), and a story a document runs every one of them:
+//! A command that an operator copies from a document at night must work. So a document's `sh` blocks hold commands and nothing
+//! else (text for reading only is `text` or `toml`), and a story a document runs every one of them:
 //!
 //! ```text
 //! docs/runbook.md ── ```sh blocks ──► commands ── names replaced ──► sh -ec, as a process of a node

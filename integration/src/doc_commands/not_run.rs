@@ -1,13 +1,13 @@
-//! What no story runs, and why.
+//! The commands that no story runs, with the reasons.
 
 /// A command that a document shows and no story runs.
 #[derive(Clone, Copy, Debug)]
 pub struct NotRun {
     /// The document.
     pub document: &'static str,
-    /// What the command begins with.
+    /// The beginning of the command.
     pub command: &'static str,
-    /// What is run in its place.
+    /// The command that runs instead.
     pub instead: &'static str,
     /// Why.
     pub why: &'static str,

@@ -12,7 +12,7 @@ use super::{NOT_RUN, NotRun, Shown, commands_of};
 use crate::node::Node;
 use crate::process::{Finished, run};
 
-/// What happens when systemd is asked for something.
+/// The reaction to a call of systemctl.
 type Done<'n> = Box<dyn Fn() -> Result<()> + 'n>;
 
 /// A document's commands on a node.
@@ -34,7 +34,7 @@ impl<'n> Rehearsal<'n> {
         Self { node, names, instead, may_not_tell, environment, systemd, folder }
     }
 
-    /// What a word in the document is on this node. Whole words only.
+    /// Replacements for words of the document on this node. Whole words only.
     pub fn with(mut self, word: &str, value: &str) -> Self {
         self.names.push((word.to_owned(), value.to_owned()));
         self
@@ -52,14 +52,14 @@ impl<'n> Rehearsal<'n> {
         self
     }
 
-    /// What happens when `systemctl` is run with these words. A node has no systemd, and its `systemctl` writes down what it is
-    /// asked for.
+    /// The reaction to `systemctl` with these arguments. A node has no systemd, and its `systemctl` records
+    /// its arguments.
     pub fn systemd(mut self, words: &str, done: impl Fn() -> Result<()> + 'n) -> Self {
         self.systemd.push((words.to_owned(), Box::new(done)));
         self
     }
 
-    /// Commands that begin so look at every process of the machine: where even root may not look at some, they say so, and
+    /// Commands that begin so read every process of the machine: where even root may not read some, they report that, and
     /// exit with 2.
     pub fn looks_at_all_processes(mut self, beginning: &str) -> Self {
         if fs::metadata("/proc/1/ns/mnt").is_err() {

@@ -63,7 +63,7 @@ fn commands_in(document: &str) -> Vec<Shown> {
     commands
 }
 
-/// Where the command that is being read ends.
+/// The end of the command that is being read.
 #[derive(Debug)]
 enum Until {
     LineEnd,

@@ -1,4 +1,4 @@
-//! How the kubelet updates a volume so that readers see all of it or nothing.
+//! The kubelet's update of a volume: readers see all of it or nothing.
 //!
 //! Mirrors `pkg/volume/util/atomic_writer.go`, `AtomicWriter.Write`, in its order since 1.23:
 //!
@@ -23,7 +23,7 @@ use anyhow::{Context, Result, bail};
 use time::OffsetDateTime;
 use time::macros::format_description;
 
-/// What a volume is to contain: paths below it and their content.
+/// The wanted content of a volume: paths below it and their content.
 pub(super) type Payload<'a> = [(&'a str, &'a str)];
 
 /// Writes `payload` to `volume`. Does nothing when it is there already.
@@ -54,7 +54,7 @@ pub(super) fn write(volume: &Path, payload: &Payload<'_>) -> Result<()> {
     }
 }
 
-/// Go's `os.RemoveAll`: what is gone already, because somebody else removes it, too, is no error.
+/// Go's `os.RemoveAll`: a file that another process removed already is no error.
 fn remove_all(directory: &Path) -> io::Result<()> {
     loop {
         match fs::remove_dir_all(directory) {

@@ -34,7 +34,7 @@ impl Kubelet {
         Ok(Self { root: kind.lay_out(disk)? })
     }
 
-    /// The root as the kubelet was told it (`--root-dir`): symlinks in it are not resolved.
+    /// The root as passed to the kubelet (`--root-dir`): symlinks in it are not resolved.
     pub fn root(&self) -> &Path {
         &self.root
     }

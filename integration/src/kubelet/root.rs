@@ -1,4 +1,4 @@
-//! Where a kubelet's root lies. The mount table shows the same volume with another root in each case, and every
+//! The places of a kubelet's root. The mount table shows the same volume with another root in each case, and every
 //! published repair so far got one of them wrong (kubernetes#93691, #103836).
 
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use crate::process::host;
 /// xfs and btrfs have smallest sizes, of some hundred MiB; the file is sparse.
 const IMAGE: u64 = 512 << 20;
 
-/// How the kubelet's root relates to the machine's filesystems.
+/// The relation of a kubelet's root to the machine's filesystems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KubeletRoot {
     /// A plain folder on the root disk.
@@ -84,7 +84,7 @@ impl KubeletRoot {
         matches!(self, Self::OwnFilesystem | Self::Xfs | Self::BtrfsSubvolume)
     }
 
-    /// Makes it in the node's folder and returns the path that the kubelet is told.
+    /// Makes it in the node's folder and returns the path for the kubelet's `--root-dir`.
     pub(super) fn lay_out(self, disk: &Path) -> Result<PathBuf> {
         let root = disk.join("kubelet");
         match self {
@@ -147,7 +147,7 @@ fn make(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))
 }
 
-/// Whether the kernel knows a filesystem, or has a module that does.
+/// True if the kernel knows a filesystem, or has a module for it.
 fn kernel_has(filesystem: &str) -> bool {
     let knows = || {
         let all = fs::read_to_string("/proc/filesystems").unwrap_or_default();

@@ -15,12 +15,12 @@ use super::safe_open::safe_open;
 use crate::mount_calls::{bind, unmount};
 use crate::mounts;
 
-/// What a kubelet does about a subpath that is mounted already.
+/// A kubelet's treatment of a subpath that is mounted already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
     /// Up to 1.18: nothing. This is kubernetes#68211.
     Before1_19,
-    /// Since PR 89629: where the mount's root is not the path that is wanted, it is unmounted and made anew. The root is
+    /// Since PR 89629: where the mount's root is not the wanted path, it is unmounted and mounted again. The root is
     /// compared with a path of the host, so on a tmpfs or a partition of its own it never matches.
     Since1_19,
 }

@@ -84,7 +84,7 @@ impl Volume {
         atomic_writer::write(&self.path, payload)
     }
 
-    /// How many timestamp directories there are: one, unless a removal failed and stranded the old one.
+    /// The number of timestamp directories: one, unless a removal failed and stranded the old one.
     pub fn timestamp_directories(&self) -> Result<usize> {
         let entries = fs::read_dir(&self.path).with_context(|| format!("list {}", self.path.display()))?;
         Ok(entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("..2")).count())

@@ -33,18 +33,18 @@ const CRI_ONLY: [&str; 4] = [
     "io.containerd.nri.v1.nri",
 ];
 
-/// What a configuration is made from.
+/// The inputs of a configuration.
 #[derive(Debug)]
 pub(super) struct Configuration<'a> {
     /// The node's folder on disk.
     pub(super) disk: &'a Path,
     /// The folder with the node's programs.
     pub(super) programs: &'a Path,
-    /// Whether pods can be run.
+    /// True if pods can be run.
     pub(super) cri: bool,
-    /// Whether there is a handler for each way into the guard already.
+    /// True if each entry of the guard has a handler already.
     pub(super) handlers: bool,
-    /// Whether systemd makes the pods' cgroups.
+    /// True if systemd makes the pods' cgroups.
     pub(super) systemd: bool,
 }
 
@@ -113,7 +113,7 @@ impl Configuration<'_> {
         handlers + &options.map(|(handler, option)| self.options_text(handler, option)).concat()
     }
 
-    /// What a handler's shim is told: nothing, where there is nothing to tell.
+    /// A handler's options for its shim; empty if it has none.
     fn options_text(&self, handler: &str, option: Option<&str>) -> String {
         let systemd = self.systemd.then_some("SystemdCgroup = true");
         let options: Vec<&str> = option.into_iter().chain(systemd).collect();

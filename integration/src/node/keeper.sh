@@ -6,7 +6,7 @@
 set -u
 name=$1; shift
 slice=$(echo "$name" | tr - _).slice
-# half a minute for each step: what has to end or to let go does so in its own time, on a busy machine, too
+# half a minute for each step: processes end and release files in their own time, also on a busy machine
 while read -r _; do :; done
 
 trees() {

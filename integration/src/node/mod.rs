@@ -77,7 +77,7 @@ impl Node {
         &self.daemon_config
     }
 
-    /// How many shims run from exactly this program.
+    /// The number of shims that run exactly this program.
     pub fn shims_of(&self, program: &Path) -> Result<usize> {
         let runs = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
         Ok(self.shims()?.iter().filter(|pid| runs(pid)).count())
@@ -108,7 +108,7 @@ impl Node {
         self.systemd.then(|| systemd::slice_of(&self.name))
     }
 
-    /// What a spec says of its container's cgroup.
+    /// The cgroup path of a spec.
     pub fn cgroups_path(&self, id: &str) -> String {
         match self.slice() {
             Some(slice) => format!("{slice}:{}:{id}", self.name),

@@ -17,7 +17,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::mount_calls::{bind, tmpfs};
 
-/// How the node's `/` spreads mounts.
+/// Propagation of the node's `/`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostRoot {
     /// As systemd leaves it: mounts reach other namespaces.
@@ -37,7 +37,7 @@ pub(super) struct Namespace {
 impl Namespace {
     /// Unshares the calling thread's mount namespace and arranges it as a node's.
     ///
-    /// With `systemd` the machine's own can be asked from inside.
+    /// With `systemd` the machine's own systemd can be reached from inside.
     pub(super) fn enter(host_root: HostRoot, systemd: bool) -> Result<Self> {
         let home = File::open("/proc/thread-self/ns/mnt").context("open the host's mount namespace")?;
         unshare(CloneFlags::CLONE_NEWNS).context("unshare the mount namespace")?;

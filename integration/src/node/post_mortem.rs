@@ -1,4 +1,4 @@
-//! What a failing story leaves for its reader: the mount table, the logs and the specs, before the node vanishes.
+//! The output of a failing story: the mount table, the logs and the specs, before the node vanishes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ pub(super) fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// Prints everything about a node that a failure's reader asks for first.
+/// Prints everything about a node that a reader of a failure needs first.
 pub(super) fn print(name: &str, log: &Path) {
     eprintln!("======== post mortem of {name} ========");
     section("mountinfo", &read(Path::new("/proc/thread-self/mountinfo")), 200);

@@ -1,4 +1,4 @@
-//! What a story wants of its node, and the making of it, step by step.
+//! A story's requirements for its node, and the steps that make the node.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -21,11 +21,11 @@ use crate::programs::{CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_
 use crate::runtime::ObedientRuntime;
 use crate::systemd;
 
-/// Where a containerd that is told nothing else looks.
+/// The default path of containerd's configuration.
 const CONFIG: &str = "/etc/containerd/config.toml";
-/// What an installation writes to, and what a kubelet's root may be made in.
+/// The folders that an installation writes to, and that a kubelet's root may be in.
 const OWN: [&str; 3] = ["/etc", "/usr/local", "/var/lib"];
-/// What is there of it on this machine is not a bare node's.
+/// Their content on this machine is not a bare node's.
 const FRESH: [&str; 5] = ["/etc/bindguard", "/etc/containerd", "/etc/containers", "/etc/docker", "/var/lib/bindguard"];
 
 /// A node to be.
@@ -69,12 +69,12 @@ impl Setup {
         Self { oci, ..self }
     }
 
-    /// How the host's `/` spreads mounts.
+    /// Propagation of the host's `/`.
     pub fn host_root(self, host_root: HostRoot) -> Self {
         Self { host_root, ..self }
     }
 
-    /// Where the kubelet keeps its pods.
+    /// The kind of the kubelet's root.
     pub fn kubelet_root(self, kubelet_root: KubeletRoot) -> Self {
         Self { kubelet_root, ..self }
     }
@@ -100,7 +100,7 @@ impl Setup {
         Self { under_test: false, ..self }
     }
 
-    /// As a node is before anybody installed bindguard: the programs lie in a folder that nobody looks in, containerd's
+    /// A node without bindguard: the programs lie in a folder outside of every search path, containerd's
     /// file is where it is by default and knows runc alone, and the node has an `/etc`, a `/usr/local` and a `/var/lib` to
     /// which an installation can be let.
     pub fn bare(self) -> Self {
@@ -129,7 +129,7 @@ impl Setup {
         self
     }
 
-    /// Tells a story on this node. Where nodes cannot be made it is skipped aloud; an error prints the post mortem and
+    /// Runs a story on this node. Where nodes cannot be made it is skipped aloud; an error prints the post mortem and
     /// fails the test.
     pub fn story(self, tell: impl FnOnce(&Node) -> Result<()>) {
         if let Some(why) = self.missing() {
@@ -198,7 +198,7 @@ impl Setup {
         Ok(node)
     }
 
-    /// What the story needs and this machine or these binaries have not.
+    /// The requirements of the story that this machine or these binaries lack.
     fn missing(&self) -> Option<String> {
         let has_what_it_asks = !self.fault_points || folder_with_fault_points().is_some();
         let without = || format!("no {GUARD} and {SHIM} with the feature fault-points");
@@ -273,7 +273,7 @@ fn link(program: &Path, name: &Path) -> Result<()> {
     symlink(program, name).with_context(|| format!("link {} to {}", name.display(), program.display()))
 }
 
-/// There is no systemd on a node: what it is asked for is written down, for the story to do or to look at.
+/// A node has no systemd: requests are recorded, for the story to carry out or to check.
 fn write_systemctl(folder: &Path) -> Result<()> {
     write_program(&folder.join("systemctl"), &format!("#!/bin/sh\necho \"$*\" >> {}/systemctl.log\n", folder.display()))
 }

@@ -31,7 +31,7 @@ impl Gate {
         self.hold(verb, "hold\n")
     }
 
-    /// Holds back the next call of a verb when the runtime has done its work, and before the shim hears of it.
+    /// Holds back the next call of a verb when the runtime has done its work, and before the shim learns of it.
     pub fn close_after(&self, verb: &str) -> Result<()> {
         self.hold(verb, "hold-after\n")
     }
@@ -41,7 +41,7 @@ impl Gate {
         until("a call stands before the runtime's gate", || Ok(self.has_call()))
     }
 
-    /// Whether a call stands, or stood, before the gate since it was closed.
+    /// True if a call waits, or waited, at the gate since it was closed.
     pub fn has_call(&self) -> bool {
         self.0.0.join("called").exists()
     }

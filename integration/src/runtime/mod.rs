@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 pub use self::gate::Gate;
 use crate::process::write_program;
 
-/// What happens to the next call of a verb.
+/// The fault for the next call of a verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The runtime is killed so long after it was called.

@@ -7,7 +7,7 @@ for word; do
   case $word in create | start | exec | delete | kill | ps | pause | resume | update | checkpoint | restore) verb=$word; break ;; esac
 done
 echo "$*" >> "$folder/calls"
-# taken by one call only, whoever else comes at the same time
+# taken by one call only, even if others come at the same time
 mv "$folder/$verb" "$folder/taken.$$" 2>/dev/null || exec "$real" "$@"
 read -r what seconds < "$folder/taken.$$"
 rm "$folder/taken.$$"

@@ -51,7 +51,7 @@ impl Bundle {
         &self.id
     }
 
-    /// What containerd would ask for, without streams and options.
+    /// containerd's create request, without streams and options.
     pub fn request(&self) -> CreateTaskRequest {
         CreateTaskRequest {
             id: self.id.clone(),
@@ -78,7 +78,7 @@ impl Drop for Bundle {
     }
 }
 
-/// What `ctr` would write, in short.
+/// The spec that `ctr` would write, in short.
 pub fn spec(node: &Node, id: &str, words: &[&str]) -> Value {
     let mount = |kind: &str, destination: &str, options: &[&str]| json!({"type": kind, "source": kind, "destination": destination, "options": options});
     let namespaces: Vec<Value> = ["pid", "ipc", "uts", "mount"].iter().map(|kind| json!({"type": kind})).collect();

@@ -42,12 +42,12 @@ impl Client {
         Ok(Self { runtime, task })
     }
 
-    /// Asks anything, with a generous deadline.
+    /// Sends any request, with a generous deadline.
     pub fn ask<T>(&self, call: impl AsyncFnOnce(&TaskClient, Context) -> ttrpc::Result<T>) -> ttrpc::Result<T> {
         self.ask_within(LIMIT, call)
     }
 
-    /// Asks with a deadline.
+    /// Sends a request with a deadline.
     pub fn ask_within<T>(
         &self,
         limit: Duration,
@@ -56,7 +56,7 @@ impl Client {
         self.runtime.block_on(call(&self.task, with_duration(limit)))
     }
 
-    /// Asks, and goes away without the answer as soon as `when` says so. True if there was no answer before that.
+    /// Sends a request, and disconnects without the answer as soon as `when` says so. True if there was no answer before that.
     pub fn ask_and_go<T>(
         self,
         call: impl AsyncFnOnce(&TaskClient, Context) -> ttrpc::Result<T>,
@@ -93,7 +93,7 @@ impl Client {
         self.ask(async |task, context| task.exec(context, &request).await.map(drop))
     }
 
-    /// Where a process stands.
+    /// The state of a process.
     pub fn state(&self, id: &str, exec_id: &str) -> ttrpc::Result<StateResponse> {
         let request = StateRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
         self.ask(async |task, context| task.state(context, &request).await)

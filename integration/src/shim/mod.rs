@@ -1,10 +1,10 @@
-//! The shim's own socket: what neither `ctr` nor the CRI can ask for, a story asks itself.
+//! The shim's own socket: a story sends the requests that neither `ctr` nor the CRI can send.
 //!
 //! ```text
 //!   Bundle ──Shim::start──► containerd-shim-bindguard-v2 ◄── Client (ttrpc)     the story in containerd's place
 //!   containerd's bundle ──Shim::of──────────┘                                   the story beside containerd
 //! ```
-//! Events go to the node's containerd in both cases. A client has one thread's event loop that runs only while it asks, so
+//! Events go to the node's containerd in both cases. A client has one thread's event loop that runs only during a request, so
 //! that no thread of it outlives the node; its connection ends when it is dropped.
 
 mod bundle;
@@ -53,7 +53,7 @@ impl Shim {
         Self::at(&run_with_bytes(start, &any, LIMIT)?.success()?)
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
