@@ -1,15 +1,15 @@
-# bindguard: what there is to do.
+# bindguard: the targets.
 #
-#   make demo     the faults and the mending, before your eyes, on a private containerd
-#   make test     everything that is checked, set-up included; what CI runs
-#   make fuzz     hostile input for what reads mount tables, specs, paths and configs: ten minutes, or SECONDS= each
+#   make demo     the faults and their repairs, on a private containerd
+#   make test     all tests, set-up included; CI runs it
+#   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers and a 9p share
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
-#   make soak     a thousand containers, and what the shim holds afterwards
+#   make soak     a thousand containers, and the shim's memory afterwards
 #   make deb      a Debian package
 #   make bench    bindguard beside every peer, figure by figure, in one run
 #
-# On a fresh Debian 12 with a Rust toolchain, as root, both install what is missing.
+# On a fresh Debian 12 with a Rust toolchain, as root. Each target installs the packages that it needs.
 
 TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
 MATRIX := $(CURDIR)/target/matrix
@@ -82,7 +82,7 @@ lint: setup
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check && cargo fmt --manifest-path hooks/fuzz/Cargo.toml --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
 	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --locked --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
 
-# What a linker or a mirror leaves of the processors is for whoever comes next; the words of each stay together.
+# Run side by side: a linker or a mirror leaves processor time unused. The output of each target stays together.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 test:
@@ -114,7 +114,7 @@ kubelet: build matrix
 	sh integration/cluster/fetch.sh $(CLUSTER)
 	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
 
-# what is asked of other kernels, and of a node with systemd and cgroup v2 alone
+# tests that run on other kernels, and on a node with systemd and cgroup v2 alone
 SYSCALLS := mounts swap target admit cifs dead_sources hostile_volumes nfs what_cannot_be_read written_by_containers
 SYSCALLS_9P := ninep
 STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit \

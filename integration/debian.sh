@@ -1,5 +1,5 @@
 # Sourced by scripts that take packages of several Debian suites without installing them.
-#   begin SCRIPT DIR RESULT     makes DIR and waits for whoever fills it; ends the script when this edition of it has done so
+#   begin SCRIPT DIR RESULT     makes DIR and waits for another process that fills it; ends the script when this edition of it has done so
 #   finish RESULT               puts DIR/making/RESULT in place, and notes who made it
 #   suite_lists SUITE           fetches the suite's lists
 #   suite_apt SUITE TOOL ARGS...      runs an apt tool on that suite
@@ -45,7 +45,7 @@ suite_lists() {
   suite_apt "$1" apt-get -qq update
 }
 
-# A mirror may be days behind, and sid's lists are good for a week only: they are signed all the same.
+# A mirror may be days behind, and sid's lists are good for a week only: they are signed anyway.
 suite_apt() {
   suite_root=$apt_dir/$1; tool=$2; shift 2
   "$tool" -o "Dir::Etc::sourcelist=$suite_root/sources.list" -o Dir::Etc::sourceparts=/nonexistent \

@@ -1,4 +1,4 @@
-//! What a config file may say, and what it gets told when it says something else.
+//! The accepted content of a config file, and the errors for any other content.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 

@@ -17,7 +17,7 @@ fn documents(text: &str) -> Vec<Value> {
     serde_norway::Deserializer::from_str(text).map(|document| Value::deserialize(document).unwrap()).collect()
 }
 
-/// What the API takes of a document; what it does not know is not in it.
+/// The part of a document that the API accepts, without unknown fields.
 fn taken<T: DeserializeOwned + Serialize>(document: &Value) -> Result<Value, serde_json::Error> {
     serde_json::from_value::<T>(document.clone()).and_then(serde_json::to_value)
 }

@@ -3,7 +3,7 @@
 #   fetch.sh DIR
 # Result: DIR/bin/{etcd,kube-apiserver,kubectl,kubelet,kubelet-unfixed}, of Kubernetes 1.20, the last whole Kubernetes that
 # Debian has the source of. It speaks CRI v1alpha2, which containerd 1.6 and 1.7 do. kubelet-unfixed is the kubelet as it
-# was before kubernetes#89629, which looks at a subpath's mount before it leaves it as it is. Takes ten minutes of two
+# was before kubernetes#89629, which checks a subpath's mount before it leaves it as it is. Takes ten minutes of two
 # processors, once.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,7 +18,7 @@ mv "$apt_dir/bookworm/sources" "$apt_dir/bookworm/sources.list"
 suite_apt bookworm apt-get -qq update
 (cd "$apt_dir" && suite_apt bookworm apt-get -qq --download-only source kubernetes)
 
-# GOPATH's layout, because the packages are vendored and nothing is to be asked of the network
+# GOPATH's layout, because the packages are vendored and the build must not use the network
 export GOROOT="$dir/x/usr/lib/go-1.19" GOPATH="$apt_dir/gopath" GOCACHE="$apt_dir/gocache" GO111MODULE=off
 export PATH="$GOROOT/bin:$PATH"
 source=$GOPATH/src/k8s.io/kubernetes

@@ -1,6 +1,6 @@
 //! A kernel that never lets the guard make one of its syscalls: too old, out of memory or descriptors, or under a filter
-//! (LSM, seccomp) that does not know the call. For each call and each answer the runtime is reached all the same, nothing
-//! panics, nobody sees the file underneath, and the next create puts right what is left.
+//! (LSM, seccomp) that does not know the call. For each call and each answer the runtime still runs, nothing
+//! panics, no reader sees the file underneath, and the next create puts right what is left.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -16,7 +16,7 @@ use nix::libc;
 /// Linux 6.8's, on every architecture; the C library does not name it yet.
 const SYS_STATMOUNT: libc::c_long = 457;
 
-/// The calls that reading, judging, mending and writing are made of. Not poll(2): Rust's start-up calls it once and aborts
+/// The calls for reading, judging, repairing and writing. Not poll(2): Rust's start-up calls it once and aborts
 /// when it says what no kernel says.
 const CALLS: [(&str, libc::c_long); 35] = [
     ("openat", libc::SYS_openat),
@@ -64,7 +64,7 @@ const ERRORS: [(&str, i32); 5] = [
     ("ENOSYS", libc::ENOSYS),
 ];
 
-/// What a swap on a kernel before 6.5 does otherwise than one on a newer kernel.
+/// The calls of a swap on a kernel before 6.5 that differ from a newer kernel's.
 const OF_TUCK: [&str; 10] =
     ["open", "statx", "statmount", "open_tree", "move_mount", "mount", "umount2", "unshare", "clone", "clone3"];
 

@@ -1,4 +1,4 @@
-//! What the shim answers about itself, and what it does when somebody asks it to end, by SIGTERM or by `Shutdown`: nothing as
+//! The shim's answers about itself, and its reaction to SIGTERM and `Shutdown`: nothing as
 //! long as a container is there.
 
 use std::fs;

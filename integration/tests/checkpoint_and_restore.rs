@@ -64,7 +64,7 @@ fn criu_log(node: &Node) -> String {
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
-/// Asked on the node: it writes what it learns of the kernel to `/run`.
+/// Runs on the node: it writes what it learns of the kernel to `/run`.
 fn criu(node: &Node) -> Result<Option<PathBuf>> {
     let program = Matrix::locate()?.program(Generation::V2_1, "criu");
     let mut check = node.command(&program)?;

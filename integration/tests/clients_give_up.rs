@@ -1,4 +1,4 @@
-//! A client that goes away in the middle of a call, and one whose deadline passes: the call is done all the same, the next
+//! A client that goes away in the middle of a call, and one whose deadline passes: the call completes anyway, the next
 //! client finds what it left, and nothing is lost.
 
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn containerd_2_1() {
     });
 }
 
-/// Every step is asked for by a client that gives up, and seen through by another.
+/// A client that gives up requests every step, and another one completes it.
 fn a_life(node: &Node, how: GivesUp) -> Result<()> {
     let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
     let shim = Shim::start(node, &bundle, &Options::default())?;

@@ -1,4 +1,4 @@
-//! What bindguard does not edit in a `config.json` stays as it is, byte for byte: unknown fields, numbers that no
+//! Everything in a `config.json` that bindguard does not edit stays the same, byte for byte: unknown fields, numbers that no
 //! float can hold, odd escapes, keys that come twice. A spec that cannot be read goes to the runtime untouched.
 
 use anyhow::{Result, ensure};

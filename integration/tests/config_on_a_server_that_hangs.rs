@@ -1,4 +1,4 @@
-//! bindguard's own config lies on a server that does not answer: the pod's shim answers all the same, and its next container
+//! bindguard's own config lies on a server that does not answer: the pod's shim answers anyway, and its next container
 //! is made with the defaults.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! The key that a container mounts was removed from its configMap: nothing can mend that.
+//! The key that a container mounts was removed from its configMap: no repair is possible.
 //!
 //! A real kubelet fails once and then mounts an empty *directory* where the file was. bindguard lets the create fail with
 //! runc's own error, says why in the log, and never makes a directory appear.

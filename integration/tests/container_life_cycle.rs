@@ -1,5 +1,5 @@
-//! What containerd and its users expect of any shim: exit codes, signals, exec, stdin, a terminal, a restart of
-//! containerd. Told through every door, so that the guard is never the reason why something else stops working.
+//! The behaviour that containerd and its users expect of any shim: exit codes, signals, exec, stdin, a terminal, a restart of
+//! containerd. Run with every entry of the guard, so that the guard is never the reason why something else stops working.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::heard::hear;

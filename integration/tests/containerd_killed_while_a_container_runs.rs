@@ -1,4 +1,4 @@
-//! containerd is SIGKILLed, and meanwhile a container ends: its exit is told when containerd is back, with its status.
+//! containerd is SIGKILLed, and meanwhile a container ends: containerd gets its exit with its status when it is back.
 //!
 //! A lost exit would leave a dead container "running" for ever.
 
@@ -11,7 +11,7 @@ use bindguard_integration::waiting::until;
 use bindguard_integration::{Bind, Generation, Node, Setup, on_every_generation};
 use nix::sys::signal::Signal;
 
-/// Ends when it is told to.
+/// Ends on SIGTERM.
 const ENDING: [&str; 3] = ["sh", "-c", "until [ -e /door/open ]; do sleep 0.02; done; exit 5"];
 
 fn story(generation: Generation) {

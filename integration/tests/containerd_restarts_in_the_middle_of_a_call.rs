@@ -53,7 +53,7 @@ fn older(generation: Generation) {
     });
 }
 
-/// Where in the call containerd is killed: the runtime has not begun, or has done its work and the shim has not heard of it.
+/// The point in the call at which containerd is killed: before the runtime begins, or after its work and before the shim learns of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     Before,
@@ -88,7 +88,7 @@ fn restart(node: &Node, (verb, words): Call, when: When) -> Result<()> {
     }
     gate.open()?;
     until("the client has ended", || Ok(client.try_wait().context("wait for the client")?.is_some()))?;
-    // the name is free in the end, whoever has to be asked to let go of it
+    // the name is free in the end, whichever process must release it
     let mut words = String::new();
     let free = until("it can be started again", || {
         for words in [&["task", "resume"][..], &["task", "rm", "--force"], &["container", "rm"]] {

@@ -29,7 +29,7 @@ fn tell(node: &Node) -> Result<()> {
     handlers(node.generation()).iter().try_for_each(|handler| configmap_update_then_restart(node, handler))
 }
 
-/// containerd 1.6 reads `runtime_path`, shows it in `containerd config dump`, and runs the stock shim all the same.
+/// containerd 1.6 reads `runtime_path`, shows it in `containerd config dump`, and runs the stock shim anyway.
 fn handlers(generation: Generation) -> &'static [&'static str] {
     match generation {
         Generation::V1_6 => &["bindguard", "bindguard-wrapper"],

@@ -1,4 +1,4 @@
-//! CRI-O: it reads the drop-in that `bindguard install crio` writes, pods that ask for the runtime `bindguard` survive a
+//! CRI-O: it reads the drop-in that `bindguard install crio` writes, pods that request the runtime `bindguard` survive a
 //! configMap's update, and its socket names them. Without CRI-O the drop-in is held against what crio.conf(5) says.
 
 use std::fs;

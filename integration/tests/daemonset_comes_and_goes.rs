@@ -1,4 +1,4 @@
-//! What the pod of `config/daemonset.yaml` runs, in its order: the init container installs into the node's root and has
+//! The programs of the pod of `config/daemonset.yaml`, in its order: the init container installs into the node's root and has
 //! containerd restarted, the other one waits, and takes everything off when the pod is ended.
 
 use std::fs;

@@ -45,7 +45,7 @@ fn broken_off_by(signal: Signal, moment: Duration) -> Result<()> {
     // on a fast machine it may be done: then there is nothing to break off
     let _ = kill(Pid::from_raw(pid.try_into().context("the demo's pid")?), signal);
     demo.wait().context("wait for the demo")?;
-    // a killed demo cannot wait for its keeper, nor can one that is told before it knows of its node
+    // a killed demo cannot wait for its keeper, nor can one that gets the signal before it knows its node
     let mut left = Vec::new();
     let gone = until("nothing is left behind", || {
         left = left_behind(pid)?;

@@ -1,4 +1,4 @@
-//! Every command that a document shows is run by a story: somebody will copy it at night.
+//! Every command that a document shows is run by a story: an operator will copy it at night.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -64,7 +64,7 @@ fn what_the_text_names_is_taken() {
 const UNSHOWN: [&str; 5] =
     ["docs/compare.md", "docs/failure-modes.md", "docs/journal.md", "docs/json.md", "docs/parity.md"];
 
-/// What stands between backquotes and begins with bindguard's name, placeholders made a word.
+/// Text between backquotes that begins with bindguard's name, with placeholders as words.
 fn named_in(document: &str) -> Result<Vec<String>> {
     let path = repository().join(document);
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -100,7 +100,7 @@ fn runbook() {
     });
 }
 
-/// What is shown there of mounts needs no containers, only a kernel.
+/// Its commands on mounts need no containers, only a kernel.
 #[test]
 fn mounts() {
     Setup::on(Generation::V1_7).story(|node| {

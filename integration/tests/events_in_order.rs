@@ -1,4 +1,4 @@
-//! What `ctr events` shows of a container's life, with the stock shim and with ours: the same events, in the same order.
+//! The events of a container's life in `ctr events`, with the stock shim and with ours: the same, in the same order.
 //!
 //! But for the last one: the stock shim of 2.1 now and then ends before it has sent the container's delete.
 
@@ -49,7 +49,7 @@ fn lives(node: &Node, runtime: Runtime) -> Result<()> {
     task(&["exec", "--exec-id", "short", "long", "sh", "-c", "exit 3"])?;
     task(&["pause", "long"])?;
     task(&["resume", "long"])?;
-    // it is still running when the init is killed, and its end is told first
+    // it is still running when the init is killed, and its end is published first
     task(&["exec", "--detach", "--exec-id", "left", "long", "sleep", "1000000"])?;
     ctr.kill("long", "KILL")?;
     ctr.wait_for_status("long", "STOPPED")?;

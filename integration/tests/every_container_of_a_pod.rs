@@ -1,6 +1,6 @@
 //! An init container, a sidecar and two containers of one pod share a configMap. `volume-subpaths/VOLUME/CONTAINER/INDEX` has the
-//! index of the mount in *that container's* `volumeMounts`, those without a `subPath` counted in: what is mended is the created
-//! container's own, and nobody else's is touched. An ephemeral container can have no `subPath` (the API forbids it): it gets
+//! index of the mount in *that container's* `volumeMounts`, those without a `subPath` counted in: the repair affects the created
+//! container's own subpath, and no other container's. An ephemeral container can have no `subPath` (the API forbids it): it gets
 //! the whole volume.
 
 use std::fs;

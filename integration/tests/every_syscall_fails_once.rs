@@ -1,7 +1,7 @@
 //! Each single syscall that an admission makes fails once with one of the errors that a machine in trouble gives, those that
-//! a repair is made of once with each. The create goes on, nobody sees the file underneath, and the next create puts right what is left to be put right.
+//! a repair is made of once with each. The create goes on, no reader sees the file underneath, and the next create completes the repair.
 //!
-//! strace(1) makes them fail, see its `--inject`. It lets go of the process at the moment at which the runtime begins.
+//! strace(1) makes them fail, see its `--inject`. It detaches from the process at the moment at which the runtime begins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,9 +13,9 @@ use bindguard_integration::process::{Finished, run};
 use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::{Generation, Node, Setup, privilege};
 
-/// What a machine in trouble answers.
+/// The errors of a machine in trouble.
 const ERRORS: [&str; 4] = ["EBUSY", "ENOMEM", "EPERM", "EMFILE"];
-/// What a repair looks, binds and puts into place by.
+/// The calls by which a repair reads, binds and attaches.
 const OF_REPAIR: [&str; 12] = [
     "flock",
     "mount",
@@ -52,7 +52,7 @@ const NEVER_FAIL: [&str; 18] = [
     "sigaltstack",
 ];
 
-/// What a swap on a kernel before 6.5 does otherwise than one on a newer kernel.
+/// The calls of a swap on a kernel before 6.5 that differ from a newer kernel's.
 const OF_TUCK: [&str; 9] =
     ["clone", "clone3", "mount", "move_mount", "open", "open_tree", "statx", "umount2", "unshare"];
 
@@ -116,7 +116,7 @@ fn survived(stale: &StaleBundle<'_>, ended: &Finished) -> Result<()> {
     stale.shows_no_file_underneath()
 }
 
-/// How often a process calls it, in all and before it reads its config: what its loader does is not the guard's.
+/// The number of a process's calls, in all and before it reads its config: its loader's calls are not the guard's.
 #[derive(Clone, Copy, Debug, Default)]
 struct Call {
     count: usize,

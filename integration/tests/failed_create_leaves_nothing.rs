@@ -43,7 +43,7 @@ fn fails(node: &Node, runtime: Runtime, words: &str, program: &[&str], flags: &[
     node.ctr().forget("fails")
 }
 
-/// What containerd's TestContainerIOLeakAfterStartFailed asks of a shim, by lsof(8): no pipe at all.
+/// The property that containerd's TestContainerIOLeakAfterStartFailed checks of a shim, by lsof(8): no pipe at all.
 fn leaves_the_pods_shim_no_pipe(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     let in_pod = |id: &'static str| ctr.container(id).annotation("io.containerd.runc.v2.group", "pod");

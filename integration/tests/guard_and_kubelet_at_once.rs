@@ -1,4 +1,4 @@
-//! A guard and a kubelet since 1.19 mend the same subpath in the same moment: the kubelet takes the topmost mount away and
+//! A guard and a kubelet since 1.19 repair the same subpath in the same moment: the kubelet takes the topmost mount away and
 //! binds anew, whatever the guard is about. The next create ends with one current mount.
 
 use std::process::Stdio;

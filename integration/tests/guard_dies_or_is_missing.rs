@@ -1,4 +1,4 @@
-//! No guard at all: it is killed before it can look, or was never installed. Containers start all the same.
+//! No guard at all: it is killed before its first check, or was never installed. Containers start anyway.
 
 use std::fs;
 

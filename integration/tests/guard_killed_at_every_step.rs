@@ -1,5 +1,5 @@
 //! The guard is killed at each of its steps. Whatever it had done by then, the next create ends with one mount at the
-//! path, current content, an edited spec, and nothing left over; and nobody ever saw the file underneath.
+//! path, current content, an edited spec, and nothing left over; and no reader ever saw the file underneath.
 
 use std::os::unix::process::ExitStatusExt;
 

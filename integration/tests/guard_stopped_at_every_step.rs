@@ -1,5 +1,5 @@
 //! The guard is stopped for ever at each of its steps. The shim goes on without it at the deadline; what a stale source
-//! makes of that create, the next one mends. No guard stays behind.
+//! makes of that create, the next one repairs. No guard stays behind.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,6 +1,6 @@
 //! A container with a part of the host mounted must not keep the host's mounts alive (containerd#3667).
 //!
-//! With whatever propagation it asks for, a umount on the host reaches it, with runc and with crun; what asked for
+//! With whatever propagation it requests, an unmount on the host reaches it, with runc and with crun; a bind that requested
 //! rshared stays shared. On a host whose `/` is private nothing can reach it: bindguard says so, and the container starts.
 
 use std::fs;
@@ -61,7 +61,7 @@ fn private_host_root_is_said() {
     });
 }
 
-/// rslave in a spec is a wish: once the container is made, its own mount is looked at.
+/// rslave in a spec is a request: after the create, the container's own mount is checked.
 #[test]
 fn a_bind_that_is_no_slave_all_the_same_is_recorded() {
     Setup::on(Generation::V2_1).host_root(HostRoot::Private).story(|node| {

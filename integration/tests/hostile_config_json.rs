@@ -12,7 +12,7 @@ use bindguard_integration::process::run;
 use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::{Generation, Node, Setup};
 
-/// What the guard may take: address space, and seconds of a processor, of which a slow machine needs no more than a fast one
+/// The guard's limits: address space, and seconds of a processor, of which a slow machine needs no more than a fast one
 /// needs twice.
 const LIMITS: [&str; 3] = ["prlimit", "--as=300000000", "--cpu=5"];
 const MANY: usize = 100_000;

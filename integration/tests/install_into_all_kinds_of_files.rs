@@ -46,7 +46,7 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
-/// Installs into a file with this text, looks at what containerd makes of it, and takes it out again.
+/// Installs into a file with this text, checks containerd's reading of it, and uninstalls again.
 fn accepted(node: &Node, text: &str, words: &[&str], effective: &[&str]) -> Result<()> {
     let file = file(node, text)?;
     install(node, &file, words)?.success().with_context(|| format!("install into {text:?}"))?;
@@ -92,7 +92,7 @@ fn imported(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Whoever edits the file later keeps the edit.
+/// A later edit of the file is kept.
 fn edited_since(node: &Node) -> Result<()> {
     let file = file(node, RUNC)?;
     install(node, &file, &["--default"])?.success()?;

@@ -1,4 +1,4 @@
-//! The journal's directory is read-only, or its disk is full: the container starts, what was stale is mended, and the log
+//! The journal's directory is read-only, or its disk is full: the container starts, the stale subpath is repaired, and the log
 //! says that the journal is without this line.
 
 use std::fs;

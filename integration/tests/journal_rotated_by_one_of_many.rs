@@ -13,7 +13,7 @@ fn a_guard_that_comes_late_to_a_full_journal_leaves_the_new_one_alone() {
     Setup::on(Generation::V2_1).fault_points().story(|node| {
         let bundle = Bundle::create(node, "full", b"{}")?;
         let full = fill()? + 2;
-        // it has written to the full file, and not yet looked at its size
+        // it has written to the full file, and not yet checked its size
         let late = StoppedGuard::at("journaled", "", bundle.admit(node)?)?;
         run(bundle.admit(node)?)?.success()?;
         ensure!(counts()? == [0, full], "the second guard did not move it away: {:?}", counts()?);

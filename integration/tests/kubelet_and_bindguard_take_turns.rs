@@ -1,4 +1,4 @@
-//! A kubelet since 1.19 mends stale subpaths itself when it restarts a container. Sometimes it is first, sometimes
+//! A kubelet since 1.19 repairs stale subpaths itself when it restarts a container. Sometimes it is first, sometimes
 //! bindguard is: neither leaves anything that disturbs the other.
 
 use anyhow::{Result, ensure};

@@ -8,7 +8,7 @@ use bindguard_integration::bundle::Bundle;
 use bindguard_integration::process::{host, run};
 use bindguard_integration::{Generation, Setup, mounts, privilege};
 
-/// What such a kubelet does until its container is created, and what is there afterwards.
+/// The steps of such a kubelet until its container is created, and the result.
 const KUBELET: &str = r#"
 set -e
 pod=$1; shift

@@ -1,5 +1,5 @@
 //! The kubelet's root on ext4, xfs, a btrfs with subvolumes, an overlay and a tmpfs: what a deleted file, a link count and a
-//! device number look like differs from one to the other, and the verdict and the mending do not.
+//! device number look like differs from one to the other, and the verdict and the repair do not.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! `Update`, asked of the shim itself, because `ctr` has no such command: the limits of a running container are what the
+//! `Update`, sent to the shim itself, because `ctr` has no such command: the limits of a running container are what the
 //! resources say, in whichever hierarchy of cgroups the node has.
 
 use std::fs;

@@ -1,6 +1,6 @@
 //! A container that logs into a program (`binary://`) or into a file (`file://`), as nerdctl's and ECS' do.
 //!
-//! Every line is there when the delete has been answered, and the program has gone. Told with the stock shim, too: what it
+//! Every line is there when the delete has been answered, and the program has gone. Run with the stock shim as well: what it
 //! does is what clients were written for.
 
 use std::fs;
@@ -77,7 +77,7 @@ fn no_such_program(node: &Node, runtime: Runtime) -> Result<()> {
     Ok(())
 }
 
-/// Not told with the stock shim: the one of 1.7 now and then closes the file under its own copy and loses a line.
+/// Not run with the stock shim: the one of 1.7 now and then closes the file under its own copy and loses a line.
 fn a_file(node: &Node, folder: &Path) -> Result<()> {
     let file = folder.join("new/folder/web.log");
     for _ in 0..2 {

@@ -1,8 +1,8 @@
 //! Each single statmount(2) of an admission fails once: for want of memory or descriptors, under a filter that does not know the
-//! call, or with an answer that is too long. The mount table says the same, so what is stale is mended in that very create,
+//! call, or with an answer that is too long. The mount table says the same, so the stale subpath is repaired in that very create,
 //! and what is current is neither called stale nor touched.
 //!
-//! The other calls' turn is in `every_syscall_fails_once.rs`; strace(1) is older than this one as a rule.
+//! The other calls' turn is in `every_syscall_fails_once.rs`; strace(1) is usually older than this call.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::image::busybox;
@@ -77,7 +77,7 @@ fn denials_bite(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// How many calls there were.
+/// The number of calls.
 fn calls(ended: &Finished) -> Result<u32> {
     let said = ended.stderr.lines().find_map(|line| line.strip_prefix("denied_once: ")?.strip_suffix(" calls"));
     said.with_context(|| format!("nobody counted: {ended:?}"))?.parse().context("a number of calls")

@@ -1,4 +1,4 @@
-//! A pod by the name that `kubectl` knows it by: `diagnose` and `repair` take it, and tell the container's state, with the
+//! A pod by the name that `kubectl` knows it by: `diagnose` and `repair` take it, and report the container's state, with the
 //! CRI's help, and without it from the bundles.
 
 use anyhow::{Result, ensure};

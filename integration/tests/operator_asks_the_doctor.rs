@@ -49,7 +49,7 @@ fn of_a_node_whose_root_is_private() {
     });
 }
 
-/// What `doctor --json` says.
+/// The output of `doctor --json`.
 struct Points(Vec<Value>);
 
 impl Points {
@@ -97,7 +97,7 @@ fn subpaths(node: &Node) -> Result<()> {
 fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
     let kubelet = node.disk().join("daemon/kubelet");
     fs::create_dir(node.disk().join("daemon"))?;
-    // by another process: while one of this one's has it open for writing, nobody can execute it
+    // by another process: while one of this one's has it open for writing, no process can execute it
     host(["cp".as_ref(), "/bin/sleep".as_ref(), kubelet.as_os_str()])?;
     let kubelet = Running::start(node, &[&kubelet.to_string_lossy(), "1000000"], "kubelet")?;
     let daemon = Running::start(node, &["sh", "-c", "exec 3<>/dev/fuse; exec sleep 1000000"], "sleep")?;
@@ -165,7 +165,7 @@ fn is_a_package(node: &Node, line: &str) -> Result<()> {
     Ok(())
 }
 
-/// A network namespace that the host has let go of, and a monitoring container has not.
+/// A network namespace that the host has released, and a monitoring container has not.
 fn pinned(node: &Node) -> Result<()> {
     let place = "/run/netns/cni-1";
     host(["sh", "-ec", &format!("mkdir -p /run/netns && touch {place} && mount --bind /proc/self/ns/net {place}")])?;

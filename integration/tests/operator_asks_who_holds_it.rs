@@ -1,4 +1,4 @@
-//! "device or resource busy": a monitoring pod with the host's `/` keeps a disk mounted that the host has let go of, and so
+//! "device or resource busy": a monitoring pod with the host's `/` keeps a disk mounted that the host has unmounted, and so
 //! does a namespace without processes. `holders` names them, and what it says to run frees the disk.
 
 use std::fs;
@@ -49,7 +49,7 @@ fn tell(node: &Node) -> Result<()> {
     let empty = one(&report, |holder| holder["kept_by"] == "bind-mount")?;
     ensure!(empty["free"][0]["run"] == format!("umount {}", namespace.file), "{empty}");
 
-    // The host lets go; the copies stay, and are found by the place that they cover, or by what they show.
+    // The host unmounts; the copies stay, and are found by the place that they cover, or by what they show.
     node.ctr().remove("slave")?;
     host(["umount", &path])?;
     let report = holders(node, &path)?;
@@ -77,7 +77,7 @@ fn nobody_but_the_host(node: &Node, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Some machines let not even root look at process 1: then the answer is not whole, and its exit code says so.
+/// Some machines do not let even root inspect process 1: then the answer is incomplete, and its exit code says so.
 fn unless_closed(code: i32) -> i32 {
     if fs::metadata("/proc/1/ns/mnt").is_ok() { code } else { 2 }
 }
@@ -116,7 +116,7 @@ fn bad_input(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// A mount namespace in which nobody lives, kept by a bind mount in the node's `/run`.
+/// A mount namespace without processes, kept by a bind mount in the node's `/run`.
 struct EmptyNamespace {
     file: String,
     folder: String,

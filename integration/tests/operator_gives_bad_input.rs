@@ -1,4 +1,4 @@
-//! What is not what it should be: missing, empty, cut off, foreign, binary, too large, or not the reader's to read. Each is
+//! Bad input: missing, empty, cut off, foreign, binary, too large, or not the reader's to read. Each is
 //! one line that says what and what to do, exit code 2, and nothing on the node is changed.
 
 use std::fs::{self, Permissions};
@@ -31,7 +31,7 @@ fn is_told_in_one_line() {
     });
 }
 
-/// A kubelet that bindguard was not told of is none that is well.
+/// A kubelet that bindguard does not know is not reported as healthy.
 #[test]
 fn a_node_without_a_kubelet() {
     Setup::on(Generation::V1_7).story(|node| {

@@ -1,4 +1,4 @@
-//! A support bundle from a node that nobody can log in to: its mountinfo and a copy of its files say what the node's own
+//! A support bundle from a node without a login: its mountinfo and a copy of its files give the same result as the node's own
 //! `diagnose` says, in text, in JSON, and as kubediag's processors would.
 
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ fn speaks_as_kubediag(report: &Finished, mountinfo: &str) -> Result<()> {
     Ok(())
 }
 
-/// A bundle that is not whole says so, and never that all is well.
+/// An incomplete bundle is reported as such, and never as healthy.
 fn cannot_be_told(node: &Node, root: &Path, mountinfo: &Path) -> Result<()> {
     let whole = fs::read(mountinfo)?;
     let cut = root.join("cut.txt");

@@ -1,5 +1,5 @@
 //! An operator's commands on a node with a stale subpath: `diagnose` and `check` find it, `check` changes nothing, and
-//! after a restart of the container all is well.
+//! after a restart of the container there are no problems.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;

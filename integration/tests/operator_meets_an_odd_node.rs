@@ -52,7 +52,7 @@ fn servers_that_do_not_answer(node: &Node) -> Result<()> {
     pod.delete()
 }
 
-/// Fifty servers that do not answer are asked side by side: all are told dead, where one after the other there would be
+/// Fifty servers that do not answer are probed side by side: all are reported as dead, where one after the other there would be
 /// patience for a dozen.
 fn many_servers_that_do_not_answer(node: &Node) -> Result<()> {
     if !SilentServer::is_possible() {

@@ -1,5 +1,5 @@
-//! What happened on this node, from its journal: by time, by pod, through a rotation, and while a guard is writing. And what
-//! is in force, and the manual.
+//! The admissions of this node, from its journal: by time, by pod, through a rotation, and while a guard is writing. And the
+//! effective config, and the manual.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! A pod crash-loops under a runtime without bindguard: the operator mends its subpath by hand, and it starts.
+//! A pod crash-loops under a runtime without bindguard: the operator repairs its subpath by hand, and it starts.
 
 use std::ffi::OsStr;
 
@@ -48,7 +48,7 @@ fn tell(node: &Node) -> Result<()> {
     pod.delete()
 }
 
-/// What is not a stale subpath is refused in one line, and stays as it is.
+/// Anything except a stale subpath is refused in one line, and stays unchanged.
 fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
     let passwd = std::fs::read("/etc/passwd")?;
     let gone = format!("{}x", detached.to_string_lossy().trim_end_matches('0'));

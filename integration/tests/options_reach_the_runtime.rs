@@ -1,7 +1,7 @@
 //! The options of `containerd.runc.v1.Options` that `ctr` cannot set, or whose effect a container does not see: what the
 //! runtime is called with, and where the shim itself is.
 //!
-//! Of systemd as cgroup manager it is shown here whether runc is told of it; systemd_makes_the_scopes has the rest.
+//! Of systemd as cgroup manager this story shows that runc gets the option; systemd_makes_the_scopes has the rest.
 
 use std::fs;
 
@@ -71,13 +71,13 @@ fn systemd(node: &Node) -> Result<()> {
     ensure!(is_systemds(node, "by-option", None, Some(&asked))?, "the option does not reach the runtime");
     ensure!(!is_systemds(node, "not-by-option", Some(by_systemd), Some(&Options::default()))?, "the path goes before");
     ensure!(!is_systemds(node, "no-systemd", Some(by_systemd), None)?, "there is no systemd here");
-    // what sd_booted(3) looks at; the node's /run is its own
+    // the path that sd_booted(3) checks; the node's /run is its own
     fs::create_dir_all("/run/systemd/system")?;
     ensure!(is_systemds(node, "by-path", Some(by_systemd), None)?, "the path does not count");
     Ok(fs::remove_dir_all("/run/systemd")?)
 }
 
-/// Does the runtime hear that systemd makes the cgroups?
+/// True if the runtime gets the option that systemd makes the cgroups.
 fn is_systemds(node: &Node, id: &str, cgroups_path: Option<&str>, options: Option<&Options>) -> Result<bool> {
     let runtime = ObedientRuntime::of(&node.programs());
     let mut spec = spec(node, id, &["true"]);

@@ -1,4 +1,4 @@
-//! The other doors: the same two faults, and the same mending, under Podman and Docker, with runc and with crun, through the
+//! The other engines: the same two faults, and the same repairs, under Podman and Docker, with runc and with crun, through the
 //! runtime that `bindguard install` gives them and, for Podman, through the precreate hook.
 
 use std::fs;
@@ -106,7 +106,7 @@ fn story(tell: impl FnOnce(&Node) -> Result<()>) {
     });
 }
 
-/// What bindguard-runtime becomes: these engines do not hand on containerd's environment.
+/// The runtime that bindguard-runtime becomes: these engines do not hand on containerd's environment.
 fn become_what(node: &Node, runtime: &str) -> Result<()> {
     let text = format!(
         "[runtime]\npath = {:?}\n[kubelet]\nroots = [{:?}]\n",

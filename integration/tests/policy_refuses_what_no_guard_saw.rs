@@ -1,7 +1,7 @@
-//! Where policy refuses anything, a guard that dies, hangs, panics or is missing lets no container through unseen: what it
+//! Where policy refuses anything, a guard that dies, hangs, panics or is missing lets no container through unchecked: what it
 //! refuses may be there.
 //!
-//! A pod that may choose for itself, and wants nothing refused, starts all the same; so does every pod where policy refuses
+//! A pod that may choose for itself, and wants nothing refused, starts anyway; so does every pod where policy refuses
 //! nothing (guard_dies_or_is_missing, guard_stopped_past_deadline).
 
 use std::fs;

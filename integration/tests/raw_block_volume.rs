@@ -1,6 +1,6 @@
 //! A claim with `volumeMode: Block` is a device of the container and none of its mounts: there is nothing to judge, and
 //! nothing to break. The spec stays as it is, the container reads the device, `diagnose` has nothing to say, and the
-//! kubelet's clean-up finds nobody in its way.
+//! nothing blocks the kubelet's clean-up.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -28,7 +28,7 @@ fn story() {
     });
 }
 
-/// As the spec of a pod has it, and as a spec that somebody else wrote may: bound by its link, or from the global folder.
+/// As the spec of a pod has it, and as a spec of another author may have it: bound by its link, or from the global folder.
 fn is_foreign_wherever_it_is_bound(node: &Node, device: &Path, paths: &[&Path]) -> Result<()> {
     let binds: Vec<_> = paths.iter().map(|path| Bundle::bind(path, "/dev/xvda")).collect();
     let mut spec = Bundle::spec(&binds);

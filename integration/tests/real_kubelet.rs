@@ -49,7 +49,7 @@ enum Change {
     Kubelet(&'static str),
     /// The container, which has the whole volume, too.
     Container(&'static str),
-    /// Somebody on the host.
+    /// An observer on the host.
     Host,
 }
 
@@ -127,7 +127,7 @@ impl Started {
         Ok(Self { name: name.to_owned(), uid, id: id_of(&cluster.app_of(name)?)?, change })
     }
 
-    /// Whether the kubelet has written what the story wants.
+    /// True if the kubelet has written the expected content.
     fn is_written(&self, node: &Node) -> Result<bool> {
         let Change::Kubelet(file) = self.change else { return Ok(true) };
         let plugins = node.kubelet().root().join("pods").join(&self.uid).join("volumes");
@@ -250,7 +250,7 @@ fn racers(number: usize) -> [String; 2] {
     [format!("stock-{number}"), format!("guarded-{number}")]
 }
 
-/// How a pod that is never restarted has ended.
+/// The end state of a pod that is never restarted.
 fn has_succeeded(cluster: &Cluster<'_>, name: &str) -> Result<bool> {
     let mut phase = Value::Null;
     cluster.until(&format!("{name} has ended"), |cluster| {

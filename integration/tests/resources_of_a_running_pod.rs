@@ -1,4 +1,4 @@
-//! The kubelet asks for a container's figures all the time, and resizes it in place: both go through the shim.
+//! The kubelet queries a container's figures all the time, and resizes it in place: both go through the shim.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::waiting::until;

@@ -11,7 +11,7 @@ use bindguard_integration::{Ctr, Generation, Node, Setup, on_every_generation};
 
 /// The runtime takes some 30 ms for each of these verbs on an idle machine.
 const DELAYS_MS: [u64; 6] = [1, 6, 12, 18, 26, 36];
-/// Each generation has a runc of its own; the newest is looked at more closely.
+/// Each generation has its own runc; the newest is checked more closely.
 const SOME_DELAYS_MS: [u64; 2] = [8, 16];
 
 fn story(generation: Generation) {
@@ -51,7 +51,7 @@ fn a_life(node: &Node, verb: &str, fault: Fault) -> Result<()> {
     remove(&ctr, "web")
 }
 
-/// A delete may fail for the fault, and then works when it is asked for again.
+/// A delete may fail for the fault, and then works when it is retried.
 fn remove(ctr: &Ctr, id: &str) -> Result<()> {
     // there is no task where the create has failed
     for _ in 0..2 {
@@ -71,7 +71,7 @@ fn execs(node: &Node, faults: &[Fault]) -> Result<()> {
     let before = Leftovers::of(node)?;
     for fault in faults {
         runtime.next("exec", *fault)?;
-        // whatever comes of it: a process that was made all the same must not be left
+        // whatever comes of it: a process that was made anyway must not be left
         let _ = ctr.exec("web", &["true"])?;
         ensure!(!runtime.take_back("exec"), "the runtime was not called");
         ensure!(ctr.exec("web", &["sh", "-c", "exit 3"])?.code() == 3, "{fault:?}: the next exec");

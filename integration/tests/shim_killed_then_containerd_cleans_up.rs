@@ -1,4 +1,4 @@
-//! The shim is SIGKILLed, as by the kernel's out-of-memory killer: the container ends, containerd tells of its exit, and
+//! The shim is SIGKILLed, as by the kernel's out-of-memory killer: the container ends, containerd reports its exit, and
 //! nothing is left: no process, no mount, no socket, no state of runc, and the name can be used again.
 
 use std::fs;

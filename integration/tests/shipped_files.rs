@@ -1,4 +1,4 @@
-//! What `config/` ships is read by what it is for: containerd, systemd-tmpfiles, logrotate, dpkg. (The OCI hook is Podman's:
+//! The files of `config/` are read by their programs: containerd, systemd-tmpfiles, logrotate, dpkg. (The OCI hook is Podman's:
 //! see `podman_and_docker.rs`. The manifests are read in `config/tests`.)
 
 use std::cell::RefCell;
@@ -173,7 +173,7 @@ impl Pod {
         Ok(Self { sandbox, container })
     }
 
-    /// Its container ends and is made anew, as the kubelet does.
+    /// Its container ends and is created again, as the kubelet does.
     fn restarted(&self, node: &Node) -> Result<()> {
         let cri = node.cri()?;
         let old = self.container.borrow().clone();

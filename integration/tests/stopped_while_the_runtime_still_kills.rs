@@ -1,5 +1,5 @@
-//! A container is dead before the runtime that killed it has ended. containerd deletes what it is told has exited, and closes
-//! its connection with that: a kill that has no answer by then fails, and with it the stop that a kubelet asked for.
+//! A container is dead before the runtime that killed it has ended. containerd deletes a container whose exit it received, and closes
+//! its connection with that: a kill that has no answer by then fails, and with it the stop that a kubelet requested.
 
 use std::thread;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
-/// For good: then the end is told all the same, after ten seconds.
+/// For good: then the exit is published anyway, after ten seconds.
 #[test]
 fn a_runtime_that_hangs() {
     Setup::on(Generation::V2_1).obedient_runtime().story(|node| {

@@ -1,6 +1,6 @@
 //! A configMap that never rests: an update every 2 ms while 200 containers start one after another.
 //!
-//! Each of them starts and reads what was current during its create; nobody ever sees the empty file underneath the
+//! Each of them starts and reads content that was current during its create; no reader ever sees the empty file underneath the
 //! subpath's mount; and nothing is left over: no mount, no timestamp directory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

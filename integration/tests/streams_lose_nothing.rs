@@ -1,5 +1,5 @@
 //! A lot through a pipe and through a terminal, a reader that is slow, and one that never reads: every byte arrives, and
-//! nobody waits for somebody else's reader.
+//! no container waits for another one's reader.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -46,7 +46,7 @@ fn through_a_terminal(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// What `reader`, a script, makes of `$1`, a fifo that a container prints into and ends. The story reads itself: with a busy machine and a reader that
+/// The result of `reader`, a script, on `$1`, a fifo that a container prints into and ends. The story reads itself: with a busy machine and a reader that
 /// rests, `ctr` gives up its own copy now and then, in the middle, whichever shim there is.
 fn read(node: &Node, bundle: &Bundle, terminal: bool, reader: &str) -> Result<String> {
     let client = Shim::start(node, bundle, &Options::default())?.connect()?;
@@ -65,7 +65,7 @@ fn read(node: &Node, bundle: &Bundle, terminal: bool, reader: &str) -> Result<St
     Ok(words)
 }
 
-/// Two containers of one shim: the client of the first never reads what it asked for.
+/// Two containers of one shim: the client of the first never reads its output.
 fn never_read(ctr: &Ctr) -> Result<()> {
     let in_pod = |id: &'static str| ctr.container(id).annotation("io.containerd.runc.v2.group", "pod");
     let mut stuck = in_pod("stuck").runs(&["sh", "-c", "while :; do echo words; done"]).command(&[]);

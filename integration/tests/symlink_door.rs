@@ -39,7 +39,7 @@ impl Stage {
         self.volume.path().join(path)
     }
 
-    /// What a new container reads, if it starts.
+    /// The content that a new container reads, if it starts.
     fn restart(&self, node: &Node) -> Result<Option<String>> {
         let bind = Bind::new(self.subpath.target(), "/etc/file");
         let ended = node.ctr().container("victim").mount(bind).runs(&["cat", "/etc/file"]).told()?;

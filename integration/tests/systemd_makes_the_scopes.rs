@@ -1,5 +1,5 @@
 //! systemd as cgroup manager: a container is a scope of systemd's with the container's limits, what is executed in it is in
-//! the scope, too, and the scope goes with the container, whoever ends that.
+//! the scope, too, and the scope goes with the container, whichever process ends it.
 
 use std::fs;
 
@@ -76,7 +76,7 @@ fn lives_in_its_scope(node: &Node, runtime: Runtime) -> Result<()> {
     ensure!(members.lines().count() == 2, "an init and an exec are not both in {place}: {members:?}");
     ensure!(members.lines().any(|pid| ctr.pid("web").is_ok_and(|init| pid == init.to_string())), "{members:?}");
 
-    // the stock shim is not asked by its own socket
+    // the stock shim's own socket is not used
     if runtime == Runtime::Bindguard {
         Shim::of_container(node, "web")?.connect()?.update("web", &json!({"memory": {"limit": UPDATED}}))?;
         ensure!(property(&scope, "MemoryMax")? == UPDATED.to_string());
@@ -86,7 +86,7 @@ fn lives_in_its_scope(node: &Node, runtime: Runtime) -> Result<()> {
     is_gone(&scope)
 }
 
-/// `systemctl stop` of a scope, or a shutdown: the container's processes are told to end.
+/// `systemctl stop` of a scope, or a shutdown: the container's processes get SIGTERM.
 fn systemd_ends_it(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
     let scope = scope(node, "told");
@@ -113,7 +113,7 @@ fn scope(node: &Node, id: &str) -> String {
     format!("{}-{id}.scope", node.name())
 }
 
-/// Where a scope is a cgroup.
+/// The cgroup of a scope.
 fn place(node: &Node, scope: &str) -> Result<String> {
     Ok(format!("/{}/{scope}", node.slice().context("the node's slice")?))
 }
@@ -123,7 +123,7 @@ fn limit(place: &str) -> Result<String> {
     Ok(fs::read_to_string(&file).with_context(|| format!("read {file}"))?.trim().to_owned())
 }
 
-/// systemd hears of the end from the kernel, a moment later.
+/// systemd learns of the end from the kernel, a moment later.
 fn is_gone(scope: &str) -> Result<()> {
     until("the scope is gone", || Ok(units(scope)?.is_empty()))
 }

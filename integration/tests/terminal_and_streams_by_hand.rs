@@ -1,4 +1,4 @@
-//! What `ctr` cannot ask for of a process's streams: the size of a terminal, a terminal into a logging program or a file, and
+//! The stream features that `ctr` cannot request: the size of a terminal, a terminal into a logging program or a file, and
 //! that a process has no descriptor beyond its three.
 
 use std::fs;
@@ -12,7 +12,7 @@ use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest};
 use containerd_shim_protos::shim::oci::Options;
 
-/// Waits for its size to be told, so that there is no race with whoever tells it.
+/// Waits until its size is set, so that there is no race with the resize.
 const SIZE: &str = "until stty size 2>/dev/null | grep -q '33 121'; do sleep 0.02; done; stty size";
 const LOGGER: &str = "#!/bin/sh\necho ready >&5; exec 5>&-\ncat <&3 > $0.out\ncat <&4 > $0.err\n";
 

@@ -1,6 +1,6 @@
-//! A container in a user namespace: its root is nobody on the node, its files are its own, its output arrives.
+//! A container in a user namespace: its root has no rights on the node, its files are its own, its output arrives.
 //!
-//! The snapshotter copies the image with other owners, or, as containerd 2.1 does when it is asked by label, leaves it as it
+//! The snapshotter copies the image with other owners, or, as containerd 2.1 does when a label requests it, leaves it as it
 //! is and has the shim mount it with other ids.
 
 use anyhow::ensure;

@@ -1,4 +1,4 @@
-//! The configMap changes while the guard is at each of its steps. As long as the guard had not looked at its own work, the very
+//! The configMap changes while the guard is at each of its steps. As long as the guard did not check its own work, the very
 //! create that it was about ends with the newest content; after that the next one does. Nothing is stranded.
 
 use anyhow::{Context, Result, ensure};

@@ -1,5 +1,5 @@
 //! A volume that has to be mounted is not (kubernetes#109955): without bindguard, the container starts and writes to the
-//! node's own disk, and nobody notices.
+//! node's own disk, without any error.
 //!
 //! By default the log says it; where policy wants it, the container is refused, with the reason.
 

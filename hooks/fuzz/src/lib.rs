@@ -1,5 +1,5 @@
-//! What has to hold whatever a node, a container or an operator hands the guard. The fuzz targets look for inputs for which it
-//! does not; `hooks/core/tests/fuzz_seeds.rs` asks the same of what real nodes showed.
+//! Properties that hold for any input of a node, a container or an operator. The fuzz targets search for inputs that
+//! violate them; `hooks/core/tests/fuzz_seeds.rs` checks them on data of real nodes.
 
 pub mod config;
 pub mod kubelet_paths;

@@ -77,7 +77,7 @@ fn made_rslave(view: &SpecView<'_>, bind: usize, word: &str, others: &[u8]) {
     assert!(again.edited(&edits).is_ok());
 }
 
-/// The spec's words without those (`own` is what stands for the root filesystem's), and without what separates words.
+/// The spec's words without those (`own` is the root filesystem's propagation), and without what separates words.
 fn what_else(spec: &[u8], own: &str) -> Vec<u8> {
     const ITS_WORDS: [&str; 12] = [
         "private",

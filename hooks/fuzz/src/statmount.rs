@@ -1,4 +1,4 @@
-//! Any buffer is a mount or an error. What statmount(2) tells can be written as a line of mountinfo, and then says the same:
+//! Any buffer is a mount or an error. A result of statmount(2) can be written as a line of mountinfo, and then says the same:
 //! the two are read into the same fields.
 
 use bindguard_core::mount_table::{MountEntry, StatmountEntry};

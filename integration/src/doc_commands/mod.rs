@@ -7,7 +7,7 @@
 //! docs/runbook.md ── ```sh blocks ──► commands ── names replaced ──► sh -ec, as a process of a node
 //! ```
 //!
-//! What cannot be run is in [`NOT_RUN`], each with the reason, and said aloud.
+//! [`NOT_RUN`] lists the commands that cannot be run, each with the reason; the test prints them.
 
 mod not_run;
 mod rehearsal;
