@@ -1,4 +1,4 @@
-//! Where policy refuses anything, a guard that dies, hangs, panics or is missing lets no container through unchecked: what it
+//! Policy refuses: a guard that dies, hangs, panics or is missing lets no container through unchecked: what it
 //! refuses may be there.
 //!
 //! A pod that may choose for itself, and wants nothing refused, starts anyway; so does every pod where policy refuses
