@@ -4,7 +4,7 @@
 //! after `=` or as the next argument, the verb last. An unknown flag is an error there, but a newer
 //! containerd may learn a new one, so here it is passed over together with its `=value`.
 
-/// What this process was started for.
+/// The purpose that this process was started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     /// No verb: be the server that supervises containers.
@@ -22,7 +22,7 @@ pub(crate) enum Verb {
 /// The flags of containerd's shim protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Args {
-    /// What to do.
+    /// The action.
     pub(crate) verb: Verb,
     /// containerd's namespace, such as `k8s.io`.
     pub(crate) namespace: String,
@@ -94,7 +94,7 @@ impl Args {
             "id" => self.id = value,
             "address" => self.address = value,
             "bundle" => self.bundle = value,
-            // The binary that published events before ttrpc did, and a socket path that nobody sends.
+            // The binary that published events before ttrpc did, and a socket path that no caller sends.
             _ => {}
         }
     }

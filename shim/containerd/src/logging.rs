@@ -75,7 +75,7 @@ impl Subscriber for Logfmt {
         let mut line = Line::default();
         event.record(&mut line);
         let text = line.finish(&now, *event.metadata().level());
-        // One write, shorter than PIPE_BUF as a rule, so lines of two shims never mix; a full fifo drops the line.
+        // One write, usually shorter than PIPE_BUF, so lines of two shims never mix; a full fifo drops the line.
         let _ = (&self.file).write_all(text.as_bytes());
     }
 

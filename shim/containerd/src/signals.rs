@@ -1,7 +1,7 @@
 //! Signals, as something to wait for.
 //!
 //! tokio has them, too, and keeps room for each of the kernel's sixty-four as soon as it looks for one: 25 KiB, a third of what
-//! an idle shim's heap holds. Here a signal that somebody waits for sends a byte through a socket of his. A pipe would do as
+//! an idle shim's heap holds. Here a signal with a waiter sends a byte through a socket of his. A pipe would do as
 //! well, but a pipe that a shim holds is what containerd's tests, and people with lsof(8), look for when a container's
 //! streams have leaked.
 

@@ -25,7 +25,7 @@ pub(crate) enum InfoError {
     Stdout(#[from] io::Error),
 }
 
-/// Answers with a RuntimeInfo. containerd 2.x asks for it to learn, above all, whether the runtime can id-map mounts.
+/// Answers with a RuntimeInfo. containerd 2.x requests it to learn, above all, whether the runtime can id-map mounts.
 pub(crate) fn info() -> Result<(), InfoError> {
     let sent = Sent::read();
     let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), ..Default::default() };
@@ -39,7 +39,7 @@ pub(crate) fn info() -> Result<(), InfoError> {
     Ok(io::stdout().write_all(&info.write_to_bytes()?)?)
 }
 
-/// What `runc features` prints, if it prints JSON: older runtimes have no such verb, and then nothing is said.
+/// The output of `runc features`, if it is JSON: older runtimes have no such verb, and then nothing is said.
 fn features(binary: &str) -> Option<Any> {
     let program = look_up(if binary.is_empty() { "runc" } else { binary })?;
     let output = Command::new(program).arg("features").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;

@@ -1,4 +1,4 @@
-//! Where the server stands among the node's processes: out-of-memory order, cgroup, core scheduling.
+//! The server's placement among the node's processes: out-of-memory order, cgroup, core scheduling.
 //!
 //! None of it may fail a `start`: a node where one of these cannot be had still has to run containers.
 
@@ -57,7 +57,7 @@ pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     }
 }
 
-/// A cpuset of v1 begins without a CPU and takes nobody in until it has some: it gets its parent's.
+/// A cpuset of v1 begins without a CPU and accepts no process until it has some: it gets its parent's.
 fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
     let mut directory = hierarchy.to_owned();
     for name in Path::new(cgroup.trim_start_matches('/')).components() {

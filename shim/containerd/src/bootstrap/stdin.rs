@@ -1,4 +1,4 @@
-//! What containerd sends to `start` and `-info` on stdin.
+//! containerd's input to `start` and `-info` on stdin.
 //!
 //! Up to 2.2 it is an `Any` with the runtime's options, or nothing at all; from 2.3 on `BootstrapParams`, which carries what
 //! the flags and the environment carry, too. Nothing says which, and both begin with two strings; only the newer message has
@@ -14,14 +14,14 @@ use crate::options::Options;
 /// More is no message of containerd's.
 const LONGEST: u64 = 4 * 1024 * 1024;
 
-/// What was found on stdin.
+/// The content of stdin.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     /// The runtime's options; defaults where none could be read.
     pub(super) options: Options,
     /// The message the options came in, to be handed back by `-info`.
     pub(super) any: Option<Any>,
-    /// containerd's event socket, told by 2.3 and later.
+    /// containerd's event socket, sent by 2.3 and later.
     pub(super) ttrpc_address: String,
 }
 

@@ -22,7 +22,7 @@ impl Directory {
         Self(path.into())
     }
 
-    /// Where a file of that name lies.
+    /// The path of a file of that name.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -61,7 +61,7 @@ pub(super) fn text_of(path: &Path) -> Option<String> {
     }
 }
 
-/// There is no such file; or it went while it was open (ENODEV); or the kernel was told not to count it (EOPNOTSUPP, as
+/// There is no such file; or it went while it was open (ENODEV); or the kernel is configured not to count it (EOPNOTSUPP, as
 /// pressure has it where `psi=0`).
 pub(super) fn says_absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP))

@@ -1,4 +1,4 @@
-//! Who makes a container's cgroups: the runtime itself, or systemd.
+//! The driver that makes a container's cgroups: the runtime itself, or systemd.
 //!
 //! The option says it. Where no option reached us (containerd 1.6 loses them for a foreign runtime type), a cgroup path in
 //! systemd's form is a hint that the kubelet's driver is systemd. No more than a hint: containerd's CRI before 2.0 writes that

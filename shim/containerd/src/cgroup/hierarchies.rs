@@ -1,4 +1,4 @@
-//! Where the cgroup hierarchies are mounted on a node, without a look at the mount table: all below one folder.
+//! The mount points of a node's cgroup hierarchies, without reading the mount table: all below one folder.
 
 use std::{
     fs,

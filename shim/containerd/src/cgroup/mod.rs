@@ -5,11 +5,11 @@
 //!                            └────watch_oom()──► OomWatch ──next(), is_untold()──► TaskOOM
 //! ```
 //! Make the [`Cgroup`] when `create` has succeeded and the init waits for its start: its directories are found through
-//! the living process and kept, so that the figures can still be had, and the last kill be told, when the init is dead.
+//! the living process and kept, so that the figures and the last kill are still available when the init is dead.
 //! A process that moves later, as an init that is systemd does, moves below them.
 //!
 //! Nothing here sets a limit or moves a process; that is the runtime's. What a kernel, or a cgroup without some
-//! controller, does not tell is left out of the message; it is never an error of the whole.
+//! controller, does not report is left out of the message; it is never an error of the whole.
 
 mod directory;
 mod driver;
@@ -84,7 +84,7 @@ impl Cgroup {
         if metrics.is_empty() { Err(CgroupError::Gone) } else { Ok(metrics) }
     }
 
-    /// Watches for kills from now on; earlier ones are not told. Call it inside the event loop.
+    /// Watches for kills from now on; earlier ones are not reported. Call it inside the event loop.
     pub(crate) fn watch_oom(&self) -> Result<OomWatch, OomError> {
         OomWatch::open(&self.0)
     }

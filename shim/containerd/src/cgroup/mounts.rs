@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// A mounted cgroup hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CgroupMount {
-    /// What of the hierarchy is shown.
+    /// The root within the hierarchy.
     root: String,
     point: PathBuf,
     /// The controllers, or `name=`, of a hierarchy of version 1; none for the unified one.
@@ -44,7 +44,7 @@ impl CgroupMount {
         }
     }
 
-    /// Where a cgroup of that path is to be seen, if it lies below the mount's root.
+    /// The visible path of a cgroup, if it lies below the mount's root.
     pub(super) fn directory_of(&self, cgroup: &str) -> Option<PathBuf> {
         let below = cgroup.strip_prefix(self.root.trim_end_matches('/'))?;
         match below.strip_prefix('/') {

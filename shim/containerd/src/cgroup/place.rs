@@ -1,4 +1,4 @@
-//! Where the cgroup of a process is: /proc/PID/cgroup says its path in each hierarchy, see cgroups(7); the mount that
+//! The place of a process's cgroup: /proc/PID/cgroup has its path in each hierarchy, see cgroups(7); the mount that
 //! shows the hierarchy has to be found.
 //!
 //! A directory counts only if its `cgroup.procs` lists the process. So the usual place below /sys/fs/cgroup may simply
@@ -140,7 +140,7 @@ mod tests {
     fn a_hybrid_node_is_version_1() {
         assert!(!is_unified(false, &memberships("4:memory:/a\n9:name=systemd:/\n0::/a\n")));
         assert!(is_unified(false, &memberships("9:name=systemd:/\n0::/a\n")));
-        // Somebody mounted net_cls, or even pids, of version 1 on a node that is version 2 for everything else.
+        // net_cls is mounted, or even pids, as version 1 on a node that is version 2 for everything else.
         assert!(is_unified(true, &memberships("3:pids:/\n0::/a\n")));
     }
 

@@ -12,7 +12,7 @@ use std::{
 
 use super::hierarchies::hierarchies;
 
-/// What the dead runtime forked sees the end of its pipe, and ends.
+/// A process that the dead runtime forked sees the end of its pipe, and ends.
 const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 

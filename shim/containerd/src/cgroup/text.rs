@@ -62,7 +62,7 @@ pub(super) fn device(word: &str) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// What one RDMA device has, or may have, in use.
+/// One RDMA device's usage or limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rdma<'a> {
     pub(super) device: &'a str,

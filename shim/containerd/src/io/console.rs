@@ -55,7 +55,7 @@ impl ConsoleSocket {
         &self.path
     }
 
-    /// The master the runtime sent, non-blocking. To be asked after the runtime has succeeded.
+    /// The master the runtime sent, non-blocking. Call it after the runtime has succeeded.
     pub(crate) fn take_master(&self) -> io::Result<OwnedFd> {
         let mut master = None;
         loop {

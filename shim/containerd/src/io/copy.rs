@@ -34,7 +34,7 @@ impl Copy {
         let (mover, progress) = progress();
         let task = tokio::spawn(async move {
             let ended = run(&from, &to, &mover).await;
-            // The descriptors close before anybody hears of the end: the reader must see it, too.
+            // The descriptors close before the end is reported: the reader must see the end as well.
             drop((from, to));
             if let Err(error) = ended {
                 tracing::debug!(%error, "a stream ended early");
@@ -55,7 +55,7 @@ impl Copy {
             Rest::Passed => {}
             Rest::Moving => tracing::warn!("a slow reader still takes the output of a process that is being deleted"),
             Rest::Stalled => {
-                tracing::warn!("gave up a stream that nobody reads, or that a process left behind holds open");
+                tracing::warn!("closing a stream that has no reader, or that a leftover process has open");
                 self.stop();
             }
         }

@@ -1,6 +1,6 @@
 //! Opening what containerd names as a stream.
 //!
-//! Fifos are opened so that nothing blocks and nobody's disconnect hurts: an output is opened for reading *and* writing,
+//! Fifos are opened so that nothing blocks and no disconnect fails: an output is opened for reading *and* writing,
 //! so that it can be opened before its reader comes and a write after the reader has gone fills the fifo instead of
 //! breaking with EPIPE. The same is true of the writer's end of an input that the shim holds until `CloseIO`.
 //! A path of anything else (a regular file, /dev/null) is handed to the process itself.
@@ -17,7 +17,7 @@ use std::{
 
 use rustix::fs::OFlags;
 
-/// What stands at the path of an output.
+/// The file at the path of an output.
 pub(crate) enum Output {
     /// A fifo, open for both; to be copied into.
     Fifo(OwnedFd),

@@ -1,6 +1,6 @@
-//! How far a stream has got, and whether it has ended.
+//! The progress of a stream, and its end.
 //!
-//! What a process wrote is to be passed on before its delete is answered; but a process that was left behind may hold the
+//! A process's output must be passed on before its delete is answered; but a process that was left behind may hold the
 //! stream open for ever, and a reader may have gone away. Neither may hold the delete for ever, so what counts is whether bytes
 //! move, and whether there are any: a reader that pauses is waited for longer than a writer that has nothing to say.
 
@@ -14,16 +14,16 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-/// How long the rest of a stream is waited for.
+/// Time limits for the rest of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
-    /// With nothing to pass on: whoever holds the stream open was left behind.
+    /// With nothing to pass on: a leftover process has the stream open.
     pub(super) silent: Duration,
     /// In all.
     pub(super) whole: Duration,
 }
 
-/// What came of waiting.
+/// The result of waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rest {
     /// All has arrived.

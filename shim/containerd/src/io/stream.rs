@@ -1,4 +1,4 @@
-//! What containerd names as a stream: nothing, a path, or a URI.
+//! A stream as containerd names it: nothing, a path, or a URI.
 //!
 //! ```text
 //!   /run/containerd/fifo/1/web-stdout     a path, nearly always of a fifo
@@ -31,16 +31,16 @@ pub(super) struct Program {
     pub(super) path: PathBuf,
     /// Keys and values of the query, in order.
     pub(super) arguments: Vec<String>,
-    /// Whether an end without a word counts as a failure: else it counts as ready, as it always has.
+    /// True if an end without output counts as a failure: otherwise it counts as ready.
     pub(super) has_to_say_ready: bool,
 }
 
-/// A URI with a scheme nobody knows.
+/// A URI with an unknown scheme.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct UnknownScheme;
 
 impl Stream {
-    /// Tells which it is.
+    /// Parses the kind of stream.
     pub(super) fn parse(name: &str) -> Result<Self, UnknownScheme> {
         if name.is_empty() {
             return Ok(Self::Nowhere);

@@ -1,4 +1,4 @@
-//! What the allocator and the stack keep after a burst, given back; the process's environment.
+//! Returns the memory that the allocator and the stack keep after a burst; changes the process's environment.
 
 use std::{env, ffi::OsString};
 
@@ -7,7 +7,7 @@ use nix::libc;
 /// Of a stack, this much below the caller is given back. The kernel gives the main thread's 128 KiB from the start
 /// (setup_arg_pages in fs/exec.c), and leaves a gap of a megabyte below, so nothing else can lie there.
 const STACK: usize = 128 * 1024;
-/// What stays below the caller: the frames of the very call that gives back.
+/// The stack to keep below the caller: the frames of the very call that gives back.
 const MARGIN: usize = 1024;
 const PAGE: usize = 4096;
 
@@ -38,7 +38,7 @@ pub(crate) fn give_back_stack() {
     let here = 0_u8;
     let here = std::hint::black_box(&raw const here).addr();
     let end = (here - MARGIN) & !(PAGE - 1);
-    // SAFETY: the range lies on this thread's stack, or where nothing can be mapped, and below all live frames: nobody
+    // SAFETY: the range lies on this thread's stack, or where nothing can be mapped, and below all live frames: no code
     // reads it before writing. The result says at most that a part of it was never used.
     unsafe {
         libc::madvise(std::ptr::with_exposed_provenance_mut(end - STACK), STACK, libc::MADV_DONTNEED);
@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    /// How many of the pages below the caller are there, see "pagemap" in the kernel's documentation.
+    /// The number of resident pages below the caller, see "pagemap" in the kernel's documentation.
     #[inline(never)]
     fn pages_below() -> usize {
         let here = 0_u8;

@@ -89,7 +89,7 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// How a file is to be attached.
+/// The way to attach a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LoopMode {
     /// Nothing may be written.
@@ -104,7 +104,7 @@ pub(crate) fn free_loop_device(control: &File) -> io::Result<u32> {
     u32::try_from(number).map_err(io::Error::other)
 }
 
-/// Attaches a file to a loop device, which lets go of it with its last user. EBUSY: somebody else was first.
+/// Attaches a file to a loop device, which detaches it after its last user. EBUSY: another process was first.
 pub(crate) fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
     let direct_io = if mode.direct_io { LO_FLAGS_DIRECT_IO } else { 0 };
     let read_only = if mode.read_only { LO_FLAGS_READ_ONLY } else { 0 };
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(size_of::<LoopConfig>(), 304);
     }
 
-    /// What kernels before 5.8 need; the others have these calls still.
+    /// The calls for kernels before 5.8; newer kernels still have them.
     #[test]
     fn attached_by_the_older_calls() {
         let open = |path: &str| OpenOptions::new().read(true).write(true).open(path);
@@ -165,7 +165,7 @@ mod tests {
         };
         let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         image.as_file().set_len(1 << 20).unwrap();
-        // somebody else may be faster with a free device
+        // another process may take the free device first
         let attached = (0..100).find_map(|_| {
             let number = free_loop_device(&control).ok()?;
             let device = open(&format!("/dev/loop{number}")).ok()?;

@@ -1,4 +1,4 @@
-//! Messages for which the protos crate has no type, read field by field. What is not asked for is passed over.
+//! Messages for which the protos crate has no type, read field by field. Other fields are skipped.
 
 use protobuf::{CodedInputStream, rt::skip_field_for_tag};
 

@@ -24,7 +24,7 @@ pub(super) struct Fuse<'a> {
 }
 
 impl<'a> Fuse<'a> {
-    /// Tells whether this type of filesystem is one.
+    /// True if this type of filesystem is one.
     pub(super) fn of_type(kind: &'a str) -> Option<Self> {
         let helpers = [("fuse.", "mount.fuse"), ("fuse3.", "mount.fuse3")];
         helpers.into_iter().find_map(|(prefix, helper)| Some(Self { helper, program: kind.strip_prefix(prefix)? }))

@@ -48,7 +48,7 @@ impl IdMap {
         Ok(Self { namespace: File::open(child.file("ns/user"))? })
     }
 
-    /// Maps what is mounted on `target`. Nobody else may use the mount yet: it is replaced by its clone.
+    /// Maps the ids of the mount on `target`. No other process may use the mount yet: it is replaced by its clone.
     pub(super) fn apply(&self, target: &Path) -> io::Result<()> {
         let mapped = self.clone_of(target, false)?;
         umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;

@@ -143,7 +143,7 @@ fn a_file_by_way_of_a_loop_device() {
     in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,ro"));
 }
 
-/// On a filesystem without direct I/O the kernel attaches the file all the same, and goes through the page cache.
+/// On a filesystem without direct I/O the kernel attaches the file anyway, and goes through the page cache.
 #[test]
 fn a_file_by_way_of_a_loop_device_past_the_page_cache() {
     in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,direct-io,ro"));
@@ -162,7 +162,7 @@ fn by_way_of_a_loop_device(dir: &Path, options: &str) {
     assert_eq!(devices(), 1);
     assert_eq!(uses_direct_io(&image), options.contains("direct-io"), "{options}");
     unmount_all(&rootfs).unwrap();
-    // The device lets go when the last user has gone, which may be a moment later.
+    // The device detaches when the last user has gone, which may be a moment later.
     let gone = (0..100).any(|_| {
         thread::sleep(std::time::Duration::from_millis(10));
         devices() == 0

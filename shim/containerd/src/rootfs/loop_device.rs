@@ -1,7 +1,7 @@
 //! The `loop` option: a file with a filesystem in it becomes a block device for as long as it is mounted.
 //!
-//! The kernel names a device that is free, but does not keep it free: whoever attaches first has it, so EBUSY means to ask
-//! again. The device lets go of the file by itself when its last user has gone (LO_FLAGS_AUTOCLEAR), and the open descriptor
+//! The kernel names a device that is free, but does not keep it free: the first process that attaches gets it, so EBUSY means to get
+//! another. The device detaches the file by itself when its last user has gone (LO_FLAGS_AUTOCLEAR), and the open descriptor
 //! is a user: it is held until the filesystem is mounted.
 
 use std::{

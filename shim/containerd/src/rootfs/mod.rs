@@ -1,4 +1,4 @@
-//! The container's root filesystem: what the snapshotter asks to be mounted, on `rootfs` in the bundle.
+//! The container's root filesystem: the snapshotter's mounts, on `rootfs` in the bundle.
 //!
 //! Usually one overlay, sometimes id-mapped; a devmapper or erofs snapshotter has block devices or images, a lazy-pulling one
 //! a FUSE filesystem. All of it is mounted on a thread of its own, and a failure takes what was mounted down again. No mount
@@ -42,7 +42,7 @@ pub(crate) enum RootfsError {
     /// The directory to mount on.
     #[error("make the mount point {path}")]
     MountPoint {
-        /// Where.
+        /// The target.
         path: PathBuf,
         /// Why not.
         source: io::Error,
@@ -58,13 +58,13 @@ pub(crate) enum RootfsError {
     /// A mount that was not made.
     #[error("failed to mount rootfs component: {step} {kind} {source_path} on {target}")]
     Mount {
-        /// What was being done to it.
+        /// The failed action.
         step: &'static str,
         /// The filesystem's type.
         kind: String,
-        /// What.
+        /// The mount.
         source_path: String,
-        /// Where, below the root filesystem.
+        /// The target, below the root filesystem.
         target: PathBuf,
         /// Why not.
         source: io::Error,
@@ -72,7 +72,7 @@ pub(crate) enum RootfsError {
     /// umount(2) failed.
     #[error("unmount {target}")]
     Unmount {
-        /// What.
+        /// The mount.
         target: PathBuf,
         /// Why not.
         source: io::Error,
@@ -80,7 +80,7 @@ pub(crate) enum RootfsError {
     /// There was no thread to do it.
     #[error("work on {target} aside from the event loop")]
     Aside {
-        /// What.
+        /// The mount.
         target: PathBuf,
         /// Why not.
         source: io::Error,

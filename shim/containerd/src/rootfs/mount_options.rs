@@ -1,13 +1,13 @@
 //! fstab's words, as mount(2) wants them: flags, propagation and the rest for the filesystem itself.
 //!
-//! Three words ask for more than mount(2) does, as with mount(8): `loop`, and the pair `uidmap=` and `gidmap=`.
-//! The table is mount(8)'s. Propagation changes need a call of their own, see mount(2), so they are kept apart.
+//! Three words request more than mount(2) does, as with mount(8): `loop`, and the pair `uidmap=` and `gidmap=`.
+//! The table is mount(8)'s. Propagation changes need a call of their own, see mount(2), so they are kept separately.
 
 use nix::mount::MsFlags;
 
 use crate::kernel::LoopMode;
 
-/// What a word does to the flags.
+/// The effect of a word on the flags.
 #[derive(Clone, Copy)]
 enum Word {
     Set(MsFlags),
@@ -59,7 +59,7 @@ const INTERNAL: &str = "X-containerd.";
 pub(super) struct MountOptions {
     /// For the mount itself.
     pub(super) flags: MsFlags,
-    /// For a second call; empty when nothing is asked.
+    /// For a second call; empty if none is requested.
     pub(super) propagation: MsFlags,
     /// For the filesystem, in order.
     pub(super) data: Vec<String>,

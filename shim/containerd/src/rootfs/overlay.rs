@@ -19,7 +19,7 @@ use super::call;
 /// One page, less the final NUL. mount(2) cuts what is longer without a word.
 const LONGEST: usize = 4096 - 1;
 
-/// What is to be mounted.
+/// The mount to make.
 pub(super) struct What<'a> {
     /// The filesystem's type.
     pub(super) kind: &'a str,

@@ -1,6 +1,6 @@
-//! Where below the root filesystem a mount's `target` is.
+//! The place of a mount's `target` below the root filesystem.
 //!
-//! What is mounted there already is the image's, and an image may hold a symlink `/data -> /etc`. The kernel resolves the
+//! The files there are the image's, and an image may hold a symlink `/data -> /etc`. The kernel resolves the
 //! target as if the root filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link leads out of it.
 
 use std::{

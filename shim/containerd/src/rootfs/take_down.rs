@@ -1,4 +1,4 @@
-//! Taking a root filesystem down, without a look at the mount table.
+//! Unmounts a root filesystem, without reading the mount table.
 
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -9,7 +9,7 @@ use nix::{
 
 use super::RootfsError;
 
-/// How often a busy root filesystem is tried before it is only detached.
+/// The number of attempts to unmount a busy root filesystem before it is only detached.
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 

@@ -9,16 +9,16 @@ use super::{
 };
 use crate::io::Wiring;
 
-/// What `checkpoint` needs.
+/// The arguments of `checkpoint`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CheckpointCall {
-    /// Where the images go.
+    /// The directory for the images.
     pub(crate) images: PathBuf,
     /// The images these build upon; empty where they stand alone.
     pub(crate) parent: String,
-    /// Where criu works and logs.
+    /// The directory in which criu works and logs.
     pub(crate) work: PathBuf,
-    /// Whether the container ends with it.
+    /// True if the container ends with it.
     pub(crate) exit: bool,
     /// Connections of the container may be open.
     pub(crate) open_tcp: bool,
@@ -28,17 +28,17 @@ pub(crate) struct CheckpointCall {
     pub(crate) terminal: bool,
     /// It may hold locks on files.
     pub(crate) file_locks: bool,
-    /// Kinds of namespaces that are to be made anew instead of written.
+    /// Kinds of namespaces that are created again instead of written.
     pub(crate) empty_namespaces: Vec<String>,
 }
 
-/// What `restore` needs.
+/// The arguments of `restore`.
 pub(crate) struct RestoreCall<'a> {
-    /// Where the images are.
+    /// The directory of the images.
     pub(crate) images: &'a str,
     /// The images these build upon; empty where they stand alone.
     pub(crate) parent: &'a str,
-    /// Where criu works and logs.
+    /// The directory in which criu works and logs.
     pub(crate) work: PathBuf,
     /// chroot instead of pivot_root.
     pub(crate) no_pivot_root: bool,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::io::Wiring;
 
-/// What `create` needs.
+/// The arguments of `create`.
 pub(crate) struct CreateCall<'a> {
     /// The container.
     pub(crate) id: &'a str,

@@ -1,6 +1,6 @@
 //! The line on which the guard says what it did.
 //!
-//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its first word is looked at, so
+//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its first word is read, so
 //! that a later guard may say more.
 
 use tokio::{io::AsyncReadExt, net::unix::pipe};
@@ -13,7 +13,7 @@ const LONGEST_LINE: usize = 4096;
 pub(super) enum Word {
     /// From here on the process is the runtime.
     Handover {
-        /// What it makes is worth a look.
+        /// The container that it makes must be checked.
         verify: bool,
     },
     /// Policy; the reason.
@@ -38,7 +38,7 @@ pub(super) async fn hear(line: &mut pipe::Receiver, said: &mut Vec<u8>) {
     }
 }
 
-/// The word in what was heard; None while there is nothing.
+/// The word in the received bytes; None while there are none.
 pub(super) fn word(said: &[u8]) -> Option<Word> {
     let end = said.iter().position(|byte| *byte == b'\n').unwrap_or(said.len());
     let line = String::from_utf8_lossy(&said[..end]);

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-/// Where the log goes when the bundle takes no file.
+/// The log's path if the bundle takes no file.
 const NOWHERE: &str = "/dev/null";
 
 /// The log file of one call; removed when dropped.

@@ -1,7 +1,7 @@
-//! What `start` says to a server that it finds: this container will come.
+//! The call by which `start` announces a container to a server that it finds.
 //!
-//! A pod's last container may be deleted, and its shim told to end, between the answer of another container's `start` and its
-//! `Create`: that create would find nobody. So `start` asks first. A server that ends already says so, and `start` makes a new
+//! A pod's last container may be deleted, and its shim shut down, between the answer of another container's `start` and its
+//! `Create`: that create would find no server. So `start` calls first. A server that ends already says so, and `start` makes a new
 //! one; one that does not know the question, of Go's shim or an older version of ours, is taken as it is.
 
 use std::{collections::HashMap, os::unix::net::UnixStream, sync::Arc};
@@ -23,23 +23,23 @@ use super::{
 pub(super) const SERVICE: &str = "bindguard.shim.v1.Group";
 const METHOD: &str = "Expect";
 
-/// What the server says.
+/// The server's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expectation {
-    /// It waits for the container, or is one that cannot be asked.
+    /// It waits for the container, or does not know the call.
     Waits,
     /// It is about to end.
     Ends,
 }
 
-/// Asks the server behind this connection.
+/// Calls the server behind this connection.
 pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
     match ask(server, SERVICE, METHOD, id).await {
         Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => Expectation::Ends,
         // Behind the question, in its middle, or before it.
         Err(error) if has_hung_up(&error) => Expectation::Ends,
         Err(error @ ttrpc::Error::Others(_)) => {
-            tracing::warn!(%error, "cannot ask the shim of the group to wait");
+            tracing::warn!(%error, "announce the container to the shim of its group");
             Expectation::Waits
         }
         Ok(_) | Err(_) => Expectation::Waits,
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// Whether it never took the call, or went away in the middle of the question or behind it.
+    /// The cases of a server that never took the call, or went away during or after it.
     #[tokio::test]
     async fn a_server_that_hangs_up_is_dead_and_does_not_wait() {
         let folder = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ pub(crate) async fn is_alive(server: UnixStream, id: &str) -> bool {
     !ask(server, V3, "Connect", id).await.is_err_and(|error| has_hung_up(&error))
 }
 
-/// Asks a method that wants to know no more than which container.
+/// Calls a method whose only argument is the container.
 pub(super) async fn ask(server: UnixStream, service: &str, method: &str, id: &str) -> ttrpc::Result<Response> {
     let other = |error: &dyn std::error::Error| ttrpc::Error::Others(error.to_string());
     server.set_nonblocking(true).map_err(|error| other(&error))?;
@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    /// Also one that has no such service, and never heard of the container.
+    /// Also one that has no such service, and does not know the container.
     #[tokio::test]
     async fn a_server_that_answers_lives() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! `Delete`: of an init with its container, or of an exec.
 //!
-//! What a process wrote has been passed on before its delete is answered: the client closes its side then. An exec's end
+//! A process's output has been passed on before its delete is answered: the client closes its side then. An exec's end
 //! is no TaskDelete; containerd takes that for the container's.
 
 use std::{sync::Arc, time::Duration};
@@ -14,7 +14,7 @@ use crate::{
     rootfs,
 };
 
-/// How long the end of an init that was never started may take after the runtime has killed it.
+/// The time limit for the end of an init that was never started, after the runtime has killed it.
 const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 impl Task {

@@ -2,7 +2,7 @@
 //!
 //! One file per thing that can happen. Three rules keep answers and events in order. `turn` is held from before a runtime
 //! call that changes the init to after its event has been queued, and the init's end waits for its turn: so TaskStart comes
-//! before TaskExit even when the program ends at once. An init's exit is told only after those of its execs. And only when
+//! before TaskExit even when the program ends at once. An init's exit is published only after those of its execs. And only when
 //! signals to it are answered, for containerd deletes what has exited, and hangs up; they take no turn, for one may be what
 //! ends a call that hangs. Looking (`State`, `Wait`, `Pids`) takes no turn either, and never waits for the runtime.
 
@@ -41,14 +41,14 @@ use crate::{
 use checkpoint::Restoration;
 use exec::Exec;
 
-/// What all tasks of this shim share.
+/// The state that all tasks of this shim share.
 #[derive(Debug, Clone)]
 pub(crate) struct Surroundings {
     /// containerd's namespace.
     pub(crate) namespace: String,
-    /// Where events go.
+    /// The queue of events.
     pub(crate) events: Events,
-    /// Who waits for whom.
+    /// The exits that are waited for.
     pub(crate) exits: Arc<Exits>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Task {
     around: Surroundings,
 }
 
-/// A task that could not do what was asked.
+/// A request that a task could not complete.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TaskError {
     /// No container or process of that name, or not any more.
@@ -107,10 +107,10 @@ pub(crate) enum TaskError {
     /// The cgroup's figures.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// Something asked of the system.
+    /// A request to the system.
     #[error("{what}")]
     Os {
-        /// What was done to what.
+        /// The action and its object.
         what: String,
         /// Why it failed.
         source: std::io::Error,
@@ -118,7 +118,7 @@ pub(crate) enum TaskError {
     /// The runtime, about a checkpoint; criu's own log says more.
     #[error("OCI runtime checkpoint failed: {source} path= {log}", log = log.display())]
     Checkpoint {
-        /// What happened.
+        /// The cause.
         source: RuntimeError,
         /// A copy of the log.
         log: PathBuf,
@@ -128,7 +128,7 @@ pub(crate) enum TaskError {
     Runtime {
         /// The verb.
         stage: &'static str,
-        /// What happened.
+        /// The cause.
         source: RuntimeError,
     },
 }

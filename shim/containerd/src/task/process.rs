@@ -10,7 +10,7 @@ use crate::{
     io::{Attached, Streams},
 };
 
-/// What is known of a process. The locks inside are held for a look only.
+/// The state of a process. The locks inside are held for a read or write only.
 #[derive(Debug)]
 pub(crate) struct Process {
     id: String,
@@ -39,12 +39,12 @@ impl Process {
         &self.id
     }
 
-    /// Where containerd wanted its streams.
+    /// containerd's paths for its streams.
     pub(crate) fn streams(&self) -> &Streams {
         &self.streams
     }
 
-    /// Where it stands.
+    /// Its state.
     pub(crate) fn state(&self) -> ProcessState {
         self.life().state
     }
@@ -104,7 +104,7 @@ impl Process {
         self.life().attached.clone()
     }
 
-    /// Lets go of its streams.
+    /// Closes its streams.
     pub(super) fn detach(&self) {
         self.life().attached = None;
     }

@@ -1,7 +1,7 @@
 //! `Kill`: any signal to the init, to all of the container, or to an exec.
 //!
 //! An init is signalled by the runtime, which knows what that means for a frozen container or one without a pid namespace;
-//! an exec through its pidfd. That a process has ended is asked of the kernel, never read out of the runtime's words.
+//! an exec through its pidfd. The kernel reports that a process has ended; the runtime's text is never parsed for it.
 
 use nix::libc::ESRCH;
 

@@ -6,12 +6,12 @@
 //!     │                   │ └─────resumed──────┘─┼────────────────┘ │
 //!     └──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
 //! ```
-//! One enum, one method per event, one error for a move that is not there. It asks nothing of the kernel and sends
+//! One enum, one method per event, one error for a move that is not there. It calls no kernel and sends
 //! nothing: who calls it has just seen the event happen.
 
 use containerd_shim_protos::types::task::Status;
 
-/// Where a process, init or exec, stands.
+/// The state of a process, init or exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessState {
     /// Known, but its program does not run yet.
@@ -32,9 +32,9 @@ pub(crate) enum ProcessState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {verb} a process that is {state}")]
 pub(crate) struct IllegalMove {
-    /// What was asked for.
+    /// The requested move.
     pub(crate) verb: &'static str,
-    /// Where the process stands.
+    /// The state of the process.
     pub(crate) state: ProcessState,
 }
 

@@ -110,11 +110,11 @@ async fn looking_may_be_broken_off_at_any_time() {
     cgroup.run(EAT);
     let begin = Instant::now();
     while timeout(Duration::from_micros(500), ooms.next()).await != Ok(Some(Killed)) {
-        assert!(begin.elapsed() < LONG, "it is never told");
+        assert!(begin.elapsed() < LONG, "it is never reported");
     }
     let end = Instant::now() + QUIET;
     while Instant::now() < end {
-        assert!(timeout(Duration::from_micros(500), ooms.next()).await.is_err(), "it is told again");
+        assert!(timeout(Duration::from_micros(500), ooms.next()).await.is_err(), "it is reported again");
     }
 }
 

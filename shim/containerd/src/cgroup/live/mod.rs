@@ -101,7 +101,7 @@ impl RealCgroup {
         self.children.remove(0).wait().unwrap();
     }
 
-    /// How many descriptors this process has of files in it.
+    /// The number of descriptors that this process has of files in it.
     pub(super) fn open_files(&self) -> usize {
         let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         links.filter(|target| target.starts_with(self.path())).count()

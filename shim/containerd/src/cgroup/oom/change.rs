@@ -25,7 +25,7 @@ impl Changing {
 
     /// Waits until it may have changed since it was read last. Cancel safe.
     pub(super) async fn changed(&self) -> io::Result<()> {
-        // Cleared before the file is read: what changes meanwhile wakes us once more.
+        // Cleared before the file is read: a change in the meantime wakes us again.
         self.0.ready(Interest::PRIORITY).await?.clear_ready();
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Hearing of out-of-memory kills in a container.
 //!
-//! Who waits for the init's end owns the watch, and so tells a kill before the end it led to:
+//! The task that waits for the init's end owns the watch, so it reports a kill before the end that the kill caused:
 //!
 //! ```text
 //! let exit = loop {
@@ -12,9 +12,9 @@
 //! if ooms.is_untold() { send(TaskOOM) }      // at once, and again just before TaskExit if something was awaited
 //! send(TaskExit)
 //! ```
-//! Told is what the kernel *killed* in this container, for whichever limit: its own, its pod's, the node's. A pod's
-//! limit that struck a neighbour is not told, although version 1 wakes us for that, too: containerd writes "OOMKilled"
-//! beside whatever exit comes next. Several kills between two looks are told as one.
+//! It reports processes that the kernel *killed* in this container, for whichever limit: its own, its pod's, the node's. A pod's
+//! limit that struck a neighbour is not reported, although version 1 wakes us for that, too: containerd writes "OOMKilled"
+//! beside whatever exit comes next. Several kills between two checks are reported as one.
 //!
 //! The watch holds one descriptor (version 1) or two (version 2) and none of the node's few inotify instances. All are
 //! closed when it is dropped; the kernel then forgets the registration.
@@ -40,7 +40,7 @@ pub(crate) enum OomError {
     /// A file or descriptor that it takes.
     #[error("watch for out-of-memory kills: {what} {}", path.display())]
     Io {
-        /// What was done.
+        /// The failed action.
         what: &'static str,
         /// To what.
         path: PathBuf,
@@ -56,7 +56,7 @@ impl OomError {
     }
 }
 
-/// A container's memory under watch. Kills from before it was opened are not told.
+/// A container's memory under watch. Kills from before it was opened are not reported.
 #[derive(Debug)]
 pub(crate) enum OomWatch {
     /// By memory.oom_control.
@@ -77,7 +77,7 @@ impl OomWatch {
     }
 
     /// Waits for the next kill; none when the cgroup is gone, or empty for good, and from then on. The future may be
-    /// dropped at any time and made anew: nothing is lost.
+    /// dropped at any time and created again: nothing is lost.
     pub(crate) async fn next(&mut self) -> Option<Killed> {
         match self {
             Self::V1(watch) => watch.next().await,
@@ -85,7 +85,7 @@ impl OomWatch {
         }
     }
 
-    /// Looks once, now: was there a kill that neither this nor [`Self::next`] has told?
+    /// Checks once, now: was there a kill that neither this nor [`Self::next`] has reported?
     ///
     /// The kernel counts a kill before it kills, so when the victim has been waited for, its kill is seen. A cgroup
     /// that is gone (systemd removes a scope as soon as it is empty) has no count any more: look before anything else.

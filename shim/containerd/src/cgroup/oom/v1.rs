@@ -2,8 +2,8 @@
 //! see "OOM Control" in admin-guide/cgroup-v1/memory.
 //!
 //! The eventfd alone says too much and too early. It is raised in every cgroup below the one whose limit was met (a
-//! pod's limit: all of its containers), before somebody is chosen and killed, and once more when the cgroup is removed.
-//! So it is only the alarm; the count decides, and is looked at again for a while until the kill has happened.
+//! pod's limit: all of its containers), before a process is chosen and killed, and again when the cgroup is removed.
+//! So it is only the alarm; the count decides, and is read again for a while until the kill has happened.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 use super::{Killed, OomError, Tally};
 use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
 
-/// After an alarm the count is looked at again after these pauses, in milliseconds: the kill follows at once, unless
+/// After an alarm the count is read again after these pauses, in milliseconds: the kill follows at once, unless
 /// the victim has to be looked for among thousands of processes.
 const LOOKS: [u64; 6] = [2, 8, 30, 100, 300, 1000];
 
@@ -69,7 +69,7 @@ impl Watch {
 
     async fn wait_for_alarm(&mut self) {
         match self.alarm.readable().await {
-            // Cleared before the eventfd is read: an alarm in between wakes us once more.
+            // Cleared before the eventfd is read: an alarm in between wakes us again.
             Ok(mut ready) => ready.clear_ready(),
             Err(_) => self.has_ended = true,
         }
@@ -93,7 +93,7 @@ impl Watch {
     }
 
     /// The count cannot be read. Where that is because the cgroup is gone, its removal has raised the alarm, or soon
-    /// will: more than that one time means that memory had run out, and nobody can say any more who was killed.
+    /// will: more than that one time means that memory had run out, and nothing shows any more which process was killed.
     fn no_look(&mut self, error: &io::Error, alarms: u64) -> bool {
         let pending = u64::from(self.looks_left > 0);
         if says_absent(error) {
@@ -108,7 +108,7 @@ impl Watch {
     }
 }
 
-/// What `memory.oom_control` says.
+/// The content of `memory.oom_control`.
 #[derive(Debug, PartialEq, Eq)]
 struct Control {
     /// The kills in this very cgroup; kernels before 4.13 do not count them.
@@ -151,7 +151,7 @@ fn register(directory: &Directory, event: &OwnedFd) -> Result<(), OomError> {
     fs::write(&path, line).map_err(OomError::io("write", path))
 }
 
-/// How often it has been raised since this was asked last, see eventfd(2).
+/// The count since the last read, see eventfd(2).
 fn take(event: &OwnedFd) -> u64 {
     let mut count = [0; 8];
     // EAGAIN: it has not.

@@ -1,4 +1,4 @@
-//! Version 2: `memory.events` counts the kills in the whole tree, `cgroup.events` says when nobody lives there any
+//! Version 2: `memory.events` counts the kills in the whole tree, `cgroup.events` says when no process is left there any
 //! more.
 
 use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
@@ -11,7 +11,7 @@ pub(crate) struct Watch {
     memory: Changing,
     population: Changing,
     tally: Tally,
-    /// Empty or gone: nobody is left whom the kernel could kill.
+    /// Empty or gone: no process is left that the kernel could kill.
     has_ended: bool,
 }
 
@@ -82,7 +82,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The unified hierarchy of a hybrid node has no memory controller: a file without a count stands for its file.
+    /// The unified hierarchy of a hybrid node has no memory controller: a file without a count represents its file.
     fn watch(cgroup: &RealCgroup) -> Watch {
         let open = || Changing::open(&cgroup.path().join("cgroup.events")).unwrap();
         Watch { memory: open(), population: open(), tally: Tally(0), has_ended: false }

@@ -1,8 +1,8 @@
 //! Block devices, see admin-guide/cgroup-v1/blkio-controller.
 //!
-//! Who counts depends on the kernel: up to 4.20 the CFQ scheduler, then BFQ for the devices it schedules, and at all
+//! The counting scheduler depends on the kernel: up to 4.20 the CFQ scheduler, then BFQ for the devices it schedules, and at all
 //! times the throttling layer, for every device but only bytes and operations. Each list of the message is taken from
-//! the first of these that has entries; BFQ is asked only for what nobody else counts.
+//! the first of these that has entries; BFQ is read only for figures that no other source counts.
 
 use std::{collections::HashMap, path::Path};
 

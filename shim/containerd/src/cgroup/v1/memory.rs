@@ -65,7 +65,7 @@ fn entry(directory: &Directory, account: &str) -> MemoryEntry {
     }
 }
 
-/// What happens when memory runs out, and how often it has.
+/// The reaction to running out of memory, and the count.
 pub(super) fn oom_control(directory: &Directory) -> Option<MemoryOomControl> {
     let control = directory.flat_keyed("memory.oom_control")?;
     Some(MemoryOomControl {

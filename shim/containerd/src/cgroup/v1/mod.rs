@@ -1,6 +1,6 @@
 //! Version 1: a directory per controller, see the kernel's admin-guide/cgroup-v1.
 //!
-//! The message says what Go's `cgroup1` says. Its readers look at the parts of a part without asking whether they are
+//! The message is the one of Go's `cgroup1`. Its readers use the parts of a part without checking whether they are
 //! there (`cpu.throttling`, `memory.swap`), so a part is set with all of its parts or not at all.
 
 mod blkio;
@@ -11,7 +11,7 @@ use containerd_shim_protos::cgroups::metrics::{HugetlbStat, Metrics, PidsStat, R
 
 use super::{directory::Directory, hugepages, text};
 
-/// Where each controller has the cgroup, as far as it is mounted.
+/// The cgroup's directory in each mounted controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Controllers {
     cpu: Option<Directory>,

@@ -8,7 +8,7 @@ use crate::cgroup::{
     text::{device, nested_keyed},
 };
 
-/// What was read and written, and how long that was waited for; none where there is neither.
+/// Bytes read and written, and pressure; none if neither exists.
 pub(super) fn stat(directory: &Directory) -> Option<IOStat> {
     let (usage, psi) = (directory.text("io.stat"), pressure::of(directory, "io.pressure"));
     if usage.is_none() && psi.is_none() {

@@ -58,7 +58,7 @@ fn counters(stat: &FlatKeyed) -> MemoryStat {
     }
 }
 
-/// Since 5.9 the kernel counts anonymous memory and files apart; the field means both.
+/// Since 5.9 the kernel counts anonymous memory and files separately; the field means both.
 fn whole(stat: &FlatKeyed, key: &str) -> u64 {
     let part = |kind: &str| stat.of(&format!("{key}_{kind}"));
     stat.get(key).unwrap_or_else(|| part("anon").saturating_add(part("file")))
@@ -82,7 +82,7 @@ fn add_split_working_set(memory: &mut MemoryStat, stat: &FlatKeyed) {
     }
 }
 
-/// How often limits were met, and what came of it; the whole tree below is counted.
+/// Counts of limits reached, and their effects, over the whole tree below.
 pub(super) fn events(directory: &Directory) -> Option<MemoryEvents> {
     let events = directory.flat_keyed("memory.events")?;
     Some(MemoryEvents {

@@ -1,7 +1,7 @@
 //! Starting a program as posix_spawn(3) does: until it has become the program, the child runs in this process's memory.
 //!
 //! fork(2) copies the page tables, and both processes fault in again what they touch afterwards. `std` goes this short way,
-//! too, but not for a child that is to die with its parent, which only the child itself can ask for; and the C library asks
+//! too, but not for a child that is to die with its parent, which only the child itself can request; and the C library reads
 //! for the handler of each of 64 signals and sets it again.
 
 mod child;
@@ -28,19 +28,19 @@ use child::{Orders, clone, without_signals};
 pub(crate) struct Launch<'a> {
     /// The executable.
     pub(crate) program: &'a Path,
-    /// What follows its name.
+    /// The arguments after its name.
     pub(crate) arguments: &'a [OsString],
     /// Added to this process's environment.
     pub(crate) environment: &'a [(&'static str, OsString)],
-    /// Where it begins.
+    /// The working directory.
     pub(crate) directory: &'a Path,
     /// Its stdin, stdout and stderr.
     pub(crate) streams: [BorrowedFd<'a>; 3],
     /// Stays open to it, under the number it has here.
     pub(crate) kept: Option<BorrowedFd<'a>>,
-    /// Whether it gets a process group of its own.
+    /// True if it gets its own process group.
     pub(crate) leads_group: bool,
-    /// Whether the kernel kills it when the thread ends that started it: then only the event loop's thread may.
+    /// True if the kernel kills it when the thread ends that started it: then only the event loop's thread may.
     pub(crate) dies_with_parent: bool,
 }
 
