@@ -80,7 +80,7 @@ impl Figure {
             Self::RepairCpu => Words("a repaired create over a clean one, CPU", "ms", Some("stale")),
             Self::RepairWall => Words("a repaired create over a clean one, wall", "ms", Some("stale")),
             Self::WorkClean => Words("the guard's work, nothing stale, CPU", "µs", mounts),
-            Self::WorkMended => Words("the guard's work, 5 stale ones mended, CPU", "µs", mounts),
+            Self::WorkMended => Words("the guard's work, 5 stale repaired, CPU", "µs", mounts),
             Self::MountinfoRead => Words("for comparison: reading and parsing mountinfo, CPU", "µs", mounts),
             Self::ShippedSize => Words("the shim's program as it comes", "MB", None),
             Self::StrippedSize => Words("the shim's program, stripped", "MB", None),

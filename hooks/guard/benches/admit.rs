@@ -72,7 +72,7 @@ fn admissions(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::from_parameter("30 binds, nothing stale"), |b| {
             b.iter_custom(|rounds| work(rounds, || assert_eq!(mended(&pod), 0)));
         });
-        group.bench_function(BenchmarkId::from_parameter("30 binds, 5 stale ones mended"), |b| {
+        group.bench_function(BenchmarkId::from_parameter("30 binds, 5 stale repaired"), |b| {
             b.iter_custom(|rounds| {
                 let mut spent = Duration::ZERO;
                 for _ in 0..rounds {
