@@ -10,7 +10,7 @@ use crate::kubelet::{PodPath, VolumeSubpath, other_roots};
 use crate::mount_table::{MountEntry, MountIndex, MountTable};
 use crate::pods::{PodContainer, PodName, Pods};
 use crate::policy::Policy;
-use crate::report::{BindReport, Outcome, Report};
+use crate::report::{BindReport, Outcome, REFUSED, Report};
 
 /// The fault that a stale volume-subpath is an instance of.
 pub const ISSUE: &str = "https://github.com/kubernetes/kubernetes/issues/68211";
@@ -44,6 +44,12 @@ pub struct NodeBind {
     /// Where a stale subpath's mount came from.
     #[serde(flatten)]
     pub origin: Option<Origin>,
+    /// Whether the guard runs before the creates of the pod, for a subpath that it repairs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guarded: Option<bool>,
+    /// What the finding means for the pod.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<&'static str>,
     /// The command that helps, or the one that tells more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -108,8 +114,12 @@ impl NodeBind {
         let entry = table.stack_at(&bind.source).last();
         let is_stale = matches!(bind.verdict, "stale" | "orphaned");
         let origin = entry.filter(|_| is_stale).map(|entry| Origin::of(entry));
+        let may_run = subpath.as_ref().map(|subpath| pods.may_run(subpath.pod_uid(), subpath.container()));
+        let guarded = subpath.as_ref().filter(|_| would_be_repaired(&bind));
+        let guarded = guarded.and_then(|subpath| pods.is_guarded(subpath.pod_uid()));
+        let notes = notes(&bind, may_run.flatten(), guarded);
         let next = next(&bind, pod.as_ref());
-        Self { bind, pod, container: container.cloned(), origin, next }
+        Self { bind, pod, container: container.cloned(), origin, guarded, notes, next }
     }
 
     /// It is not as it should be, or could not be told to be.
@@ -117,10 +127,38 @@ impl NodeBind {
         self.bind.reason.is_some()
     }
 
+    /// The guard would repair it, in this or another pod.
+    pub fn would_be_repaired(&self) -> bool {
+        would_be_repaired(&self.bind)
+    }
+
     /// It is as it should be now.
     pub fn is_mended(&self) -> bool {
         matches!(self.bind.outcome, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached))
     }
+}
+
+const OLD_CONTENT: &str = "the running container keeps the old content until it restarts";
+const GUARDED: &str = "the guard repairs it when the container is created next";
+const NOT_GUARDED: &str = "the pod runs under another shim: no guard repairs it when the container is created next";
+
+/// What a finding means for its pod. `may_run`: whether its container may be running, `guarded`: whether the guard runs
+/// before the pod's creates; `None` where that is unknown.
+fn notes(bind: &BindReport, may_run: Option<bool>, guarded: Option<bool>) -> Vec<&'static str> {
+    match bind.verdict {
+        "stale" | "orphaned" if bind.kind == "subpath" => {
+            let old = (may_run != Some(false)).then_some(OLD_CONTENT);
+            let guard = guarded.map(|guarded| if guarded { GUARDED } else { NOT_GUARDED });
+            old.into_iter().chain(guard).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A subpath that the guard repairs at a create, and nothing has repaired yet. For a stand-in it edits the spec.
+fn would_be_repaired(bind: &BindReport) -> bool {
+    let is_planned = matches!(bind.outcome, Some(Outcome::WouldBe { done }) if done != REFUSED);
+    bind.kind == "subpath" && (is_planned || bind.verdict == "stale" && is_stand_in(bind))
 }
 
 /// What somebody can do about a finding.
@@ -146,4 +184,36 @@ fn is_stand_in(bind: &BindReport) -> bool {
 
 fn deletion(pod: &PodName) -> Option<String> {
     Some(format!("kubectl -n {} delete pod {}", pod.namespace.as_ref()?, pod.name.as_ref()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: &str = "/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/0";
+
+    fn pods(state: Option<&'static str>, guarded: Option<bool>) -> Pods {
+        let pod = PodName { uid: Some("u-1".to_owned()), ..PodName::default() };
+        let name = Some("app".to_owned());
+        Pods { containers: vec![PodContainer { id: "c".to_owned(), name, state, attempt: None, pod, guarded }] }
+    }
+
+    fn node(verdict: &'static str, reason: &str, outcome: Option<Outcome>, pods: &Pods) -> NodeReport {
+        let reason = Some(reason.to_owned());
+        let bind = BindReport { source: SOURCE.into(), destination: None, kind: "subpath", verdict, reason, outcome };
+        let report = Report { binds: vec![bind], ..Report::default() };
+        NodeReport::from_report(report, &MountTable::default(), pods, &Policy::default())
+    }
+
+    #[test]
+    fn a_stale_subpath_says_what_the_running_container_reads_and_who_repairs_it() {
+        let done = Some(Outcome::WouldBe { done: "re-bound to the current target" });
+        let notes = |outcome, pods: &Pods| node("stale", "its file is deleted", outcome, pods).binds.remove(0).notes;
+        assert_eq!(notes(done.clone(), &pods(Some("running"), Some(true))), [OLD_CONTENT, GUARDED]);
+        assert_eq!(notes(done.clone(), &pods(None, Some(false))), [OLD_CONTENT, NOT_GUARDED]);
+        assert_eq!(notes(done, &pods(Some("exited"), None)), [""; 0]);
+        let refused = Some(Outcome::WouldBe { done: REFUSED });
+        assert_eq!(notes(refused, &pods(Some("exited"), Some(true))), [""; 0]);
+        assert_eq!(notes(Some(Outcome::Rebound { tries: 1 }), &pods(Some("running"), Some(true))), [OLD_CONTENT]);
+    }
 }

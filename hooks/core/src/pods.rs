@@ -51,6 +51,9 @@ pub struct PodContainer {
     /// Its pod.
     #[serde(skip)]
     pub pod: PodName,
+    /// Whether the guard runs before its create; none where no running process shows it.
+    #[serde(skip)]
+    pub guarded: Option<bool>,
 }
 
 /// All pods of a node that somebody could name.
@@ -73,6 +76,21 @@ impl Pods {
             container.pod.uid.as_deref() == Some(uid) && container.name.as_deref() == Some(name)
         };
         self.containers.iter().filter(named).max_by_key(|container| container.attempt)
+    }
+
+    /// Whether a container of that name may be running; `None` where no container runtime reported any pod.
+    pub fn may_run(&self, uid: &str, name: &str) -> Option<bool> {
+        if !self.containers.iter().any(|container| container.pod.uid.is_some()) {
+            return None;
+        }
+        let container = self.container(uid, name);
+        Some(container.is_some_and(|container| container.state != Some("exited")))
+    }
+
+    /// Whether the guard runs before the creates of a pod. All containers of a pod share its sandbox's runtime.
+    pub fn is_guarded(&self, uid: &str) -> Option<bool> {
+        let of_pod = self.containers.iter().filter(|container| container.pod.uid.as_deref() == Some(uid));
+        of_pod.filter_map(|container| container.guarded).reduce(|one, other| one || other)
     }
 
     /// The container with this id.
@@ -141,10 +159,51 @@ mod tests {
             state: None,
             attempt: Some(attempt),
             pod: web(),
+            guarded: None,
         };
         let pods = Pods { containers: vec![container("b", 2), container("a", 0)] };
         assert_eq!(pods.container("u-1", "app").unwrap().id, "b");
         assert_eq!(pods.of_uid("u-1"), web());
         assert_eq!(pods.of_uid("u-2"), PodName::of_uid("u-2"));
+    }
+
+    #[test]
+    fn one_guarded_container_shows_the_runtime_of_its_pod() {
+        let container = |guarded| PodContainer {
+            id: "c".to_owned(),
+            name: Some("app".to_owned()),
+            state: None,
+            attempt: None,
+            pod: web(),
+            guarded,
+        };
+        for (seen, expected) in [
+            (vec![], None),
+            (vec![None], None),
+            (vec![None, Some(false)], Some(false)),
+            (vec![Some(false), Some(true)], Some(true)),
+        ] {
+            let pods = Pods { containers: seen.into_iter().map(container).collect() };
+            assert_eq!(pods.is_guarded("u-1"), expected);
+            assert_eq!(pods.is_guarded("u-2"), None);
+        }
+    }
+
+    #[test]
+    fn only_a_runtime_that_reported_pods_can_say_that_a_container_does_not_run() {
+        let container = |state| PodContainer {
+            id: "c".to_owned(),
+            name: Some("app".to_owned()),
+            state,
+            attempt: None,
+            pod: web(),
+            guarded: None,
+        };
+        let may_run = |containers: Vec<PodContainer>, name| Pods { containers }.may_run("u-1", name);
+        assert_eq!(may_run(vec![], "app"), None);
+        assert_eq!(may_run(vec![container(Some("running"))], "app"), Some(true));
+        assert_eq!(may_run(vec![container(None)], "app"), Some(true), "its bundle is there");
+        assert_eq!(may_run(vec![container(Some("exited"))], "app"), Some(false));
+        assert_eq!(may_run(vec![container(Some("running"))], "other"), Some(false));
     }
 }

@@ -173,6 +173,9 @@ impl BindReport {
     }
 }
 
+/// What would be done to a container whose source policy does not accept.
+pub const REFUSED: &str = "refused";
+
 /// What came of a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]

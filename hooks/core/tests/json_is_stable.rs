@@ -43,6 +43,7 @@ fn stale() -> NodeReport {
         state: Some("exited"),
         attempt: Some(4),
         pod: PodName::default(),
+        guarded: None,
     };
     let origin = Origin {
         issue: ISSUE,
@@ -56,6 +57,8 @@ fn stale() -> NodeReport {
         pod: Some(pod("default", "web")),
         container: Some(container),
         origin: Some(origin),
+        guarded: Some(true),
+        notes: vec!["the guard repairs it when the container is created next"],
         next: Some(format!("bindguard repair {source}")),
     };
     NodeReport { binds: vec![bind], looked_at: 12, problems: Vec::new(), took_us: 812 }

@@ -7,7 +7,7 @@ use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{Container, Outcome, Report};
+use bindguard_core::report::{Container, Outcome, REFUSED, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::SpecView;
 use bindguard_sys::bundle;
@@ -44,7 +44,7 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Find
 /// What a plan would do about a finding. A container that is refused gets nothing else done.
 pub(crate) fn would_be(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
     if plan.refusal.is_some() {
-        return refusal_of(finding, policy).map(|_| Outcome::WouldBe { done: "refused" });
+        return refusal_of(finding, policy).map(|_| Outcome::WouldBe { done: REFUSED });
     }
     if let Verdict::Pinning(Pinning { private_mount: Some(mount), .. }) = &finding.verdict {
         return Some(Outcome::needs_shared(mount));

@@ -46,7 +46,7 @@ impl Doctor {
         points.push(containerd::point());
         points.push(programs::point(loaded.config.runtime()));
         points.push(config(loaded));
-        points.push(doctor::subpaths(&survey_node(policy, &self.pods.pods(), |_| true)));
+        points.push(doctor::subpaths(&survey_node(policy, &self.pods.pods(), |_| true), policy));
         points.push(match Proc::default().namespaces() {
             Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, policy),
             Err(why) => Point::no_answer("pinned", why),

@@ -8,6 +8,8 @@ use bindguard_core::report::Container;
 use bindguard_core::spec::SpecView;
 use bindguard_sys::bundle::read_spec;
 
+use super::supervisors::is_wrapper;
+
 /// containerd's state directories: its own default, k3s', MicroK8s'.
 const STATES: [&str; 3] = ["run/containerd", "run/k3s/containerd", "var/snap/microk8s/common/run/containerd"];
 const TASKS: &str = "io.containerd.runtime.v2.task";
@@ -29,7 +31,13 @@ fn container(bundle: &Path) -> Option<PodContainer> {
         state: None,
         attempt: None,
         pod: PodName { uid, namespace, name: pod },
+        guarded: calls_the_wrapper(bundle).then_some(true),
     })
+}
+
+/// A shim writes the name of its OCI runtime into the bundle, and calls that until the container is deleted.
+fn calls_the_wrapper(bundle: &Path) -> bool {
+    fs::read_to_string(bundle.join("runtime")).is_ok_and(|runtime| is_wrapper(runtime.trim()))
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {

@@ -100,11 +100,13 @@ fn named(pods: &[PodSandbox], containers: Vec<Container>) -> Vec<PodContainer> {
         state: Some(if pod.state == 0 { "running" } else { "exited" }),
         attempt: None,
         pod: pod_name(pod),
+        guarded: None,
     });
     let containers = containers.into_iter().map(|container| {
         let metadata = container.metadata.unwrap_or_default();
         PodContainer {
             pod: name(&container.pod_sandbox_id),
+            guarded: None,
             state: Some(["created", "running", "exited"].get(container.state as usize).unwrap_or(&"unknown")),
             attempt: Some(metadata.attempt),
             name: Some(metadata.name),

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! containerd's CRI socket ──── names, states, how often a container was made anew ─┐
-//! bundles' config.json ─────── names of what runs now, without asking anybody ─────┴─► Pods
+//! bundles' config.json ─────── names of what runs now, without asking anybody ─────┼─► Pods
+//! shims' and conmons' words ── whether the guard runs before a pod's creates ───────┘
 //! ```
 //!
 //! A node whose containerd does not answer still has its bundles; one that has neither still has uids.
@@ -10,6 +11,7 @@
 mod bundles;
 mod cri;
 mod messages;
+mod supervisors;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -30,10 +32,16 @@ impl PodsFrom {
     /// Everybody who could be named. What the CRI would not say is said on stderr, and is no error: names are a service.
     pub fn pods(&self) -> Pods {
         let mut containers = self.asked_of_the_cri();
-        let bundles = bundles::containers(Path::new("/"));
-        let unknown = |bundle: &PodContainer| !containers.iter().any(|known| known.id == bundle.id);
-        let more: Vec<_> = bundles.into_iter().filter(unknown).collect();
-        containers.extend(more);
+        for bundle in bundles::containers(Path::new("/")) {
+            match containers.iter_mut().find(|known| known.id == bundle.id) {
+                Some(known) => known.guarded = bundle.guarded,
+                None => containers.push(bundle),
+            }
+        }
+        let supervised = supervisors::guarded();
+        for container in &mut containers {
+            container.guarded = container.guarded.or_else(|| supervised.get(&container.id).copied());
+        }
         Pods { containers }
     }
 

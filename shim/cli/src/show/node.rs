@@ -41,6 +41,9 @@ fn tell_more(bind: &NodeBind, lines: &mut Lines) {
         lines.below(&format!("it was bound from {}", origin.original_source));
         lines.below(&format!("see {}", origin.issue));
     }
+    for note in &bind.notes {
+        lines.below(note);
+    }
     if let Some(next) = &bind.next {
         lines.run(next);
     }
