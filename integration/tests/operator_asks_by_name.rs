@@ -1,8 +1,11 @@
 //! A pod by the name that `kubectl` knows it by: `diagnose` and `repair` take it, and report the container's state, with the
 //! CRI's help, and without it from the bundles.
 
+use std::path::Path;
+
 use anyhow::{Result, ensure};
 use bindguard_integration::cri::mount;
+use bindguard_integration::process::host;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
@@ -51,6 +54,18 @@ fn tell(node: &Node) -> Result<()> {
     ensure!(other.code() == 2, "{other:?}");
     let mended = node.bindguard(["repair", "--pod", "default/web"])?;
     ensure!(mended.code() == 0 && mended.stdout.contains("re-bound"), "{mended:?}");
+    a_container_that_does_not_run(node, subpath.target())?;
+    subpath.bind()?;
     cri.remove_pod(&sandbox)?;
     pod.delete()
+}
+
+/// The kubelet unmounts and binds anew before it starts the container: between the two nothing is wrong.
+fn a_container_that_does_not_run(node: &Node, target: &Path) -> Result<()> {
+    host(["umount".as_ref(), target.as_os_str()])?;
+    let told = node.bindguard(["diagnose", "--pod", "uid-named"])?;
+    ensure!(told.code() == 0 && !told.stdout.contains("unmounted"), "{told:?}");
+    let all = node.bindguard(["diagnose", "--pod", "uid-named", "--all"])?;
+    ensure!(all.code() == 0 && all.stdout.contains("no running container uses it"), "{all:?}");
+    Ok(())
 }

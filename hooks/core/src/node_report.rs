@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::judge::StaleCause;
+use crate::judge::{StaleCause, Unmounted};
 use crate::kubelet::{PodPath, VolumeSubpath, other_roots};
 use crate::mount_table::{MountEntry, MountIndex, MountTable};
 use crate::pods::{PodContainer, PodName, Pods};
@@ -106,7 +106,7 @@ impl NodeReport {
 }
 
 impl NodeBind {
-    fn from_bind(bind: BindReport, table: &MountIndex<'_>, pods: &Pods, policy: &Policy) -> Self {
+    fn from_bind(mut bind: BindReport, table: &MountIndex<'_>, pods: &Pods, policy: &Policy) -> Self {
         let path = PodPath::from_path(&bind.source, policy.kubelet_roots());
         let subpath = path.as_ref().and_then(VolumeSubpath::from_pod_path);
         let pod = path.map(|path| pods.of_uid(path.pod_uid()));
@@ -118,6 +118,9 @@ impl NodeBind {
         let guarded = subpath.as_ref().filter(|_| would_be_repaired(&bind));
         let guarded = guarded.and_then(|subpath| pods.is_guarded(subpath.pod_uid()));
         let notes = notes(&bind, may_run.flatten(), guarded);
+        if notes.contains(&NOT_IN_USE) {
+            bind.reason = None;
+        }
         let next = next(&bind, pod.as_ref());
         Self { bind, pod, container: container.cloned(), origin, guarded, notes, next }
     }
@@ -141,11 +144,13 @@ impl NodeBind {
 const OLD_CONTENT: &str = "the running container keeps the old content until it restarts";
 const GUARDED: &str = "the guard repairs it when the container is created next";
 const NOT_GUARDED: &str = "the pod runs under another shim: no guard repairs it when the container is created next";
+const NOT_IN_USE: &str = "no running container uses it: the kubelet binds it before it starts one";
 
 /// What a finding means for its pod. `may_run`: whether its container may be running, `guarded`: whether the guard runs
 /// before the pod's creates; `None` where that is unknown.
 fn notes(bind: &BindReport, may_run: Option<bool>, guarded: Option<bool>) -> Vec<&'static str> {
     match bind.verdict {
+        "unmounted" if is_bare(bind) && may_run == Some(false) => vec![NOT_IN_USE],
         "stale" | "orphaned" if bind.kind == "subpath" => {
             let old = (may_run != Some(false)).then_some(OLD_CONTENT);
             let guard = guarded.map(|guarded| if guarded { GUARDED } else { NOT_GUARDED });
@@ -159,6 +164,11 @@ fn notes(bind: &BindReport, may_run: Option<bool>, guarded: Option<bool>) -> Vec
 fn would_be_repaired(bind: &BindReport) -> bool {
     let is_planned = matches!(bind.outcome, Some(Outcome::WouldBe { done }) if done != REFUSED);
     bind.kind == "subpath" && (is_planned || bind.verdict == "stale" && is_stand_in(bind))
+}
+
+/// The kubelet's empty file, with nothing mounted on it.
+fn is_bare(bind: &BindReport) -> bool {
+    bind.kind == "subpath" && bind.reason == Some(Unmounted::Subpath.to_string())
 }
 
 /// What somebody can do about a finding.
@@ -189,6 +199,7 @@ fn deletion(pod: &PodName) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::judge::Verdict;
 
     const SOURCE: &str = "/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/0";
 
@@ -203,6 +214,19 @@ mod tests {
         let bind = BindReport { source: SOURCE.into(), destination: None, kind: "subpath", verdict, reason, outcome };
         let report = Report { binds: vec![bind], ..Report::default() };
         NodeReport::from_report(report, &MountTable::default(), pods, &Policy::default())
+    }
+
+    #[test]
+    fn a_bare_subpath_is_no_finding_while_its_container_does_not_run() {
+        let of = |pods: &Pods, unmounted: Unmounted| {
+            let reason = Verdict::Unmounted(unmounted).reason().unwrap_or_default();
+            node("unmounted", &reason, None, pods)
+        };
+        let exited = pods(Some("exited"), None);
+        let report = of(&exited, Unmounted::Subpath);
+        assert!(!report.has_findings() && report.binds[0].notes == [NOT_IN_USE]);
+        assert!(of(&pods(Some("created"), None), Unmounted::Subpath).has_findings());
+        assert!(of(&Pods::default(), Unmounted::Subpath).has_findings(), "no runtime reported anything");
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use std::slice;
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, Verdict, judge_subpath};
+use bindguard_core::judge::{Finding, Unmounted, Verdict, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_sys::Mounts;
-use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, list_subpaths};
+use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, is_listed, list_subpaths};
 
 use crate::ask::Asking;
 use crate::causes::in_full;
@@ -90,12 +90,19 @@ fn judged_at_once(subpaths: &[VolumeSubpath], asking: &Asking) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
     let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories)).collect();
     let evidence = asking.observe(&held, &Mounts::default());
-    let judged = subpaths.iter().zip(evidence).map(|(subpath, evidence)| Finding {
+    let judged = subpaths.iter().zip(evidence).map(|(subpath, evidence)| (subpath, judge_subpath(subpath, &evidence)));
+    let judged = judged.filter(|(subpath, verdict)| !may_be_gone(verdict) || is_listed(subpath));
+    let finding = |(subpath, verdict): (&VolumeSubpath, Verdict)| Finding {
         bind: None,
         source: subpath.path(),
         destination: None,
-        verdict: judge_subpath(subpath, &evidence),
+        verdict,
         kind: SourceKind::Subpath(subpath.clone()),
-    });
-    judged.collect()
+    };
+    judged.map(finding).collect()
+}
+
+/// The verdicts on a subpath that the kubelet removed after it was listed.
+fn may_be_gone(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Unmounted(Unmounted::Subpath) | Verdict::Unknown(_))
 }

@@ -37,6 +37,15 @@ pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, Subpaths
     Ok(found)
 }
 
+/// Whether a subpath is still in its folder. The kubelet removes those of a pod that goes away.
+///
+/// The folder is read because it is on the kubelet's disk: a look at the subpath itself may wait for a server.
+pub fn is_listed(subpath: &VolumeSubpath) -> bool {
+    let path = subpath.path();
+    let siblings = path.parent().map(children);
+    siblings.is_none_or(|siblings| siblings.is_ok_and(|siblings| siblings.contains(&path)))
+}
+
 pub(super) fn children(directory: &Path) -> Result<Vec<PathBuf>, SubpathsError> {
     let failed = |source| SubpathsError { directory: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {
