@@ -154,6 +154,12 @@ impl Policy {
         self.runtime_directories.iter().any(|dir| lies_in(path, dir)) || self.kubelet_roots.iter().any(kubelets)
     }
 
+    /// Whether a path lies in a volume of a pod, or in one of Docker's or Podman's.
+    pub fn lies_in_volume(&self, path: &Path) -> bool {
+        let is_volume = |below: &Path| below.components().any(|name| name.as_os_str() == VOLUMES);
+        self.directories().any(|directory| below(path, directory).is_some_and(is_volume))
+    }
+
     /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
     /// whether it is alive is not worth a process.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {

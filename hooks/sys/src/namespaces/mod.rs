@@ -56,7 +56,6 @@ impl Proc {
     /// When it is no `/proc`, or one's own mounts cannot be read.
     pub fn namespaces(&self) -> Result<Namespaces, String> {
         let own_id = self.id_of(self.own).map_err(|error| self.failed(self.own, "ns/mnt", &error))?;
-        let own = self.table_of(self.own)?;
         let (mut by_id, mut problems, mut looked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Looked::default());
         for pid in self.pids()? {
             looked.processes += 1;
@@ -69,6 +68,8 @@ impl Proc {
         summed_up(&mut problems);
         let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
         let mut others: Vec<SeenNamespace> = lived_in.filter_map(|(id, pids)| self.lived_in(*id, pids)).collect();
+        // Read last: what the host mounts meanwhile, and others copy, does not look as if the host had unmounted it.
+        let own = self.table_of(self.own)?;
         let empty = self.without_processes(&own, |id| id == own_id || by_id.contains_key(&id));
         others.extend(empty);
         looked.namespaces = others.len() + 1;
