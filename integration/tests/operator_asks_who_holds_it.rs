@@ -29,6 +29,8 @@ fn tell(node: &Node) -> Result<()> {
     let sandbox = cri.run_pod("runc", "exporter", "uid-exporter")?;
     let root = [mount("/".as_ref(), "/host", PropagationPrivate)];
     cri.start_container(&sandbox, "exporter", &["sleep", "1000000"], &root)?;
+    cri.start_container(&sandbox, "sidecar", &["sleep", "1000000"], &[])?;
+    of_the_whole_node(node)?;
     let bind = Bind::new(&disk, "/data");
     node.ctr().container("slave").runtime(Runtime::Stock).mount(bind).start()?.success()?;
     let namespace = EmptyNamespace::with(node, "kept")?;
@@ -61,7 +63,7 @@ fn tell(node: &Node) -> Result<()> {
     }
     let text = node.bindguard(["holders", &path])?;
     ensure!(
-        text.code() == unless_closed(0) && text.stdout.contains("nobody has anything mounted there"),
+        text.code() == unless_closed(0) && text.stdout.contains("no mount namespace has anything mounted there"),
         "not freed: {text:?}"
     );
     drop(namespace);
@@ -69,10 +71,29 @@ fn tell(node: &Node) -> Result<()> {
     cri.remove_pod(&sandbox)
 }
 
+/// The host's own mounts and the roots of containers stay: nothing is advised that would take one away.
+fn of_the_whole_node(node: &Node) -> Result<()> {
+    let told = node.bindguard(["holders", "/", "--json"])?;
+    let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
+    let holders = report["holders"].as_array().context("holders")?;
+    ensure!(holders.iter().filter(|holder| holder["pod"]["name"] == "exporter").count() > 1, "{report:#}");
+    let ways = holders.iter().flat_map(|holder| holder["free"].as_array().into_iter().flatten());
+    let ways: Vec<&Value> = ways.collect();
+    ensure!(ways.is_empty(), "{ways:?}");
+    let text = node.bindguard(["holders", "/"])?.stdout;
+    let of_pod: Vec<&str> = text.lines().filter(|line| line.contains("pod default/exporter")).collect();
+    ensure!(of_pod.len() == 1 && of_pod[0].contains("3 mount namespaces"), "{text}");
+    ensure!(text.contains("/ holds system mounts") && text.lines().count() < 30 + 3 * holders.len(), "{text}");
+    Ok(())
+}
+
 fn nobody_but_the_host(node: &Node, path: &str) -> Result<()> {
     let text = node.bindguard(["holders", path])?;
     // Other namespaces of this machine have nothing to do with the node's disk.
-    ensure!(text.code() == unless_closed(0) && text.stdout.contains("only mounted here"), "{text:?}");
+    ensure!(
+        text.code() == unless_closed(0) && text.stdout.contains("only this mount namespace has it mounted"),
+        "{text:?}"
+    );
     ensure!(text.stdout.contains(": shared"), "{text:?}");
     Ok(())
 }

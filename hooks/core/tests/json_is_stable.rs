@@ -89,6 +89,7 @@ fn held() -> HoldersReport {
         path: "/mnt/disk".into(),
         mounts: vec![mount("/mnt/disk", "shared", true)],
         holders: vec![holder],
+        note: None,
         looked_at: Looked { processes: 512, namespaces: 31 },
         problems: Vec::new(),
     }

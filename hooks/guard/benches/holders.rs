@@ -83,7 +83,8 @@ fn holders(criterion: &mut Criterion) {
         group.bench_function(name, |b| {
             b.iter(|| {
                 let wanted = Wanted::at_or_below(path, &seen.own);
-                let report = HoldersReport::find(path, &wanted, &seen.own, &seen.others, &Pods::default());
+                let (pods, policy) = (Pods::default(), Policy::default());
+                let report = HoldersReport::find(path, &wanted, &seen.own, &seen.others, &pods, &policy);
                 assert!(report.holders.len() >= EXPORTERS);
             });
         });

@@ -108,7 +108,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Check(check) => check.run(config_in_force(asked)?.policy()),
         Verb::Diagnose(diagnose) => diagnose.run(config_in_force(asked)?.policy()),
         Verb::Repair(repair) => repair.run(config_in_force(asked)?.policy()),
-        Verb::Holders(holders) => holders.run(),
+        Verb::Holders(holders) => holders.run(config_in_force(asked)?.policy()),
         Verb::Doctor(doctor) => doctor.run(&loaded(asked)?),
         Verb::Journal(journal) => journal.run(&config_in_force(asked)?),
         Verb::Install(install) => install.run(),

@@ -2,8 +2,11 @@
 
 use serde::Serialize;
 
+use crate::mount_table::MountEntry;
+
 use super::KeptBy;
 use super::report::{Here, Holder, KeptMount};
+use super::system::SystemMounts;
 
 /// One way to free it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -23,17 +26,37 @@ fn from_outside(pid: u32, mount: &KeptMount) -> String {
     )
 }
 
-/// What frees a mount, mildest first.
-pub(super) fn ways(kept_by: &KeptBy, holder: &Holder, mount: &KeptMount, here: &Here<'_>) -> Vec<Way> {
+/// The mount of this namespace that a umount has to name for another namespace's mount to go.
+fn own_mount_of<'t>(mount: &KeptMount, here: &Here<'t>, system: &SystemMounts<'_>) -> Option<&'t MountEntry> {
+    let may_go = || here.mounts.iter().copied().filter(|own| !system.must_stay(own));
+    let shows_the_same =
+        |own: &&MountEntry| own.device.to_string() == mount.device && own.root.for_people() == mount.root;
+    may_go().find(shows_the_same).or_else(|| may_go().next())
+}
+
+/// What frees a mount, mildest first. `mount`: none when all that the holder has must stay.
+pub(super) fn ways(
+    kept_by: &KeptBy,
+    holder: &Holder,
+    mount: Option<&KeptMount>,
+    here: &Here<'_>,
+    system: &SystemMounts<'_>,
+) -> Vec<Way> {
     let mut ways = Vec::new();
-    if let Some(own) = here.mounts.first().filter(|_| mount.follows) {
+    let following = mount.filter(|mount| mount.follows);
+    if let Some(own) = following.and_then(|mount| own_mount_of(mount, here, system)) {
         let run = format!("umount {}", own.mount_point.display());
         ways.push(Way { what: "a umount here reaches it", run });
         return ways;
     }
     match kept_by {
         KeptBy::Process { pid, .. } => {
-            ways.push(Way { what: "take it from that namespace alone, now", run: from_outside(*pid, mount) });
+            ways.extend(
+                mount.map(|mount| Way {
+                    what: "take it from that namespace alone, now",
+                    run: from_outside(*pid, mount),
+                }),
+            );
             if let Some((namespace, name)) =
                 holder.pod.as_ref().and_then(|p| Some((p.namespace.as_ref()?, p.name.as_ref()?)))
             {

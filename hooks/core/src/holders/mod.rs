@@ -13,6 +13,7 @@
 mod cgroup;
 mod free;
 mod report;
+mod system;
 mod wanted;
 
 pub use cgroup::{container_ids, pod_uid};

@@ -7,9 +7,11 @@ use serde::Serialize;
 
 use crate::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use crate::pods::{PodName, Pods};
+use crate::policy::Policy;
 
 use super::cgroup::looks_like_an_id;
 use super::free::{Way, ways};
+use super::system::SystemMounts;
 use super::{KeptBy, SeenNamespace, Wanted, container_ids, pod_uid};
 
 /// Who keeps the mounts at or below a path alive. Its JSON form is what `holders --json` prints.
@@ -21,6 +23,9 @@ pub struct HoldersReport {
     pub mounts: Vec<KeptMount>,
     /// Everybody else who has it mounted.
     pub holders: Vec<Holder>,
+    /// Why no command is advised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// What was looked at.
     pub looked_at: Looked,
     /// What kept the look from being whole.
@@ -127,33 +132,58 @@ fn in_words(propagation: &Propagation) -> &'static str {
 }
 
 impl HoldersReport {
-    /// Finds who has what is wanted mounted. `own`: the reader's own namespace.
-    pub fn find(path: &Path, wanted: &Wanted, own: &MountTable, others: &[SeenNamespace], pods: &Pods) -> Self {
+    /// Finds who has what is wanted mounted. `own`: the reader's own namespace; `policy`: where the kubelet and the runtimes
+    /// mount things. No command is advised for a path whose mounts the node needs.
+    pub fn find(
+        path: &Path,
+        wanted: &Wanted,
+        own: &MountTable,
+        others: &[SeenNamespace],
+        pods: &Pods,
+        policy: &Policy,
+    ) -> Self {
         let here = Here::at_or_below(path, own);
+        let system = SystemMounts::of(own, policy);
         let mut report = Self {
             path: path.to_owned(),
             mounts: here.mounts.iter().map(|entry| KeptMount::from_entry(entry, &here)).collect(),
             ..Self::default()
         };
-        report.holders.extend(elsewhere_here(path, wanted, own, &here));
+        report.holders.extend(elsewhere_here(path, wanted, own, &here, &system));
         for namespace in others {
             match &namespace.table {
-                Ok(table) => report.holders.extend(holder(namespace, table, wanted, &here, pods)),
+                Ok(table) => report.holders.extend(holder(namespace, table, wanted, &here, &system, pods)),
                 Err(why) => report.problems.push(format!("mount namespace {}: {why}", namespace.id)),
             }
+        }
+        if !here.mounts.is_empty() && system.is_at(path) {
+            report.holders.iter_mut().for_each(|holder| holder.free.clear());
+            let words = "holds system mounts, which must stay: run bindguard holders with the mount point that is busy";
+            report.note = Some(format!("{} {words}", path.display()));
         }
         report
     }
 }
 
 /// The same filesystem at another place of the reader's own namespace.
-fn elsewhere_here(path: &Path, wanted: &Wanted, own: &MountTable, here: &Here<'_>) -> Option<Holder> {
+fn elsewhere_here(
+    path: &Path,
+    wanted: &Wanted,
+    own: &MountTable,
+    here: &Here<'_>,
+    system: &SystemMounts<'_>,
+) -> Option<Holder> {
     let index = MountIndex::of(own);
     let others = own.entries().iter().filter(|entry| !entry.mount_point.starts_with(path) && wanted.is(entry, &index));
-    let mounts: Vec<KeptMount> = others.map(|entry| KeptMount::from_entry(entry, here)).collect();
-    let first = mounts.first()?.mount_point.display().to_string();
-    let free = vec![Way { what: "take this other mount of it away", run: format!("umount {first}") }];
-    Some(Holder { kept_by: "here", mounts, free, ..Holder::nobody() })
+    let others: Vec<&MountEntry> = others.collect();
+    let first = others.iter().find(|entry| !system.must_stay(entry));
+    let way = |entry: &&MountEntry| Way {
+        what: "take this other mount of it away",
+        run: format!("umount {}", entry.mount_point.display()),
+    };
+    let free = first.map(way).into_iter().collect();
+    let mounts: Vec<KeptMount> = others.iter().map(|entry| KeptMount::from_entry(entry, here)).collect();
+    (!mounts.is_empty()).then(|| Holder { kept_by: "here", mounts, free, ..Holder::nobody() })
 }
 
 fn holder(
@@ -161,17 +191,19 @@ fn holder(
     table: &MountTable,
     wanted: &Wanted,
     here: &Here<'_>,
+    system: &SystemMounts<'_>,
     pods: &Pods,
 ) -> Option<Holder> {
     let index = MountIndex::of(table);
     let found = table.entries().iter().filter(|entry| wanted.is(entry, &index));
-    let mounts: Vec<KeptMount> = found.map(|entry| KeptMount::from_entry(entry, here)).collect();
-    let first = mounts.iter().find(|mount| !mount.follows).or(mounts.first())?;
+    let found: Vec<(&MountEntry, KeptMount)> = found.map(|entry| (entry, KeptMount::from_entry(entry, here))).collect();
+    let may_go = || found.iter().filter(|(entry, _)| !system.must_stay(entry)).map(|(_, mount)| mount);
+    let first = may_go().find(|mount| !mount.follows).or_else(|| may_go().next());
     let mut holder = Holder { namespace: namespace.id, processes: namespace.processes, ..Holder::nobody() };
     holder.keep(&namespace.kept_by, pods);
-    holder.free = ways(&namespace.kept_by, &holder, first, here);
-    holder.mounts = mounts;
-    Some(holder)
+    holder.free = ways(&namespace.kept_by, &holder, first, here, system);
+    holder.mounts = found.into_iter().map(|(_, mount)| mount).collect();
+    (!holder.mounts.is_empty()).then_some(holder)
 }
 
 impl Holder {
@@ -206,5 +238,41 @@ impl Holder {
             }
             KeptBy::BindMount(_) => self.kept_by = "bind-mount",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 8:2 / /mnt/disk rw shared:2 - ext4 /dev/sdb rw\n\
+         3 1 0:50 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs rw shared:3 - overlay overlay rw\n";
+    const CONTAINER: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rw - ext4 /dev/sda1 rw\n\
+         13 12 8:2 / /host/mnt/disk rw - ext4 /dev/sdb rw\n";
+
+    fn ways_for(path: &str, device: Option<(u32, u32)>) -> (Vec<String>, Option<String>) {
+        let table = |lines: &str| MountTable::from_mountinfo(lines.as_bytes()).unwrap();
+        let kept_by = KeptBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
+        let others = [SeenNamespace { id: 9, kept_by, processes: 1, table: Ok(table(CONTAINER)) }];
+        let own = table(HOST);
+        let wanted = match device {
+            Some((major, minor)) => Wanted::of_device(crate::mount_table::Device { major, minor }),
+            None => Wanted::at_or_below(Path::new(path), &own),
+        };
+        let report = HoldersReport::find(Path::new(path), &wanted, &own, &others, &Pods::default(), &Policy::default());
+        assert!(!report.holders.is_empty(), "{path}");
+        (report.holders.into_iter().flat_map(|holder| holder.free).map(|way| way.run).collect(), report.note)
+    }
+
+    #[test]
+    fn no_root_and_no_system_mount_is_ever_unmounted() {
+        let (ways, note) = ways_for("/mnt/disk", None);
+        assert!(ways.len() == 1 && ways[0].ends_with("/proc/7/root/host/mnt/disk") && note.is_none(), "{ways:?}");
+        let (ways, note) = ways_for("/", None);
+        assert!(ways.is_empty() && note.is_some(), "{ways:?}");
+        let of_a_task = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs";
+        assert_eq!(ways_for(of_a_task, None), (Vec::new(), None), "it is the root of the container");
+        assert_eq!(ways_for("/dev/sda1", Some((8, 1))), (Vec::new(), None), "it is the root of the host");
+        assert_eq!(ways_for("/dev/sdb", Some((8, 2))).0.len(), 2, "here, and in the container");
     }
 }

@@ -1,0 +1,76 @@
+//! `bindguard holders`: who keeps the mounts at or below a path alive, and what would free them.
+
+mod text;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow};
+use bindguard_core::holders::{HoldersReport, Wanted};
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::pods::Pods;
+use bindguard_core::policy::Policy;
+use bindguard_sys::namespaces::{Namespaces, Proc};
+use bindguard_sys::{Handle, block_device};
+use clap::Args;
+
+use crate::ask::answers;
+use crate::pods::PodsFrom;
+use crate::show::{self, print_json, print_text};
+
+/// Arguments of `holders`.
+#[derive(Debug, Args)]
+pub struct Holders {
+    /// A mount point, any folder, or a block device.
+    path: PathBuf,
+    /// The node's `/proc`, from inside a pod that has it mounted there. PATH is the node's then.
+    #[arg(long, value_name = "DIR")]
+    proc: Option<PathBuf>,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pods: PodsFrom,
+}
+
+impl Holders {
+    /// Runs it.
+    pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
+        let proc = self.proc.clone().map_or_else(Proc::default, Proc::at);
+        let path = if self.proc.is_some() { self.path.clone() } else { resolved(&self.path)? };
+        let seen = proc.namespaces().map_err(|why| anyhow!(why))?;
+        let wanted = wanted(&path, &seen.own, self.proc.is_some())?;
+        let report = report(&path, &wanted, seen, &self.pods.pods(), policy);
+        if self.json {
+            print_json(&report)?
+        } else {
+            print_text(text::of(&report).text())?
+        }
+        Ok(show::code(!report.problems.is_empty(), !report.holders.is_empty()))
+    }
+}
+
+fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods, policy: &Policy) -> HoldersReport {
+    let mut report = HoldersReport::find(path, wanted, &seen.own, &seen.others, pods, policy);
+    report.looked_at = seen.looked;
+    report.problems.splice(0..0, seen.problems);
+    report
+}
+
+/// The path as the kernel prints it.
+fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
+    // A mount that hangs is held without asking it anything; the way there is not.
+    if let Some(folder) = std::path::absolute(path)?.parent() {
+        answers(folder)?;
+    }
+    let handle = Handle::follow(path).map_err(|error| anyhow!(error.in_full()))?;
+    handle.resolved_path().with_context(|| format!("resolve {}", path.display()))
+}
+
+fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Result<Wanted> {
+    if !is_afar && path.starts_with("/dev") {
+        let device = block_device(path).with_context(|| format!("look at {}", path.display()))?;
+        return Ok(device.map_or_else(|| Wanted::at_or_below(path, own), Wanted::of_device));
+    }
+    Ok(Wanted::at_or_below(path, own))
+}

@@ -1,0 +1,127 @@
+//! Who holds what, for people: one paragraph for each pod, and one for each other mount namespace.
+//!
+//! A paragraph names a few mounts. `--json` names all of them, and each namespace of a pod on its own.
+
+use bindguard_core::holders::{Holder, HoldersReport, KeptMount, Way};
+
+use crate::show::{Lines, verdict_style};
+
+/// How many mounts a paragraph names.
+const NAMED: usize = 5;
+
+/// The report as text.
+pub fn of(report: &HoldersReport) -> Lines {
+    let mut lines = Lines::default();
+    for problem in &report.problems {
+        lines.headed("problem", verdict_style("problem"), problem);
+    }
+    for mount in report.mounts.iter().take(NAMED) {
+        lines.headed("mounted", verdict_style("current"), &of_mount(mount));
+    }
+    say_how_many_more(report.mounts.len(), NAMED, &mut lines);
+    // Where no command is advised the pods alone matter.
+    let named = if report.note.is_some() { 0 } else { NAMED };
+    for group in by_pod(&report.holders) {
+        tell(&group, named, &mut lines);
+    }
+    if let Some(note) = &report.note {
+        lines.headed("note", verdict_style("foreign"), note);
+    }
+    lines.line(&summary(report));
+    lines
+}
+
+/// The namespaces of one pod together, in the order of the report.
+fn by_pod(holders: &[Holder]) -> Vec<Vec<&Holder>> {
+    let mut groups: Vec<Vec<&Holder>> = Vec::new();
+    for holder in holders {
+        let is_of_it = |group: &&mut Vec<&Holder>| holder.pod.is_some() && group[0].pod == holder.pod;
+        match groups.iter_mut().find(is_of_it) {
+            Some(group) => group.push(holder),
+            None => groups.push(vec![holder]),
+        }
+    }
+    groups
+}
+
+fn tell(group: &[&Holder], named: usize, lines: &mut Lines) {
+    let heading = match group {
+        [holder] => who(holder),
+        _ => who_of_pod(group),
+    };
+    lines.headed("held", verdict_style("pinning"), &heading);
+    let mounts: Vec<&KeptMount> = group.iter().flat_map(|holder| &holder.mounts).collect();
+    for mount in mounts.iter().take(named) {
+        lines.below(&format!("has {}", of_mount(mount)));
+    }
+    say_how_many_more(mounts.len(), named, lines);
+    for way in ways(group) {
+        lines.below(&format!("{}:", way.what));
+        lines.run(&way.run);
+    }
+}
+
+fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
+    if let Some(more) = all.checked_sub(named).filter(|more| *more > 0) {
+        let (word, mounts) = (if named == 0 { "" } else { " more" }, if more == 1 { "mount" } else { "mounts" });
+        lines.below(&format!("has {more}{word} {mounts} there: --json names all"));
+    }
+}
+
+/// What frees the mounts of a group, mildest first, each command once.
+fn ways<'r>(group: &[&'r Holder]) -> Vec<&'r Way> {
+    let most = group.iter().map(|holder| holder.free.len()).max().unwrap_or_default();
+    let all = (0..most).flat_map(|rank| group.iter().filter_map(move |holder| holder.free.get(rank)));
+    let mut ways: Vec<&Way> = Vec::new();
+    for way in all {
+        if !ways.contains(&way) {
+            ways.push(way);
+        }
+    }
+    ways
+}
+
+fn who_of_pod(group: &[&Holder]) -> String {
+    let name = group[0].pod.as_ref().and_then(|pod| pod.for_people()).unwrap_or_default();
+    let process = |holder: &&Holder| Some(format!("{} ({})", holder.command.as_deref().unwrap_or("?"), holder.pid?));
+    let processes: Vec<String> = group.iter().filter_map(process).take(NAMED).collect();
+    format!("by pod {name} in {} mount namespaces: {}", group.len(), processes.join(", "))
+}
+
+fn who(holder: &Holder) -> String {
+    let container = holder.container.as_ref().map(|id| format!(", container {}", &id[..id.len().min(12)]));
+    let pod = holder.pod.as_ref().and_then(|pod| pod.for_people()).map(|pod| format!(", pod {pod}"));
+    let more = match holder.processes {
+        0 | 1 => String::new(),
+        many => format!(" and {} more", many - 1),
+    };
+    let (pid, command) = (holder.pid.unwrap_or_default(), holder.command.as_deref().unwrap_or("?"));
+    let by = match holder.kept_by {
+        "process" => format!("by {command} ({pid}){more}"),
+        "descriptor" => format!("in a mount namespace without processes that {command} ({pid}) has open"),
+        "bind-mount" => "in a mount namespace without processes that is bind-mounted here".to_owned(),
+        _ => return "elsewhere in this mount namespace".to_owned(),
+    };
+    format!("{by}{}{}", container.unwrap_or_default(), pod.unwrap_or_default())
+}
+
+fn of_mount(mount: &KeptMount) -> String {
+    let follows = if mount.follows { ", follows a umount here" } else { "" };
+    let KeptMount { mount_point, root, fs_type, device, propagation, .. } = mount;
+    format!("{} ({fs_type} {device}, {root}): {propagation}{follows}", mount_point.display())
+}
+
+fn summary(report: &HoldersReport) -> String {
+    let checked =
+        format!("checked {} processes in {} mount namespaces", report.looked_at.processes, report.looked_at.namespaces);
+    match (report.holders.len(), report.mounts.len()) {
+        (0, 0) => format!("no mount namespace has anything mounted there; {checked}"),
+        (0, _) => format!(
+            "only this mount namespace has it mounted; {checked}; if umount reports busy, a process has a file open: \
+             fuser -vm {}",
+            report.path.display()
+        ),
+        (1, _) => format!("1 mount namespace holds it; {checked}"),
+        (holders, _) => format!("{holders} mount namespaces hold it; {checked}"),
+    }
+}
