@@ -28,7 +28,7 @@ fn by_runtime_class(generation: Generation) {
         let done = node.bindguard(["install"])?.success()?;
         ensure!(done.contains("run      systemctl restart containerd"), "{done}");
         let again = node.bindguard(["install"])?.success()?;
-        ensure!(again.contains("everything is as it shall be"), "not idempotent: {again}");
+        ensure!(again.contains("no file has to change"), "not idempotent: {again}");
 
         node.restart_containerd(Signal::SIGTERM)?;
         let old_pod = old_pod.restarted(node)?;
@@ -41,10 +41,12 @@ fn by_runtime_class(generation: Generation) {
         node.restart_containerd(Signal::SIGTERM)?;
         let held = node.bindguard(["uninstall"])?;
         ensure!(held.code() == 1 && held.stdout.contains("cannot end without"), "{held:?}");
+        ensure!(!held.stdout.contains("nothing"), "it contradicts itself: {held:?}");
         ensure!(Path::new(INSTALLED_SHIM).exists(), "the pod's shim is gone from under it");
         pod.remove(node)?;
         old_pod.restarted(node)?.remove(node)?;
         uninstall_at_last(node)?;
+        ensure!(node.bindguard(["uninstall"])?.success()?.contains("no file has to change"), "not idempotent");
         State::of(node)?.is(&before)
     });
 }
@@ -60,7 +62,10 @@ mod for_all_pods {
             let old_pod = Pod::run(node, "", "uid-old")?;
             let done = node.bindguard(["install", "--default"])?.success()?;
             ensure!(done.contains("default_runtime_name"), "{done}");
-            ensure!(node.bindguard(["install", "--default"])?.success()?.contains("everything is"), "not idempotent");
+            ensure!(
+                node.bindguard(["install", "--default"])?.success()?.contains("no file has to change"),
+                "not idempotent"
+            );
             node.restart_containerd(Signal::SIGTERM)?;
             // a container of a pod that is older than bindguard
             let old_pod = old_pod.restarted(node)?;
@@ -129,7 +134,7 @@ impl Pod {
     }
 }
 
-/// Every file that an installation may touch, with its mode.
+/// Every file that an installation may touch, and its folder, with its mode.
 #[derive(Debug, PartialEq)]
 struct State(Vec<(String, u32, Vec<u8>)>);
 
@@ -140,13 +145,15 @@ impl State {
             let Ok(entries) = Path::new(folder).read_dir() else { continue };
             let is_meant =
                 |path: &PathBuf| path.is_file() && (folder != PREFIX || path.to_string_lossy().contains("bindguard"));
+            files.push(folder.into());
             files.extend(entries.flatten().map(|entry| entry.path()).filter(is_meant));
         }
         files.sort();
         files.dedup();
         let seen = |path: &PathBuf| {
             let mode = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?.permissions().mode();
-            Ok((path.display().to_string(), mode, fs::read(path)?))
+            let bytes = if path.is_dir() { Vec::new() } else { fs::read(path)? };
+            Ok((path.display().to_string(), mode, bytes))
         };
         Ok(Self(files.iter().map(seen).collect::<Result<_>>()?))
     }

@@ -167,7 +167,8 @@ fn command_lines(node: &Node) -> Result<()> {
     for (words, said) in [
         (&["diagnose", "--mountinfo", "/x"][..], "--root <DIR>"),
         (&["repair", "--all", "--pod", "web"], "cannot be used with"),
-        (&["repair"], "<PATHS>"),
+        (&["repair"], "<PATHS|--pod <POD>|--all>"),
+        (&["repair", "--dry-run"], "<PATHS|--pod <POD>|--all>"),
         (&["nosuch"], "unrecognized subcommand"),
     ] {
         let told = node.bindguard(words)?;

@@ -10,7 +10,7 @@ use bindguard_core::pods::PodAsked;
 use bindguard_core::policy::Policy;
 use bindguard_guard::{Act, mend_node, named_subpath};
 use bindguard_sys::Handle;
-use clap::Args;
+use clap::{ArgGroup, Args};
 
 use crate::diagnose::{Format, kubediag};
 use crate::pods::{PodsFrom, uids};
@@ -18,9 +18,9 @@ use crate::show;
 
 /// Arguments of `repair`.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("target").args(["paths", "pod", "all"]).required(true).multiple(true)))]
 pub struct Repair {
     /// Volume-subpaths to mend: `<kubelet root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
-    #[arg(required_unless_present_any = ["pod", "all"])]
     paths: Vec<PathBuf>,
     /// Mend the subpaths of this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]

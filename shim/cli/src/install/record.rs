@@ -55,6 +55,9 @@ pub struct Entry {
 pub struct Record {
     version: u32,
     files: Vec<Entry>,
+    /// Folders that installs made, each before those below it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    folders: Vec<PathBuf>,
 }
 
 const VERSION: u32 = 1;
@@ -63,7 +66,7 @@ impl Record {
     /// The node's record; an empty one where nothing is installed.
     pub fn load() -> Result<Self> {
         let path = file();
-        let Some(bytes) = change::read(&path)? else { return Ok(Self { version: VERSION, files: Vec::new() }) };
+        let Some(bytes) = change::read(&path)? else { return Ok(Self { version: VERSION, ..Self::default() }) };
         let record: Self = serde_json::from_slice(&bytes).with_context(|| format!("understand {}", path.display()))?;
         anyhow::ensure!(
             record.version == VERSION,
@@ -98,12 +101,14 @@ impl Record {
             Some(old) => *old = entry,
             None => self.files.push(entry),
         }
+        self.folders.extend(missing_above(&change.path));
         self.save()
     }
 
     /// Forgets a file that is as it was. The last one takes the folder with it.
     pub fn forget(&mut self, path: &Path) -> Result<()> {
         self.files.retain(|entry| entry.path != path);
+        self.remove_empty_folders();
         self.save()?;
         if self.files.is_empty() {
             there_or_not(fs::remove_dir_all(originals()))
@@ -113,6 +118,14 @@ impl Record {
             let _ = fs::remove_dir(FOLDER);
         }
         Ok(())
+    }
+
+    /// Removes the folders that an install made and that are empty now. One that holds another file stays: it is in use.
+    fn remove_empty_folders(&mut self) {
+        let mut stay: Vec<PathBuf> =
+            self.folders.iter().rev().filter(|folder| there_or_not(fs::remove_dir(folder)).is_err()).cloned().collect();
+        stay.reverse();
+        self.folders = stay;
     }
 
     fn save(&self) -> Result<()> {
@@ -143,6 +156,15 @@ impl Entry {
     }
 }
 
+/// The folders above a file that are not there yet, the uppermost first.
+fn missing_above(path: &Path) -> Vec<PathBuf> {
+    let is_missing = |folder: &&Path| folder.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let missing = path.ancestors().skip(1).take_while(is_missing);
+    let mut missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+    missing.reverse();
+    missing
+}
+
 fn file() -> PathBuf {
     Path::new(FOLDER).join("install.json")
 }
@@ -157,4 +179,26 @@ fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
 
 fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_folders_that_an_install_made_and_that_are_empty_go() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("etc/bindguard/config.toml");
+        let made = missing_above(&file);
+        assert_eq!(made, [place.path().join("etc"), place.path().join("etc/bindguard")]);
+        fs::create_dir_all(place.path().join("etc/bindguard")).unwrap();
+        assert_eq!(missing_above(&file), Vec::<PathBuf>::new());
+        let mut record = Record { folders: made.clone(), ..Record::default() };
+        fs::write(place.path().join("etc/another"), "").unwrap();
+        record.remove_empty_folders();
+        assert_eq!(record.folders, made[..1]);
+        fs::remove_file(place.path().join("etc/another")).unwrap();
+        record.remove_empty_folders();
+        assert!(record.folders.is_empty() && place.path().read_dir().unwrap().next().is_none());
+    }
 }

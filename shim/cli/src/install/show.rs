@@ -99,8 +99,8 @@ impl Shown {
         for note in &self.notes {
             let _ = writeln!(out, "{:<8} {note}", "note");
         }
-        if self.files.is_empty() {
-            let _ = writeln!(out, "{:<8} everything is as it shall be", "nothing");
+        if self.files.is_empty() && !self.unfinished {
+            let _ = writeln!(out, "{:<8} no file has to change", "nothing");
         }
         for command in &self.commands {
             let _ = writeln!(out, "{:<8} {command}", if self.restarted { "ran" } else { "run" });
