@@ -168,11 +168,29 @@ fn mount_helper(node: &Node) -> Result<()> {
         "{point}"
     );
     if expected == "bad" {
+        of_other_distributions(node)?;
         is_a_package(node, point["run"].as_str().unwrap_or_default())?;
     }
     // An NFS volume that is not mounted is a finding of its own.
     ensure!(points.named("subpaths")?["told"].as_str().is_some_and(|told| told.ends_with("is unmounted")));
     pod.delete()
+}
+
+fn of_other_distributions(node: &Node) -> Result<()> {
+    let file = node.disk().join("os-release");
+    for (text, run, said) in [
+        ("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n", Some("yum install nfs-utils"), "mount.nfs"),
+        ("ID=bottlerocket\nPRETTY_NAME=\"Bottlerocket OS 1.20\"\n", None, "the image of Bottlerocket OS 1.20"),
+    ] {
+        fs::write(&file, text)?;
+        host(["mount".as_ref(), "--bind".as_ref(), file.as_os_str(), "/etc/os-release".as_ref()])?;
+        let point = Points::of(node)?.named("mount-helpers");
+        host(["umount", "/etc/os-release"])?;
+        let point = point?;
+        let told = point["told"].as_str().unwrap_or_default();
+        ensure!(point["run"].as_str() == run && told.contains(said), "{point}");
+    }
+    Ok(())
 }
 
 /// apt itself says what it would do.

@@ -4,6 +4,7 @@
 
 mod containerd;
 mod detach_mounts;
+mod distribution;
 mod fuse_daemons;
 mod host_root;
 mod kernel;
@@ -15,6 +16,7 @@ mod subpaths;
 
 pub use containerd::{ContainerdSeen, RuntimeEntry, containerd};
 pub use detach_mounts::detach_mounts;
+pub use distribution::{Distribution, Packages};
 pub use fuse_daemons::{Daemon, fuse_daemons};
 pub use host_root::host_root;
 pub use kernel::{Features, kernel};

@@ -9,7 +9,7 @@ use super::plugin::{Plugin, RequiredMount, Writer};
 const BLOCK: &str = "the device was not attached, or MountVolume failed: see the pod's events";
 const NODE_MOUNT: &str = "the filesystem's mount program is missing on the node, or its server could not be reached";
 const NFS: &str =
-    "mount.nfs is missing on the node (package nfs-common or nfs-utils), or the server could not be reached";
+    "mount.nfs is missing on the node (bindguard doctor names its package), or the server could not be reached";
 const CSI: &str = "the CSI driver restarted and its FUSE daemon with it, or NodePublishVolume failed";
 
 /// What the kubelet mounts for the medium Memory.

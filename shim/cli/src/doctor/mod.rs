@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bindguard_config::Loaded;
-use bindguard_core::doctor::{self, Daemon, DoctorReport, Point, State};
+use bindguard_core::doctor::{self, Daemon, Distribution, DoctorReport, Point, State};
+use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::Policy;
 use bindguard_guard::{kubelets_here, survey_node};
@@ -95,10 +96,17 @@ fn helpers(policy: &Policy, problems: Vec<String>) -> Point {
                 .flat_map(|volumes| &volumes.mounted)
                 .map(|volume| volume.plugin_folder().to_owned())
                 .collect();
-            doctor::mount_helpers(&in_use, is_there)
+            doctor::mount_helpers(&in_use, is_there, &distribution())
         }
         Err(error) => Point::no_answer("mount-helpers", format!("{error}: {}", error.source)),
     }
+}
+
+/// os-release(5): the second file is for a node whose `/etc` is empty.
+fn distribution() -> Distribution {
+    let files = ["/etc/os-release", "/usr/lib/os-release"].map(|path| setting(Path::new(path)));
+    let text = files.into_iter().find_map(|file| if let Observed::Seen(text) = file { Some(text) } else { None });
+    Distribution::from_os_release(&text.unwrap_or_default())
 }
 
 fn config(loaded: &Loaded) -> Point {
