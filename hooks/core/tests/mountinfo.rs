@@ -7,7 +7,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use bindguard_core::mount_table::{
-    Device, FsType, MountEntry, MountId, MountRoot, MountTable, Propagation, StatmountEntry, WrongField,
+    Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, MountTable, Propagation, StatmountEntry,
+    WrongField,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -37,7 +38,7 @@ prop_compose! {
                super_options in word()) -> MountEntry {
         MountEntry {
             id: MountId(id), parent: MountId(parent), device: Device { major, minor }, root: MountRoot { path: root, deleted },
-            mount_point: OsString::from_vec(mount_point).into(), options, propagation, fs_type: FsType(fs_type),
+            mount_point: OsString::from_vec(mount_point).into(), attributes: MountAttributes::from_options(&options), options, propagation, fs_type: FsType(fs_type),
             source: OsString::from_vec(source), super_options,
         }
     }

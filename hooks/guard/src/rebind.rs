@@ -145,7 +145,7 @@ impl<'s> Round<'s> {
 
     fn attach(&self, target: &Handle) -> Result<(), SwapError> {
         match self.held.handle() {
-            Some(stale) if !fault::denies_beneath() => attach_beneath(target, stale),
+            Some(stale) if !fault::denies_beneath() => attach_beneath(target, stale, self.held.attributes_to_keep()),
             _ => Err(SwapError::not_possible("mounting beneath the stale mount")),
         }
     }
@@ -170,7 +170,7 @@ impl<'s> Round<'s> {
         let path = self.subpath.path();
         let folder = path.parent().map(Handle::of).transpose().map_err(not_rebound)?;
         let folder = folder.ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
-        match attach_tucked(target, &folder, &path) {
+        match attach_tucked(target, &folder, &path, self.held.attributes_to_keep()) {
             Ok(()) => fault::reach(FaultPoint::AfterAttach),
             Err(SwapError::TargetGone) => return Ok(false),
             Err(error) => return Err(swap_failed(error)),

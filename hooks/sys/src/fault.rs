@@ -2,7 +2,7 @@
 //!
 //! Compiled in only with the feature `fault-points`. `BINDGUARD_FAULT` then names the faults, with commas between them:
 //! `PLACE` kills the process there as an out-of-memory kill would, `stop:PLACE` stops it as a hung server would, `panic:PLACE`
-//! is a fault of its own, `no-beneath` makes this kernel one from before 6.5. `list` has the guard print every place and end.
+//! is a fault of its own, `no-beneath` makes this kernel one from before 6.5, `no-setattr` one from before 5.12. `list` has the guard print every place and end.
 //!
 //! There is one for each state that a guard can leave behind when it is killed: whatever a step changes, the place behind
 //! it is where a test looks at the change.
@@ -104,6 +104,18 @@ pub fn denies_beneath() -> bool {
 /// This build takes the kernel as it is.
 #[cfg(not(feature = "fault-points"))]
 pub fn denies_beneath() -> bool {
+    false
+}
+
+/// Whether a test asked for a kernel without mount_setattr(2).
+#[cfg(feature = "fault-points")]
+pub fn denies_setattr() -> bool {
+    asks_for("no-setattr")
+}
+
+/// This build takes the kernel as it is.
+#[cfg(not(feature = "fault-points"))]
+pub fn denies_setattr() -> bool {
     false
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use bindguard_core::mount_table::MountRoot;
+use bindguard_core::mount_table::{MountAttributes, MountRoot};
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
 use bindguard_sys::{Handle, read_mount_table};
 use folder::Folder;
@@ -80,7 +80,7 @@ fn beneath_leaves_one_mount_and_never_shows_the_file_underneath() {
     let seen_empty = watched(&stale.mounted(), || {
         for version in 1..300 {
             let top = Handle::of(&stale.mounted()).unwrap();
-            match attach_beneath(&stale.target(version), &top) {
+            match attach_beneath(&stale.target(version), &top, None) {
                 Err(SwapError::NotPossible { .. }) => {
                     return namespace::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
                 }
@@ -103,7 +103,7 @@ fn tucked_under_a_shared_parent_leaves_one_mount_and_never_shows_the_file_undern
     let seen_empty = watched(&stale.mounted(), || {
         for version in 1..100 {
             let top = Handle::of(&stale.mounted()).unwrap();
-            attach_tucked(&stale.target(version), &folder, &stale.mounted()).unwrap();
+            attach_tucked(&stale.target(version), &folder, &stale.mounted(), None).unwrap();
             assert_eq!(stale.roots().len(), 2, "it arrived below");
             detach(&top).unwrap();
             assert_eq!(stale.content(), format!("version {version}"));
@@ -119,7 +119,7 @@ fn tucked_under_a_private_parent_does_not_arrive_and_changes_nothing() {
     }
     let stale = Stale::new();
     let folder = Handle::of(stale.folder.path()).unwrap();
-    attach_tucked(&stale.target(1), &folder, &stale.mounted()).unwrap();
+    attach_tucked(&stale.target(1), &folder, &stale.mounted(), None).unwrap();
     assert_eq!(stale.roots().len(), 1);
     assert_eq!(stale.content(), "version 0");
 }
@@ -133,7 +133,7 @@ fn a_target_that_is_removed_meanwhile_is_told_and_changes_nothing() {
     let target = stale.target(1);
     fs::remove_file(stale.file(1)).unwrap();
     let top = Handle::of(&stale.mounted()).unwrap();
-    assert!(matches!(attach_beneath(&target, &top), Err(SwapError::TargetGone | SwapError::NotPossible { .. })));
+    assert!(matches!(attach_beneath(&target, &top, None), Err(SwapError::TargetGone | SwapError::NotPossible { .. })));
     assert_eq!((stale.content().as_str(), stale.roots().len()), ("version 0", 1));
 }
 
@@ -161,11 +161,11 @@ fn what_is_bound_is_what_was_opened() {
 }
 
 fn attach_beneath_top(_: &Stale, target: &Handle, top: &Handle) -> Result<(), SwapError> {
-    attach_beneath(target, top)
+    attach_beneath(target, top, None)
 }
 
 fn attach_tucked_under_top(stale: &Stale, target: &Handle, _: &Handle) -> Result<(), SwapError> {
-    attach_tucked(target, &Handle::of(stale.folder.path()).unwrap(), &stale.mounted())
+    attach_tucked(target, &Handle::of(stale.folder.path()).unwrap(), &stale.mounted(), None)
 }
 
 /// A kubelet took the stale mount away and bound anew before the guard came to it.
@@ -193,4 +193,35 @@ fn detaching_twice_takes_one_mount() {
     detach(&top).unwrap();
     detach(&top).unwrap();
     assert_eq!((stale.content().as_str(), stale.roots().len()), ("", 0));
+}
+
+/// What a bind from another mount of the filesystem would allow.
+#[test]
+fn attributes_to_keep_are_kept_both_ways() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let keep = MountAttributes::from_options("ro,nosuid,nodev,noexec,noatime,nodiratime".as_ref());
+    let beneath = |stale: &Stale, target: &Handle, top: &Handle| match attach_beneath(target, top, Some(keep)) {
+        Err(SwapError::NotPossible { .. }) => {
+            namespace::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
+            tucked_keeping(stale, target, keep)
+        }
+        attached => attached,
+    };
+    for way in
+        [&beneath as &dyn Fn(&Stale, &Handle, &Handle) -> _, &|stale, target, _| tucked_keeping(stale, target, keep)]
+    {
+        let stale = Stale::new();
+        let top = Handle::of(&stale.mounted()).unwrap();
+        way(&stale, &stale.target(1), &top).unwrap();
+        detach(&top).unwrap();
+        let table = read_mount_table().unwrap();
+        let attributes: Vec<_> = table.stack_at(&stale.mounted()).map(|entry| entry.attributes).collect();
+        assert_eq!((stale.content().as_str(), attributes), ("version 1", vec![keep]));
+    }
+}
+
+fn tucked_keeping(stale: &Stale, target: &Handle, keep: MountAttributes) -> Result<(), SwapError> {
+    attach_tucked(target, &Handle::of(stale.folder.path()).unwrap(), &stale.mounted(), Some(keep))
 }

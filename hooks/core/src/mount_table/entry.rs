@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::attributes::MountAttributes;
 use crate::paths::below;
 
 /// A mount's id. The kernel gives the id of a mount that is gone to the next one: it names a mount only while an open
@@ -162,6 +163,8 @@ pub struct MountEntry {
     pub mount_point: PathBuf,
     /// Per-mount options, as written.
     pub options: OsString,
+    /// What these options say.
+    pub attributes: MountAttributes,
     /// Peer group and master.
     pub propagation: Propagation,
     /// Filesystem type.

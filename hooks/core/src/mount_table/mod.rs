@@ -3,6 +3,7 @@
 //! Mirrors proc_pid_mountinfo(5) and `show_mountinfo` in the kernel's `fs/proc_namespace.c`. A line that cannot be
 //! read makes the whole table an error: a table with a mount missing would let "could not read" pass for "not mounted".
 
+mod attributes;
 mod entry;
 mod escape;
 mod index;
@@ -12,6 +13,7 @@ mod render;
 mod statmount;
 mod table;
 
+pub use attributes::MountAttributes;
 pub use entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 pub use index::MountIndex;
 pub use parse::{ParseError, WrongField};

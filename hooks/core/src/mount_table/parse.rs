@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::attributes::MountAttributes;
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 use super::escape::unescape;
 use super::table::MountTable;
@@ -76,7 +77,20 @@ impl MountEntry {
         if fields.0.next().is_some() {
             return Err(WrongField::TooLong);
         }
-        let told = Self { id, parent, device, root, mount_point, options, propagation, fs_type, source, super_options };
+        let attributes = MountAttributes::from_options(&options);
+        let told = Self {
+            id,
+            parent,
+            device,
+            root,
+            mount_point,
+            options,
+            attributes,
+            propagation,
+            fs_type,
+            source,
+            super_options,
+        };
         Ok(told.with_root_of_source())
     }
 

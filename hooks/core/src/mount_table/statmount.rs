@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::attributes::MountAttributes;
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 
 /// What has to be told of every mount: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and `_FS_TYPE`.
@@ -48,6 +49,7 @@ mod at {
     pub(super) const PARENT: usize = 48;
     pub(super) const OLD_ID: usize = 56;
     pub(super) const OLD_PARENT: usize = 60;
+    pub(super) const ATTRIBUTES: usize = 64;
     pub(super) const PROPAGATION: usize = 72;
     pub(super) const PEER_GROUP: usize = 80;
     pub(super) const MASTER: usize = 88;
@@ -93,6 +95,7 @@ impl StatmountEntry {
             root: MountRoot::from_kernel(string(buffer, at::ROOT, "root")?),
             mount_point,
             options: OsString::new(),
+            attributes: MountAttributes::from_bits(u64_at(buffer, at::ATTRIBUTES)?),
             propagation: Propagation {
                 peer_group: group(SHARED, at::PEER_GROUP)?,
                 master: group(SLAVE, at::MASTER)?,

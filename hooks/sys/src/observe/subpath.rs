@@ -6,12 +6,12 @@ use std::rc::Rc;
 
 use bindguard_core::evidence::{FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
 use bindguard_core::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
-use bindguard_core::mount_table::MountEntry;
+use bindguard_core::mount_table::{MountAttributes, MountEntry};
 use bindguard_core::paths::lies_in;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
-use crate::observe::filesystem::{find_filesystem, find_filesystem_in};
+use crate::observe::filesystem::{Filesystem, find_filesystem, find_filesystem_in};
 use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
 use crate::target::{TargetError, open_target};
@@ -32,7 +32,7 @@ struct Seen {
     volume: Observed<Volume>,
     /// The host's own mount of the subpath's filesystem, for a volume that has no folder in the pod, or in which somebody
     /// mounted something.
-    filesystem: Option<Handle>,
+    filesystem: Option<Filesystem>,
 }
 
 impl HeldSubpath {
@@ -67,7 +67,14 @@ impl HeldSubpath {
     /// The directory that its sub path starts from, once it was looked at.
     pub fn volume(&self) -> Option<&Handle> {
         let filesystem = self.seen.get().and_then(|seen| seen.filesystem.as_ref());
-        filesystem.or_else(|| self.directory.as_ref().and_then(|directory| directory.handle()))
+        filesystem
+            .map(|filesystem| &filesystem.handle)
+            .or_else(|| self.directory.as_ref().and_then(|directory| directory.handle()))
+    }
+
+    /// The attributes that a bind of its target needs, where those of [its volume's](HeldSubpath::volume) mount will not do.
+    pub fn attributes_to_keep(&self) -> Option<MountAttributes> {
+        self.seen.get()?.filesystem.as_ref()?.keep
     }
 
     /// The paths that have to be asked before this can be observed, because a server or a daemon may have to answer: the
@@ -134,21 +141,19 @@ impl HeldSubpath {
             let entry = self.entry(mounts);
             let (volume, filesystem) = match (&self.directory, &entry) {
                 (Some(directory), Observed::Seen((mount, _))) => {
-                    match (directory.observe(mounts), directory.handle()) {
-                        (Observed::Seen(volume), Some(handle)) if !is_of(mount, &volume) => {
-                            mounted_within(handle, mount, mounts)
-                                .map_or((Observed::Seen(volume), None), |(handle, within)| {
-                                    (Observed::Seen(within), Some(handle))
-                                })
-                        }
-                        (volume, _) => (volume, None),
+                    let volume = directory.observe(mounts);
+                    match mounted_within(directory, &volume, mount, mounts) {
+                        Some(within) => (Observed::Seen(within.volume.clone()), Some(within)),
+                        None => (volume, None),
                     }
                 }
                 (Some(directory), _) => (directory.observe(mounts), None),
                 // Of a volume that lies anywhere on the host only what is gone can be told.
                 (None, Observed::Seen((mount, _))) if mount.root.deleted || !mount.fs_type.is_local() => {
-                    find_filesystem(mount, mounts)
-                        .map_or((Observed::Absent, None), |(handle, volume)| (Observed::Seen(volume), Some(handle)))
+                    match find_filesystem(mount, mounts) {
+                        Some(found) => (Observed::Seen(found.volume.clone()), Some(found)),
+                        None => (Observed::Absent, None),
+                    }
                 }
                 (None, _) => (Observed::Absent, None),
             };
@@ -226,9 +231,22 @@ fn is_of(mount: &MountEntry, volume: &Volume) -> bool {
     mount.device == volume.device && lies_in(&mount.root.path, &volume.place)
 }
 
-/// What a sidecar mounted within the volume, if the mount is one of that.
-fn mounted_within(volume: &Handle, mount: &MountEntry, mounts: &Mounts) -> Option<(Handle, Volume)> {
-    find_filesystem_in(&volume.resolved_path().ok()?, mount, mounts)
+/// What a sidecar mounted within the volume, if the mount was bound from that: it shows another filesystem than the volume does,
+/// or a folder of the volume itself, and then with other attributes.
+fn mounted_within(
+    directory: &HeldVolumeDirectory,
+    volume: &Observed<Volume>,
+    mount: &MountEntry,
+    mounts: &Mounts,
+) -> Option<Filesystem> {
+    let Observed::Seen(volume) = volume else { return None };
+    let is_of_volume = is_of(mount, volume);
+    if is_of_volume && directory.attributes(mounts) == Some(mount.attributes) {
+        return None;
+    }
+    let within = find_filesystem_in(&directory.handle()?.resolved_path().ok()?, mount, mounts)?;
+    // Where none has the same attributes, the volume's mount got others since: it is what the kubelet binds from.
+    (!is_of_volume || within.keep.is_none()).then_some(within)
 }
 
 /// Where the sub path leads today, by its names.

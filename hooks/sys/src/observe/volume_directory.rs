@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use bindguard_core::evidence::{Observed, Volume};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
+use bindguard_core::mount_table::MountAttributes;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
@@ -78,6 +79,11 @@ impl HeldVolumeDirectory {
 
     pub(super) fn observe(&self, mounts: &Mounts) -> Observed<Volume> {
         self.seen.get_or_init(|| self.look(mounts)).clone()
+    }
+
+    /// The attributes of the mount that it is on.
+    pub(super) fn attributes(&self, mounts: &Mounts) -> Option<MountAttributes> {
+        mounts.mount_of(self.handle()?).ok().map(|mount| mount.entry.attributes)
     }
 
     fn look(&self, mounts: &Mounts) -> Observed<Volume> {

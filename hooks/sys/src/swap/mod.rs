@@ -11,16 +11,13 @@
 //! whoever opens the path in between gets the empty file that the kubelet made as a mount point.
 
 mod beneath;
+mod clone;
 mod detach;
 mod tuck;
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use rustix::mount::OpenTreeFlags;
-
-use crate::handle::Handle;
 
 pub use beneath::attach_beneath;
 pub use detach::detach;
@@ -62,6 +59,13 @@ impl SwapError {
         }
     }
 
+    fn from_io(what: &'static str, error: io::Error) -> Self {
+        match Errno::from_io_error(&error) {
+            Some(errno) => Self::from_errno(what, errno),
+            None => Self::Failed { what, source: error },
+        }
+    }
+
     /// A step that was not even tried.
     pub fn not_possible(what: &'static str) -> Self {
         Self::NotPossible { what, source: io::ErrorKind::Unsupported.into() }
@@ -74,11 +78,4 @@ impl SwapError {
             Self::NotPossible { source, .. } | Self::Failed { source, .. } => format!("{self}: {source}"),
         }
     }
-}
-
-/// A new mount of this file or directory, not attached anywhere: what `mount --bind` makes first. open_tree(2)
-fn clone_mount(of: &Handle) -> Result<OwnedFd, SwapError> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    rustix::mount::open_tree(of, "", flags)
-        .map_err(|errno| SwapError::from_errno("cloning the mount of the current file", errno))
 }

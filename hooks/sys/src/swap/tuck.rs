@@ -8,9 +8,11 @@
 //! The copy lives in a mount namespace of a thread's own, which ends with the thread and takes the copy along.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::thread;
 
+use bindguard_core::mount_table::MountAttributes;
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::CWD;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags};
@@ -18,20 +20,39 @@ use rustix::mount::{MountPropagationFlags, MoveMountFlags};
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 
-use super::{SwapError, clone_mount};
+use super::SwapError;
+use super::clone::{clone_mount, clone_remounted};
 
 const STEP: &str = "running a thread in a mount namespace of its own";
 
+/// A new mount, and the attributes that it has yet to get.
+struct New {
+    mount: OwnedFd,
+    lacks: Option<Lacking>,
+}
+
+/// Attributes that this kernel gives to an attached mount alone, and a copy of the parent mount to attach it to.
+struct Lacking {
+    attributes: MountAttributes,
+    scratch: OwnedFd,
+}
+
 /// Attaches a bind of `target` so that it arrives below the mount at `subpath`. `folder` is the folder that holds the
-/// subpath's mount point, on the stale mount's parent.
+/// subpath's mount point, on the stale mount's parent. The bind has the attributes of the mount that `target` is opened on, or
+/// those to `keep`.
 ///
 /// Returning without an error does not say that it arrived.
 ///
 /// # Errors
 /// When the namespace, the copy or the new mount cannot be made.
-pub fn attach_tucked(target: &Handle, folder: &Handle, subpath: &Path) -> Result<(), SwapError> {
-    let new = clone_mount(target)?;
-    let copy = clone_mount(folder)?;
+pub fn attach_tucked(
+    target: &Handle,
+    folder: &Handle,
+    subpath: &Path,
+    keep: Option<MountAttributes>,
+) -> Result<(), SwapError> {
+    let new = New::of(target, folder, keep)?;
+    let copy = clone_mount(folder, None)?;
     fault::reach(FaultPoint::Cloned);
     let attach = || {
         unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed("unsharing the mount namespace", errno as i32))?;
@@ -39,12 +60,10 @@ pub fn attach_tucked(target: &Handle, folder: &Handle, subpath: &Path) -> Result
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         rustix::mount::mount_change("/", private).map_err(|e| SwapError::from_errno("making the copy private", e))?;
         fault::reach(FaultPoint::NamespaceUnshared);
-        let from_fd = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        rustix::mount::move_mount(&copy, "", CWD, folder.path(), from_fd)
-            .map_err(|e| SwapError::from_errno("attaching a copy of the parent mount", e))?;
+        let new = new.whole(folder.path(), subpath)?;
+        attach_at(&copy, folder.path(), "attaching a copy of the parent mount")?;
         fault::reach(FaultPoint::CopyAttached);
-        rustix::mount::move_mount(&new, "", CWD, subpath, from_fd)
-            .map_err(|e| SwapError::from_errno("attaching the new mount to the copy", e))?;
+        attach_at(&new, subpath, "attaching the new mount to the copy")?;
         fault::reach(FaultPoint::Tucked);
         Ok(())
     };
@@ -55,6 +74,35 @@ pub fn attach_tucked(target: &Handle, folder: &Handle, subpath: &Path) -> Result
             .join()
             .unwrap_or_else(|_| Err(SwapError::Failed { what: STEP, source: io::Error::other("it panicked") }))
     })
+}
+
+impl New {
+    fn of(target: &Handle, folder: &Handle, keep: Option<MountAttributes>) -> Result<Self, SwapError> {
+        match (clone_mount(target, keep), keep) {
+            (Err(SwapError::NotPossible { .. }), Some(attributes)) => {
+                let lacks = Some(Lacking { attributes, scratch: clone_mount(folder, None)? });
+                Ok(Self { mount: clone_mount(target, None)?, lacks })
+            }
+            (mount, _) => Ok(Self { mount: mount?, lacks: None }),
+        }
+    }
+
+    /// The mount with its attributes. It gets them where nobody sees it: only the copy that is attached afterwards spreads.
+    fn whole(&self, folder: &Path, subpath: &Path) -> Result<OwnedFd, SwapError> {
+        let Some(Lacking { attributes, scratch }) = &self.lacks else {
+            return self.mount.try_clone().map_err(|error| SwapError::from_io(STEP, error));
+        };
+        attach_at(scratch, folder, "attaching a second copy of the parent mount")?;
+        rustix::mount::mount_change(folder, MountPropagationFlags::PRIVATE)
+            .map_err(|errno| SwapError::from_errno("making the second copy private", errno))?;
+        attach_at(&self.mount, subpath, "attaching the new mount to the second copy")?;
+        clone_remounted(subpath, *attributes)
+    }
+}
+
+fn attach_at(mount: &OwnedFd, path: &Path, step: &'static str) -> Result<(), SwapError> {
+    rustix::mount::move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .map_err(|errno| SwapError::from_errno(step, errno))
 }
 
 fn failed(what: &'static str, errno: i32) -> SwapError {

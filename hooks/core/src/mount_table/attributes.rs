@@ -1,0 +1,95 @@
+//! What a mount denies, and how it keeps access times: mount_setattr(2).
+//!
+//! Each mount of a filesystem has its own. mountinfo names them in words, statmount(2) by the bits of `MOUNT_ATTR_*`.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// The attributes of one mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MountAttributes(u64);
+
+/// `MOUNT_ATTR_*` of the kernel's `include/uapi/linux/mount.h`, and what mountinfo calls it.
+const WORDS: [(&[u8], u64); 8] = [
+    (b"ro", 0x1),
+    (b"nosuid", 0x2),
+    (b"nodev", 0x4),
+    (b"noexec", 0x8),
+    (b"noatime", NOATIME),
+    (b"nodiratime", NODIRATIME),
+    (b"idmapped", IDMAPPED),
+    (b"nosymfollow", 0x20_0000),
+];
+
+const NOATIME: u64 = 0x10;
+const STRICTATIME: u64 = 0x20;
+const NODIRATIME: u64 = 0x80;
+const IDMAPPED: u64 = 0x10_0000;
+
+impl MountAttributes {
+    /// Read-only, nosuid, nodev, noexec and nosymfollow: each takes something away from whoever uses the mount.
+    const DENYING: u64 = 0x1 | 0x2 | 0x4 | 0x8 | 0x20_0000;
+
+    /// `MOUNT_ATTR__ATIME` and `MOUNT_ATTR_NODIRATIME`: how access times are kept.
+    pub const ACCESS_TIMES: u64 = 0x70 | NODIRATIME;
+
+    /// The attributes that this version knows, of those that statmount(2) names.
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits & (Self::DENYING | Self::ACCESS_TIMES | IDMAPPED))
+    }
+
+    /// The attributes that mountinfo names. Access times are kept strictly where it says nothing of them.
+    pub fn from_options(options: &OsStr) -> Self {
+        let words = || options.as_bytes().split(|byte| *byte == b',');
+        let known = words().filter_map(|word| WORDS.iter().find(|(name, _)| *name == word));
+        let bits = known.fold(0, |bits, (_, bit)| bits | bit);
+        let is_strict = bits & NOATIME == 0 && !words().any(|word| word == b"relatime");
+        Self(bits | if is_strict { STRICTATIME } else { 0 })
+    }
+
+    /// As mount_setattr(2) takes them. An idmapping is not set by a bit alone and is not among them.
+    pub fn bits(self) -> u64 {
+        self.0 & !IDMAPPED
+    }
+
+    /// Whether its files show other owners than their filesystem has: a copy of the mount alone can do the same.
+    pub fn is_idmapped(self) -> bool {
+        self.0 & IDMAPPED != 0
+    }
+
+    /// How much it denies that `other` does not.
+    pub fn denied_beyond(self, other: Self) -> u32 {
+        (self.0 & !other.0 & Self::DENYING).count_ones()
+    }
+
+    /// The same attributes, and what `other` denies.
+    #[must_use]
+    pub fn with_denied_by(self, other: Self) -> Self {
+        Self(self.0 | other.0 & Self::DENYING)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_bits_say_the_same() {
+        for (words, bits) in [
+            ("rw,relatime", 0),
+            ("rw", 0x20),
+            ("ro,nosuid,nodev,noexec,noatime,nodiratime", 0x9f),
+            ("rw,nosuid,relatime,nosymfollow,idmapped", 0x30_0002),
+        ] {
+            assert_eq!(MountAttributes::from_options(words.as_ref()), MountAttributes::from_bits(bits), "{words}");
+        }
+    }
+
+    #[test]
+    fn what_either_denies_is_denied_and_access_times_stay() {
+        let [strict, lax] =
+            ["ro,noexec,noatime", "rw,nosuid,relatime"].map(|it| MountAttributes::from_options(it.as_ref()));
+        assert_eq!(lax.with_denied_by(strict), MountAttributes::from_options("ro,nosuid,noexec,relatime".as_ref()));
+        assert_eq!((strict.denied_beyond(lax), lax.denied_beyond(strict)), (2, 1));
+    }
+}
