@@ -5,8 +5,7 @@ use serde::Serialize;
 use crate::mount_table::MountEntry;
 
 use super::KeptBy;
-use super::report::{Here, Holder, KeptMount};
-use super::system::SystemMounts;
+use super::report::Holder;
 
 /// One way to free it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -19,32 +18,23 @@ pub struct Way {
 
 /// A umount in another namespace with this one's umount(8): most images have none. The root directory stays this one's,
 /// and the path goes through the process's own root; `umount --namespace` wants a /proc inside that shows itself.
-fn from_outside(pid: u32, mount: &KeptMount) -> String {
+fn from_outside(pid: u32, mount: &MountEntry) -> String {
     format!(
         "nsenter --target {pid} --mount --root=/ umount --no-canonicalize --internal-only --lazy /proc/{pid}/root{}",
         mount.mount_point.display()
     )
 }
 
-/// The mount of this namespace that a umount has to name for another namespace's mount to go.
-fn own_mount_of<'t>(mount: &KeptMount, here: &Here<'t>, system: &SystemMounts<'_>) -> Option<&'t MountEntry> {
-    let may_go = || here.mounts.iter().copied().filter(|own| !system.must_stay(own));
-    let shows_the_same =
-        |own: &&MountEntry| own.device.to_string() == mount.device && own.root.for_people() == mount.root;
-    may_go().find(shows_the_same).or_else(|| may_go().next())
-}
-
-/// What frees a mount, mildest first. `mount`: none when all that the holder has must stay.
+/// The commands that release a mount, mildest first. `mount`: none if all mounts of the holder must stay; `goes_with`: the
+/// mount here whose unmount takes it along.
 pub(super) fn ways(
     kept_by: &KeptBy,
     holder: &Holder,
-    mount: Option<&KeptMount>,
-    here: &Here<'_>,
-    system: &SystemMounts<'_>,
+    mount: Option<&MountEntry>,
+    goes_with: Option<&MountEntry>,
 ) -> Vec<Way> {
     let mut ways = Vec::new();
-    let following = mount.filter(|mount| mount.follows);
-    if let Some(own) = following.and_then(|mount| own_mount_of(mount, here, system)) {
+    if let Some(own) = goes_with {
         let run = format!("umount {}", own.mount_point.display());
         ways.push(Way { what: "a umount here reaches it", run });
         return ways;

@@ -13,6 +13,7 @@
 mod cgroup;
 mod free;
 mod report;
+mod spread;
 mod system;
 mod wanted;
 

@@ -1,6 +1,5 @@
 //! What is told of who holds what, and what would free it.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -11,6 +10,7 @@ use crate::policy::Policy;
 
 use super::cgroup::looks_like_an_id;
 use super::free::{Way, ways};
+use super::spread::Spread;
 use super::system::SystemMounts;
 use super::{KeptBy, SeenNamespace, Wanted, container_ids, pod_uid};
 
@@ -87,37 +87,15 @@ pub struct KeptMount {
 }
 
 impl KeptMount {
-    fn from_entry(entry: &MountEntry, here: &Here<'_>) -> Self {
+    fn from_entry(entry: &MountEntry, table: &MountIndex<'_>, spread: &Spread<'_>) -> Self {
         Self {
             mount_point: entry.mount_point.clone(),
             root: entry.root.for_people(),
             fs_type: entry.fs_type.0.clone(),
             device: entry.device.to_string(),
             propagation: in_words(&entry.propagation),
-            follows: here.reaches(&entry.propagation),
+            follows: spread.reaching(entry, table).is_some(),
         }
-    }
-}
-
-/// What is asked about in the reader's own namespace.
-#[derive(Debug)]
-pub(super) struct Here<'t> {
-    /// The mounts at or below the path.
-    pub mounts: Vec<&'t MountEntry>,
-    peer_groups: HashSet<u32>,
-}
-
-impl<'t> Here<'t> {
-    fn at_or_below(path: &Path, own: &'t MountTable) -> Self {
-        let below = own.entries().iter().filter(|entry| entry.mount_point.starts_with(path));
-        let mounts: Vec<&MountEntry> = below.collect();
-        let peer_groups = mounts.iter().filter_map(|entry| entry.propagation.peer_group).collect();
-        Self { mounts, peer_groups }
-    }
-
-    /// A umount spreads within a peer group and to the slaves of it: mount_namespaces(7).
-    fn reaches(&self, to: &Propagation) -> bool {
-        [to.peer_group, to.master].iter().flatten().any(|group| self.peer_groups.contains(group))
     }
 }
 
@@ -131,9 +109,20 @@ fn in_words(propagation: &Propagation) -> &'static str {
     }
 }
 
+/// The reader's own namespace.
+struct Own<'t> {
+    table: &'t MountTable,
+    index: MountIndex<'t>,
+    /// The mounts at or below the path in question.
+    here: Vec<&'t MountEntry>,
+    /// The effect of their unmounts.
+    spread: Spread<'t>,
+    system: SystemMounts<'t>,
+}
+
 impl HoldersReport {
-    /// Finds who has what is wanted mounted. `own`: the reader's own namespace; `policy`: where the kubelet and the runtimes
-    /// mount things. No command is advised for a path whose mounts the node needs.
+    /// Finds the holders of the wanted mounts. `own`: the reader's own namespace; `policy`: the directories in which the kubelet
+    /// and the runtimes mount. No command is advised for a path whose mounts the node needs.
     pub fn find(
         path: &Path,
         wanted: &Wanted,
@@ -142,21 +131,24 @@ impl HoldersReport {
         pods: &Pods,
         policy: &Policy,
     ) -> Self {
-        let here = Here::at_or_below(path, own);
-        let system = SystemMounts::of(own, policy);
+        let index = MountIndex::of(own);
+        let here: Vec<&MountEntry> = own.entries().iter().filter(|it| it.mount_point.starts_with(path)).collect();
+        let tables = others.iter().filter_map(|namespace| namespace.table.as_ref().ok());
+        let spread = Spread::of(&here, &index, tables.chain([own]));
+        let own = Own { table: own, index, here, spread, system: SystemMounts::of(own, policy) };
         let mut report = Self {
             path: path.to_owned(),
-            mounts: here.mounts.iter().map(|entry| KeptMount::from_entry(entry, &here)).collect(),
+            mounts: own.here.iter().map(|entry| KeptMount::from_entry(entry, &own.index, &own.spread)).collect(),
             ..Self::default()
         };
-        report.holders.extend(elsewhere_here(path, wanted, own, &here, &system));
+        report.holders.extend(elsewhere_here(path, wanted, &own));
         for namespace in others {
             match &namespace.table {
-                Ok(table) => report.holders.extend(holder(namespace, table, wanted, &here, &system, pods)),
+                Ok(table) => report.holders.extend(holder(namespace, table, wanted, &own, pods)),
                 Err(why) => report.problems.push(format!("mount namespace {}: {why}", namespace.id)),
             }
         }
-        if !here.mounts.is_empty() && system.is_at(path) {
+        if !own.here.is_empty() && own.system.is_at(path) {
             report.holders.iter_mut().for_each(|holder| holder.free.clear());
             let words = "holds system mounts, which must stay: run bindguard holders with the mount point that is busy";
             report.note = Some(format!("{} {words}", path.display()));
@@ -166,23 +158,16 @@ impl HoldersReport {
 }
 
 /// The same filesystem at another place of the reader's own namespace.
-fn elsewhere_here(
-    path: &Path,
-    wanted: &Wanted,
-    own: &MountTable,
-    here: &Here<'_>,
-    system: &SystemMounts<'_>,
-) -> Option<Holder> {
-    let index = MountIndex::of(own);
-    let others = own.entries().iter().filter(|entry| !entry.mount_point.starts_with(path) && wanted.is(entry, &index));
-    let others: Vec<&MountEntry> = others.collect();
-    let first = others.iter().find(|entry| !system.must_stay(entry));
+fn elsewhere_here(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holder> {
+    let elsewhere = own.table.entries().iter().filter(|entry| !entry.mount_point.starts_with(path));
+    let others: Vec<&MountEntry> = elsewhere.filter(|entry| wanted.is(entry, &own.index)).collect();
+    let first = others.iter().find(|entry| !own.system.must_stay(entry));
     let way = |entry: &&MountEntry| Way {
-        what: "take this other mount of it away",
+        what: "unmount this other mount of it",
         run: format!("umount {}", entry.mount_point.display()),
     };
     let free = first.map(way).into_iter().collect();
-    let mounts: Vec<KeptMount> = others.iter().map(|entry| KeptMount::from_entry(entry, here)).collect();
+    let mounts: Vec<_> = others.iter().map(|entry| KeptMount::from_entry(entry, &own.index, &own.spread)).collect();
     (!mounts.is_empty()).then(|| Holder { kept_by: "here", mounts, free, ..Holder::nobody() })
 }
 
@@ -190,19 +175,19 @@ fn holder(
     namespace: &SeenNamespace,
     table: &MountTable,
     wanted: &Wanted,
-    here: &Here<'_>,
-    system: &SystemMounts<'_>,
+    own: &Own<'_>,
     pods: &Pods,
 ) -> Option<Holder> {
     let index = MountIndex::of(table);
-    let found = table.entries().iter().filter(|entry| wanted.is(entry, &index));
-    let found: Vec<(&MountEntry, KeptMount)> = found.map(|entry| (entry, KeptMount::from_entry(entry, here))).collect();
-    let may_go = || found.iter().filter(|(entry, _)| !system.must_stay(entry)).map(|(_, mount)| mount);
-    let first = may_go().find(|mount| !mount.follows).or_else(|| may_go().next());
+    let found: Vec<&MountEntry> = table.entries().iter().filter(|entry| wanted.is(entry, &index)).collect();
+    let reaching = |entry: &MountEntry| own.spread.reaching(entry, &index);
+    let may_go = || found.iter().copied().filter(|entry| !own.system.must_stay(entry));
+    let first = may_go().find(|entry| reaching(entry).is_none()).or_else(|| may_go().next());
+    let goes_with = first.and_then(reaching).filter(|here| !own.system.must_stay(here));
     let mut holder = Holder { namespace: namespace.id, processes: namespace.processes, ..Holder::nobody() };
     holder.keep(&namespace.kept_by, pods);
-    holder.free = ways(&namespace.kept_by, &holder, first, here, system);
-    holder.mounts = found.into_iter().map(|(_, mount)| mount).collect();
+    holder.free = ways(&namespace.kept_by, &holder, first, goes_with);
+    holder.mounts = found.iter().map(|entry| KeptMount::from_entry(entry, &index, &own.spread)).collect();
     (!holder.mounts.is_empty()).then_some(holder)
 }
 
