@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use crate::kubelet::{Plugin, TimestampDirectory};
+use crate::kubelet::{Layout, Plugin, TimestampDirectory};
 use crate::mount_table::{Device, FsType, MountRoot};
 
 /// The result of a look.
@@ -91,6 +91,10 @@ pub struct Volume {
     pub place: PathBuf,
     /// Whether it is a mount of its own.
     pub is_mount_point: bool,
+    /// Whether that mount was made after the subpath's. Looked for only where the two are of different devices; `true` otherwise.
+    pub is_newer: bool,
+    /// How its files lie.
+    pub layout: Layout,
 }
 
 /// What a sub path leads to today.

@@ -56,6 +56,8 @@ fn volume(table: &MountTable, entry: &MountEntry, subpath: &VolumeSubpath) -> Ob
                 fs_type: entry.fs_type.clone(),
                 place,
                 is_mount_point,
+                is_newer: true,
+                layout: plugin.layout(),
             })
         };
         if let Some(mount) = table.stack_at(&directory).next() {

@@ -9,7 +9,7 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
 use bindguard_core::judge::{Finding, Remedy, StaleCause, Verdict, Way, judge_host_root, judge_subpath};
-use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
+use bindguard_core::kubelet::{Layout, Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
@@ -66,9 +66,9 @@ prop_compose! {
 
 prop_compose! {
     fn volume()(plugin in prop::sample::select(Plugin::all().collect::<Vec<_>>()), device in device(), fs_type in fs_type(),
-                own in any::<bool>()) -> Volume {
+                own in any::<bool>(), is_newer in any::<bool>()) -> Volume {
         let place = if own { "/" } else { PLACE };
-        Volume { plugin, directory: "/var/lib/kubelet/pods/u/volumes/p/v".into(), device, fs_type, place: place.into(), is_mount_point: own }
+        Volume { plugin, directory: "/var/lib/kubelet/pods/u/volumes/p/v".into(), device, fs_type, place: place.into(), is_mount_point: own, is_newer, layout: plugin.layout() }
     }
 }
 
@@ -192,7 +192,7 @@ fn a_host_root_that_is_only_to_be_reported_is_not_edited() {
 /// A mount of another device is an earlier one of the same volume only when the volume has a mount of its own, of that type.
 #[test]
 fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
-    let evidence = |plugin: &str, is_mount_point, fs_type: &str| {
+    let evidence = |plugin: &str, is_mount_point, fs_type: &str, is_newer| {
         let file = |inode| FileIdentity { device: 1, inode, kind: FileKind::File };
         let mount = SubpathMount {
             root: MountRoot { path: "/app.conf".into(), deleted: false },
@@ -208,16 +208,21 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
             fs_type: FsType(fs_type.into()),
             place: "/".into(),
             is_mount_point,
+            is_newer,
+            layout: Layout::Plain,
         };
         let target = Target { timestamp: None, file: Observed::Seen(file(2)) };
         let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
         SubpathEvidence { mount, reach: Reach::NotAsked, volume, target }
     };
     let is_mended = |evidence| matches!(judge_subpath(&subpath(), &evidence), Verdict::Stale { remedy: Ok(_), .. });
-    assert!(is_mended(evidence("kubernetes.io~local-volume", true, "ext4")));
-    assert!(!is_mended(evidence("kubernetes.io~local-volume", true, "xfs")));
-    assert!(!is_mended(evidence("kubernetes.io~empty-dir", true, "ext4")));
-    assert!(!is_mended(evidence("kubernetes.io~empty-dir", false, "ext4")));
+    assert!(is_mended(evidence("kubernetes.io~local-volume", true, "ext4", true)));
+    assert!(!is_mended(evidence("kubernetes.io~local-volume", true, "xfs", true)));
+    assert!(!is_mended(evidence("kubernetes.io~empty-dir", true, "ext4", true)));
+    assert!(!is_mended(evidence("kubernetes.io~empty-dir", false, "ext4", true)));
+    // The volume is mounted since before the subpath was bound: from something else.
+    assert!(!is_mended(evidence("kubernetes.io~local-volume", true, "ext4", false)));
+    assert!(!is_mended(evidence("kubernetes.io~empty-dir", true, "tmpfs", false)));
 }
 
 /// Stranded by an update: it is still there, and says which payload it shows.
@@ -243,6 +248,8 @@ fn an_older_payload_is_told_by_its_name() {
         fs_type,
         place: PLACE.into(),
         is_mount_point: false,
+        is_newer: true,
+        layout: Layout::Payload,
     };
     let target = Target { timestamp: Some(current.clone()), file: Observed::Seen(file(2)) };
     let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
@@ -259,6 +266,7 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
             volume: "/v".into(),
             sub_path: SubPath { timestamp: None, path: "app.conf".into() },
             writer: plugin.writer(),
+            layout: plugin.layout(),
             way: Way::Rebind,
         };
         let stale = finding(Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) });

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bindguard_core::evidence::{Observed, SubpathEvidence};
 use bindguard_core::judge::{Remedy, Verdict, Way, judge_subpath};
-use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath};
+use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::plan::Rebind;
 use bindguard_sys::fault::{self, FaultPoint};
 use bindguard_sys::observe::HeldSubpath;
@@ -77,7 +77,9 @@ fn until_current(order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<R
             Verdict::Current | Verdict::Foreign if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
             Verdict::Current | Verdict::Foreign => return Ok(Rebound::Swapped(swaps)),
             Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::Rebind => {
-                left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
+                if remedy.writer == Writer::Kubelet {
+                    left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
+                }
                 if round.was_cut_off() {
                     detach(round.stale()?).map_err(swap_failed)?;
                     swaps += 1;
@@ -140,6 +142,11 @@ impl<'s> Round<'s> {
 
     /// Makes the directory that the sub path names; the next round binds it.
     fn remake(&self, remedy: &Remedy) -> Result<(), NotRebound> {
+        if self.held.attributes_to_keep().is_some() {
+            let why =
+                "the mount that it was bound from is gone, or was changed: a directory is not made through another one";
+            return Err(NotRebound::Impossible(why.to_owned()));
+        }
         make_directories(self.directory()?, &remedy.sub_path.path).map_err(not_rebound)
     }
 
@@ -151,7 +158,7 @@ impl<'s> Round<'s> {
     }
 
     fn open_current(&self, sub_path: &SubPath, remedy: &Remedy) -> Result<OpenedTarget, NotRebound> {
-        open_target(self.directory()?, &sub_path.path, remedy.writer).map_err(not_rebound)
+        open_target(self.directory()?, &sub_path.path, remedy.layout).map_err(not_rebound)
     }
 
     fn directory(&self) -> Result<&Handle, NotRebound> {
@@ -189,8 +196,11 @@ impl<'s> Round<'s> {
 
 /// Finishes the removal of payloads that a swap may have got in the way of.
 fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
+    if left_behind.is_empty() {
+        return;
+    }
     let held = HeldSubpath::hold(subpath.clone());
-    let Some(volume) = held.volume() else { return };
+    let Some(volume) = held.volume_of_kubelet() else { return };
     for payload in left_behind.iter().filter_map(|name| TimestampDirectory::from_name(name.as_ref())) {
         // What stays costs a little disk and is told apart by the judge; the container does not wait for it.
         let _ = stranded::remove_payload(volume, &payload);

@@ -9,6 +9,7 @@ mod scene;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
 
 use bindguard_core::policy::{Alarm, FailedRepair, Policy, Vanished};
 use bindguard_core::report::Outcome;
@@ -85,6 +86,30 @@ fn a_directory_that_vanished_is_made_again_when_policy_says_so() {
     }
 }
 
+/// A deployment: `current` leads to the newest release, and the one that was bound is removed. The kubelet binds where `current`
+/// leads; what the pod asked for stands nowhere.
+#[test]
+fn a_release_that_was_bound_through_a_link_is_not_made_again() {
+    if !own_namespace() {
+        return;
+    }
+    for scene in [Scene::of_plugin("kubernetes.io~empty-dir"), Scene::of_host_path()] {
+        let [bound, next, link] = ["releases/42", "releases/43", "current"].map(|name| scene.volume.join(name));
+        fs::create_dir_all(&bound).unwrap();
+        symlink("releases/42", &link).unwrap();
+        let scene = scene.bound("current");
+        fs::remove_dir(&bound).unwrap();
+        fs::create_dir(&next).unwrap();
+        fs::remove_file(&link).unwrap();
+        symlink("releases/43", &link).unwrap();
+        let (verdict, _, outcome) = scene.told(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
+        assert_eq!(verdict, "orphaned");
+        let Some(Outcome::Failed { why }) = outcome else { panic!("{outcome:?}") };
+        assert!(why.contains("current") && why.contains("symlink"), "{why}");
+        assert!(fs::symlink_metadata(&bound).is_err(), "{} was made again", bound.display());
+    }
+}
+
 #[test]
 fn a_directory_is_not_made_where_something_else_is_in_the_way() {
     if !own_namespace() {
@@ -106,7 +131,7 @@ fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
     if !own_namespace() {
         return;
     }
-    for plugin in ["kubernetes.io~local-volume", "kubernetes.io~empty-dir"] {
+    for plugin in ["kubernetes.io~local-volume", "kubernetes.io~empty-dir", "vendor~driver"] {
         let scene = Scene::of_plugin(plugin);
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "old").unwrap();
@@ -115,7 +140,8 @@ fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
 
         let strict = Policy { unmounted_volumes: Alarm::Refuse, ..scene.policy() };
         let refusal = scene.admitted(&strict).refusal.unwrap();
-        assert!(refusal.contains(plugin) && refusal.contains("of pod uid-1 is not mounted"), "{refusal}");
+        let kind = if plugin == "vendor~driver" { "flexVolume" } else { plugin };
+        assert!(refusal.contains(kind) && refusal.contains("of pod uid-1 is not mounted"), "{refusal}");
 
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "new").unwrap();
@@ -243,6 +269,123 @@ fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
         assert_eq!(scene.mounts_at_subpath(), 1);
         umount2(&inner, MntFlags::MNT_DETACH).unwrap();
     }
+}
+
+/// A tmpfs that a sidecar mounted within a volume of medium Memory, whose own mount has the same type and a root of the same name.
+#[test]
+fn a_mount_within_the_volume_that_is_gone_is_not_taken_for_an_earlier_mount_of_the_volume() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::of_plugin("kubernetes.io~empty-dir");
+    tmpfs(&scene.volume);
+    let cache = scene.volume.join("cache");
+    fs::create_dir(&cache).unwrap();
+    for state in [scene.volume.join("state"), cache.join("state")] {
+        fs::write(state, "of the volume").unwrap();
+    }
+    tmpfs(&cache);
+    fs::write(cache.join("state"), "of the cache").unwrap();
+    let scene = scene.bound("cache/state");
+    umount2(&cache, MntFlags::MNT_DETACH).unwrap();
+    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    assert_eq!((verdict, outcome), ("stale", None), "{reason}");
+    assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("of the cache", 1));
+}
+
+/// A claim's volume is called as its PersistentVolume is, and the kubelet takes no care that no other volume of the pod has that name.
+#[test]
+fn a_claim_that_has_the_name_of_another_volume_is_told_from_it() {
+    if !own_namespace() {
+        return;
+    }
+    for plugin in ["kubernetes.io~local-volume", "vendor~driver"] {
+        let scene = Scene::of_plugin(plugin);
+        let volumes = scene.volume.ancestors().nth(2).unwrap().to_owned();
+        for other in ["kubernetes.io~configmap", "kubernetes.io~empty-dir"] {
+            fs::create_dir_all(volumes.join(other).join("data")).unwrap();
+            fs::write(volumes.join(other).join("data/state"), "of another volume").unwrap();
+        }
+        tmpfs(&scene.volume);
+        fs::write(scene.volume.join("state"), "old").unwrap();
+        let scene = scene.bound("state");
+        assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{plugin}");
+
+        fs::remove_file(scene.volume.join("state")).unwrap();
+        fs::write(scene.volume.join("state"), "replaced").unwrap();
+        assert_eq!(scene.told(&scene.policy()).2, REBOUND, "{plugin}");
+        assert_eq!(scene.content(), "replaced", "{plugin}");
+
+        umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
+        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        assert!(verdict != "current" && outcome.is_none(), "{plugin}: {verdict} {reason}");
+        tmpfs(&scene.volume);
+        fs::write(scene.volume.join("state"), "mounted anew").unwrap();
+        let (_, reason, outcome) = scene.told(&scene.policy());
+        assert_eq!((outcome, scene.content().as_str()), (REBOUND, "mounted anew"), "{plugin}: {reason}");
+    }
+}
+
+/// As the kubelet's AtomicWriter does it, and as drivers do that write secrets, certificates and identities.
+fn write_payload(volume: &Path, timestamp: &str, content: &str) -> PathBuf {
+    let payload = volume.join(timestamp);
+    fs::create_dir(&payload).unwrap();
+    fs::write(payload.join("tls.crt"), content).unwrap();
+    symlink(timestamp, volume.join("..data_tmp")).unwrap();
+    fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    payload
+}
+
+#[test]
+fn a_volume_that_its_driver_writes_as_the_kubelet_does_is_read_as_the_kubelets() {
+    if !own_namespace() {
+        return;
+    }
+    for (plugin, below) in [("kubernetes.io~csi", "mount"), ("vendor~driver", "")] {
+        let mut scene = Scene::of_plugin(plugin);
+        scene.volume.push(below);
+        fs::create_dir_all(&scene.volume).unwrap();
+        tmpfs(&scene.volume);
+        let first = write_payload(&scene.volume, "..2026_11_21_05_10_00.1", "first");
+        symlink("..data/tls.crt", scene.volume.join("tls.crt")).unwrap();
+        let scene = scene.bound("tls.crt");
+        assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{plugin}");
+
+        let second = write_payload(&scene.volume, "..2026_11_21_05_10_00.2", "second");
+        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        assert_eq!((verdict, outcome), ("stale", REBOUND), "{plugin}: {reason}");
+        assert!(reason.contains("shows the payload"), "{reason}");
+        assert_eq!(scene.content(), "second");
+
+        fs::remove_dir_all(first).unwrap();
+        write_payload(&scene.volume, "..2026_11_21_05_10_00.3", "third");
+        fs::remove_dir_all(second).unwrap();
+        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        assert_eq!((verdict, outcome), ("stale", REBOUND), "{plugin}: {reason}");
+        assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("third", 1));
+    }
+}
+
+/// A container can write such names: what they lead to is what it could have bound without them, and nothing outside.
+#[test]
+fn a_payload_that_a_container_laid_out_leads_nowhere_else() {
+    if !own_namespace() {
+        return;
+    }
+    let elsewhere = Folder::new();
+    fs::write(elsewhere.path().join("tls.crt"), "of the host").unwrap();
+    let scene = Scene::of_plugin("kubernetes.io~empty-dir");
+    let first = write_payload(&scene.volume, "..2026_11_21_05_10_00.1", "first");
+    let scene = scene.bound("..2026_11_21_05_10_00.1/tls.crt");
+    fs::remove_file(scene.volume.join("..data")).unwrap();
+    symlink(elsewhere.path(), scene.volume.join("..data")).unwrap();
+    assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None));
+    symlink(elsewhere.path(), scene.volume.join("..2026_11_21_05_10_00.2")).unwrap();
+    fs::remove_file(scene.volume.join("..data")).unwrap();
+    symlink("..2026_11_21_05_10_00.2", scene.volume.join("..data")).unwrap();
+    fs::remove_dir_all(first).unwrap();
+    assert_eq!(scene.told(&scene.policy()).2, None);
+    assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("first", 1));
 }
 
 /// A container would see the empty file that the kubelet made to have something to bind over.

@@ -13,40 +13,82 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::handle::Handle;
+use crate::links_beside::OnTheWay;
 
-/// Why a directory could not be made.
+/// Why a directory was not made.
 #[derive(Debug, thiserror::Error)]
-#[error("make {} in {}", path.display(), volume.display())]
-pub struct DirectoriesError {
-    /// The volume.
-    pub volume: PathBuf,
-    /// The path within it.
-    pub path: PathBuf,
-    /// The kernel's answer: ENOTDIR or ELOOP when something else is in the way.
-    #[source]
-    pub source: io::Error,
+pub enum DirectoriesError {
+    /// The kernel refused, or something else is in the way.
+    #[error("make {} in {}", path.display(), volume.display())]
+    Make {
+        /// The volume.
+        volume: PathBuf,
+        /// The path within it.
+        path: PathBuf,
+        /// The kernel's answer: ENOTDIR or ELOOP when something else is in the way.
+        #[source]
+        source: io::Error,
+    },
+    /// The pod may have asked for a symlink, which leads elsewhere by now.
+    #[error(
+        "make {} in {}: {} is a symlink to a directory beside it, and the subPath may be that symlink",
+        path.display(), volume.display(), link.display()
+    )]
+    Linked {
+        /// The volume.
+        volume: PathBuf,
+        /// The path within it.
+        path: PathBuf,
+        /// The symlink.
+        link: PathBuf,
+    },
 }
 
 /// Makes `path` below a volume's root, and what is missing above it. What is there already stays as it is.
 ///
 /// # Errors
-/// When something else has one of the names, or the kernel refuses.
+/// When something else has one of the names, a symlink may have led there, or the kernel refuses.
 pub fn make_directories(volume: &Handle, path: &Path) -> Result<(), DirectoriesError> {
-    let failed = |errno: Errno| DirectoriesError {
-        volume: volume.path().to_owned(),
-        path: path.to_owned(),
-        source: errno.into(),
-    };
-    let root = open_directory(volume, OsStr::new(".")).map_err(failed)?;
+    let volume_path = || volume.path().to_owned();
+    let failed =
+        |errno: Errno| DirectoriesError::Make { volume: volume_path(), path: path.to_owned(), source: errno.into() };
     let mut names = path.components().map(|component| match component {
         Component::Normal(name) => Ok(name),
         Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => Err(Errno::INVAL),
     });
-    let made = names.try_fold(None::<OwnedFd>, |parent, name| {
-        let parent = parent.as_ref().map_or(root.as_fd(), AsFd::as_fd);
+    let (there, missing) = on_the_way(volume, &mut names).map_err(failed)?;
+    let Some(missing) = missing else { return Ok(()) };
+    if let Some(link) = there.link_beside(volume.path()).map_err(failed)? {
+        return Err(DirectoriesError::Linked { volume: volume_path(), path: path.to_owned(), link });
+    }
+    let root = open_directory(volume, OsStr::new(".")).map_err(failed)?;
+    let made = [Ok(missing)].into_iter().chain(names).try_fold(None::<OwnedFd>, |parent, name| {
+        let parent = parent.as_ref().or(there.deepest()).map_or(root.as_fd(), AsFd::as_fd);
         make_below(parent, name?, root.as_fd()).map(Some)
     });
     made.map(drop).map_err(failed)
+}
+
+/// Opens what is there of a path, name by name, and says which name is the first that is missing.
+fn on_the_way<'n>(
+    volume: &Handle,
+    names: &mut impl Iterator<Item = Result<&'n OsStr, Errno>>,
+) -> Result<(OnTheWay, Option<&'n OsStr>), Errno> {
+    let (mut there, mut path) = (OnTheWay::default(), PathBuf::new());
+    there.push(path.clone(), open_directory(volume, OsStr::new("."))?);
+    for name in names {
+        let name = name?;
+        let opened = there.deepest().map(|parent| open_directory(parent, name));
+        match opened {
+            Some(Ok(directory)) => {
+                path.push(name);
+                there.push(path.clone(), directory);
+            }
+            Some(Err(Errno::NOENT)) | None => return Ok((there, Some(name))),
+            Some(Err(errno)) => return Err(errno),
+        }
+    }
+    Ok((there, None))
 }
 
 /// One directory, made if need be, and held.

@@ -23,6 +23,7 @@ mod at_hand;
 mod block_device;
 mod directories;
 mod handle;
+mod links_beside;
 mod mount_setattr;
 mod mountinfo;
 mod mounts;

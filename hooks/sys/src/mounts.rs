@@ -95,6 +95,15 @@ impl Mounts {
         self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())
     }
 
+    /// Whether a mount was made after another one, both being held. Reads the mount table.
+    ///
+    /// # Errors
+    /// What keeps that from being told, in one line.
+    pub(crate) fn is_newer(&self, mount: &MountEntry, than: &MountEntry) -> Result<bool, String> {
+        let is_newer = self.table()?.is_listed_after(mount.id, than.id);
+        is_newer.ok_or_else(|| format!("mount {} or {} is not in the mount table", mount.id.0, than.id.0))
+    }
+
     /// Whether anything is mounted below a directory, hidden mounts included. Reads the mount table.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::kubelet::{DATA_LINK, TimestampDirectory, Writer};
+use bindguard_core::kubelet::{DATA_LINK, Layout, TimestampDirectory};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -78,15 +78,15 @@ impl TargetError {
     }
 }
 
-/// Opens `sub_path` of a volume, below `..data` where the kubelet writes the volume.
+/// Opens `sub_path` of a volume, below `..data` where its files lie in a payload.
 ///
 /// # Errors
 /// When the kernel refuses a step, or the volume is not laid out as its writer lays it out. A name that is not there is
 /// no error.
-pub fn open_target(volume: &Handle, sub_path: &Path, writer: Writer) -> Result<OpenedTarget, TargetError> {
-    match writer {
-        Writer::Containers => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
-        Writer::Kubelet => in_payload(volume, sub_path),
+pub fn open_target(volume: &Handle, sub_path: &Path, layout: Layout) -> Result<OpenedTarget, TargetError> {
+    match layout {
+        Layout::Plain => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
+        Layout::Payload => in_payload(volume, sub_path),
     }
 }
 

@@ -67,8 +67,8 @@ fn missing_mount(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume)
         let required = required.filter(|required| !required.required_mount().may_be(&found))?;
         return Some(Unmounted::Volume { volume: required, found: Some(found) });
     }
-    let was_memory = mount.fs_type.0 == "tmpfs" && mount.device != volume.device;
-    let lacking = required.or_else(|| was_memory.then(|| MountedVolume::of_memory(subpath, volume.plugin)));
+    let of_memory = || MountedVolume::of_memory(subpath, volume.plugin, &volume.directory);
+    let lacking = required.or_else(|| volume.was_memory(mount).then(of_memory));
     lacking.map(|volume| Unmounted::Volume { volume, found: None })
 }
 
@@ -163,9 +163,10 @@ impl Comparison<'_> {
         (shown != file).then_some(StaleCause::Replaced)
     }
 
-    /// Nothing has the sub path's name. A directory that containers wrote is nothing that only they can make.
+    /// Nothing has the sub path's name. A directory that containers wrote is nothing that only they can make; one in a payload is.
     fn vanished(&self, shown: &FileIdentity) -> Verdict {
-        let can_be_made = self.volume.plugin.writer() == Writer::Containers && shown.kind == FileKind::Directory;
+        let is_plain = self.volume.plugin.writer() == Writer::Containers && self.sub_path.timestamp.is_none();
+        let can_be_made = is_plain && shown.kind == FileKind::Directory;
         self.orphaned(Lack::Key(self.sub_path.path.clone()), can_be_made.then(|| self.remedy(Way::Remake)))
     }
 
@@ -193,6 +194,7 @@ impl Comparison<'_> {
             volume: self.volume.directory.clone(),
             sub_path: self.sub_path.clone(),
             writer: self.volume.plugin.writer(),
+            layout: self.volume.layout,
             way,
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::kubelet::{MountedVolume, SubPath, TimestampDirectory, Writer};
+use crate::kubelet::{Layout, MountedVolume, SubPath, TimestampDirectory, Writer};
 use crate::mount_table::FsType;
 use crate::source::SourceKind;
 
@@ -153,6 +153,8 @@ pub struct Remedy {
     pub sub_path: SubPath,
     /// Who writes into the volume.
     pub writer: Writer,
+    /// How files lie in it.
+    pub layout: Layout,
     /// What may be done.
     pub way: Way,
 }

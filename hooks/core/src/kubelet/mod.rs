@@ -10,6 +10,7 @@
 //! Mirrors `pkg/volume/util/subpath/subpath_linux.go`, `pkg/volume/util/atomic_writer.go` and
 //! `pkg/kubelet/kubelet_getters.go` of Kubernetes.
 
+mod fit;
 mod mounted_volume;
 mod other_roots;
 mod payload;
@@ -19,9 +20,10 @@ mod pod_path;
 mod sub_path;
 mod subpath;
 
+pub use fit::Fit;
 pub use mounted_volume::MountedVolume;
 pub use other_roots::other_roots;
-pub use payload::{DATA_LINK, TimestampDirectory};
+pub use payload::{DATA_LINK, Layout, TimestampDirectory};
 pub use plugin::{Plugin, RequiredMount, Writer};
 pub use pod_path::PodPath;
 pub use sub_path::{NoSubPath, SubPath};

@@ -56,13 +56,13 @@ impl MountedVolume {
         })
     }
 
-    /// The volume of a subpath that shows it to have been a tmpfs: an emptyDir of medium Memory.
-    pub fn of_memory(subpath: &VolumeSubpath, plugin: Plugin) -> Self {
+    /// The volume of a subpath that shows it to have been a tmpfs: an emptyDir of medium Memory, or what a driver mounted.
+    pub fn of_memory(subpath: &VolumeSubpath, plugin: Plugin, directory: &Path) -> Self {
         Self {
-            mount_point: subpath.volume_directory(plugin),
+            mount_point: directory.to_owned(),
             pod_uid: subpath.pod_uid().to_owned(),
             plugin,
-            required: RequiredMount::memory(),
+            required: plugin.required_tmpfs(),
             volume: subpath.volume().to_owned(),
         }
     }

@@ -7,6 +7,16 @@ use std::os::unix::ffi::OsStrExt;
 /// The link whose rename swaps the whole payload at once.
 pub const DATA_LINK: &str = "..data";
 
+/// How the files of a volume lie in its directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Behind `..data`, as AtomicWriter writes them: the kubelet's own volumes, and those of drivers that use its code for
+    /// secrets, certificates and identities.
+    Payload,
+    /// As they are.
+    Plain,
+}
+
 /// A directory that holds one payload: `..2026_11_21_05_10_00.123456789`.
 ///
 /// Go's layout `..2006_01_02_15_04_05.` and then the digits that `os.MkdirTemp` appends.

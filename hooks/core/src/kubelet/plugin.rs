@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 use std::fmt;
 
-use super::plugins::{HOST_PATH, MEMORY, PLUGINS};
+use super::payload::Layout;
+use super::plugins::{FLEX_MEMORY, FLEX_VOLUME, HOST_PATH, MEMORY, PLUGINS};
 use super::pod_path::PodPath;
 use crate::mount_table::FsType;
 
@@ -35,7 +36,7 @@ pub struct RequiredMount {
 }
 
 impl Plugin {
-    /// All plugins that have a folder in a pod.
+    /// All plugins whose folder in a pod has a name of its own.
     pub fn all() -> impl Iterator<Item = Self> {
         PLUGINS.iter().copied()
     }
@@ -45,12 +46,19 @@ impl Plugin {
         HOST_PATH
     }
 
-    /// The plugin whose volumes lie in this folder.
-    pub fn from_folder(folder: &OsStr) -> Option<Self> {
-        Self::all().find(|plugin| folder == plugin.folder)
+    /// Those with which a subPath is used nearly always.
+    pub fn usual() -> impl Iterator<Item = Self> {
+        Self::all().take(USUAL)
     }
 
-    /// The folder below `volumes` that its volumes are in: `kubernetes.io~configmap`.
+    /// The plugin whose volumes lie in this folder. A flexVolume's is called after its driver, `vendor~driver`.
+    pub fn from_folder(folder: &OsStr) -> Option<Self> {
+        let is_drivers = |folder: &str| folder.contains('~') && !folder.starts_with("kubernetes.io~");
+        let flex_volume = || folder.to_str().filter(|folder| is_drivers(folder)).map(|_| FLEX_VOLUME);
+        Self::all().find(|plugin| folder == plugin.folder).or_else(flex_volume)
+    }
+
+    /// The folder below `volumes` that its volumes are in, `kubernetes.io~configmap`; of a flexVolume what it is called.
     pub fn folder(self) -> &'static str {
         self.folder
     }
@@ -65,9 +73,27 @@ impl Plugin {
         self.writer
     }
 
+    /// How files lie in its volumes, as far as the plugin alone tells: whoever writes into the others may do as the kubelet does.
+    pub fn layout(self) -> Layout {
+        match self.writer {
+            Writer::Kubelet => Layout::Payload,
+            Writer::Containers => Layout::Plain,
+        }
+    }
+
+    /// Whether its volumes can be mounts of their own. A driver of a flexVolume may mount, and need not.
+    pub fn may_mount(self) -> bool {
+        self.mount.is_some() || self == FLEX_VOLUME
+    }
+
     /// The mount that its volumes need, if they need one.
     pub fn required_mount(self) -> Option<RequiredMount> {
         self.mount
+    }
+
+    /// The mount that a volume needs which is known to have been a tmpfs.
+    pub(super) fn required_tmpfs(self) -> RequiredMount {
+        if self == FLEX_VOLUME { FLEX_MEMORY } else { MEMORY }
     }
 
     /// Whether `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a kubelet-written volume.
@@ -77,12 +103,10 @@ impl Plugin {
     }
 }
 
-impl RequiredMount {
-    /// What an emptyDir of medium Memory needs.
-    pub(super) fn memory() -> Self {
-        MEMORY
-    }
+/// How many of the table's plugins are usual.
+const USUAL: usize = 6;
 
+impl RequiredMount {
     /// Whether a mount of this filesystem is what the plugin makes.
     pub fn may_be(self, fs_type: &FsType) -> bool {
         self.fs_types.is_empty() || self.fs_types.contains(&fs_type.0.as_str())

@@ -18,9 +18,17 @@ pub(super) const MEMORY: RequiredMount = RequiredMount {
     usual_cause: "something unmounted it: the kubelet always puts it on a tmpfs",
 };
 
+/// What a driver of a flexVolume mounted.
+pub(super) const FLEX_MEMORY: RequiredMount =
+    RequiredMount { fs_types: &["tmpfs"], usual_cause: "its driver unmounted it" };
+
 /// A `hostPath`, or a claim that is bound to one: it has no folder in the pod.
 pub(super) const HOST_PATH: Plugin =
     Plugin { folder: "kubernetes.io~host-path", below: "", writer: Writer::Containers, mount: None };
+
+/// A volume of a driver that is neither the kubelet's own nor CSI's: `vendor~driver/<volume>`.
+pub(super) const FLEX_VOLUME: Plugin =
+    Plugin { folder: "flexVolume", below: "", writer: Writer::Containers, mount: None };
 
 /// In the order of how often a subPath is used with them.
 pub(super) const PLUGINS: &[Plugin] = &[

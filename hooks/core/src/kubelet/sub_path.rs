@@ -5,8 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::payload::TimestampDirectory;
-use super::plugin::Writer;
+use super::payload::{Layout, TimestampDirectory};
 use crate::evidence::{SubpathMount, Volume};
 use crate::paths::below;
 
@@ -48,15 +47,21 @@ impl SubPath {
     /// When the root does not lie in the volume, or is of another filesystem that cannot be told to be an earlier
     /// mount of the same volume.
     pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NoSubPath> {
-        if mount.device != volume.device && !was_mounted_anew(mount, volume) {
+        if mount.device != volume.device && !volume.is_earlier_mount(mount) {
             return Err(NoSubPath::OtherDevice { mount: mount.device.to_string(), volume: volume.device.to_string() });
         }
         let outside = || NoSubPath::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
         let path = below(&mount.root.path, &volume.place).ok_or_else(outside)?;
-        Ok(match volume.plugin.writer() {
-            Writer::Kubelet => Self::in_payload(path),
-            Writer::Containers => Self { timestamp: None, path: path.to_owned() },
+        Ok(match volume.layout {
+            Layout::Payload => Self::in_payload(path),
+            Layout::Plain => Self { timestamp: None, path: path.to_owned() },
         })
+    }
+
+    /// Whether it begins with the name of a payload directory: what a subpath of a payload shows, or a folder of a plain volume that
+    /// is called so.
+    pub fn begins_like_a_payload(&self) -> bool {
+        self.path.components().next().is_some_and(|first| TimestampDirectory::from_name(first.as_os_str()).is_some())
     }
 
     fn in_payload(path: &Path) -> Self {
@@ -66,11 +71,4 @@ impl SubPath {
             None => Self { timestamp: None, path: path.to_owned() },
         }
     }
-}
-
-/// A volume with a mount of its own that was mounted again has another device, and the same paths below its root: a tmpfs,
-/// a restarted FUSE daemon, a disk that was attached anew.
-fn was_mounted_anew(mount: &SubpathMount, volume: &Volume) -> bool {
-    let has_own_mount = volume.plugin.required_mount().is_some() || volume.fs_type.0 == "tmpfs";
-    volume.is_mount_point && has_own_mount && volume.fs_type == mount.fs_type
 }

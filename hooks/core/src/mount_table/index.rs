@@ -12,12 +12,14 @@ pub struct MountIndex<'t> {
     by_id: HashMap<MountId, &'t MountEntry>,
     by_mount_point: HashMap<&'t Path, Vec<&'t MountEntry>>,
     by_device: HashMap<Device, Vec<&'t MountEntry>>,
+    table: &'t MountTable,
 }
 
 impl<'t> MountIndex<'t> {
     /// An index of this table.
     pub fn of(table: &'t MountTable) -> Self {
-        let mut index = Self { by_id: HashMap::new(), by_mount_point: HashMap::new(), by_device: HashMap::new() };
+        let (by_id, by_mount_point, by_device) = Default::default();
+        let mut index = Self { by_id, by_mount_point, by_device, table };
         for entry in table.entries() {
             index.by_id.entry(entry.id).or_insert(entry);
             index.by_mount_point.entry(&entry.mount_point).or_default().push(entry);
@@ -39,6 +41,11 @@ impl<'t> MountIndex<'t> {
     /// The mount that a path is on: the topmost at the nearest mount point above it.
     pub fn mount_over(&self, path: &Path) -> Option<&'t MountEntry> {
         path.ancestors().find_map(|above| self.stack_at(above).last().copied())
+    }
+
+    /// Whether a mount of the table was made after another one: see [`MountTable::is_listed_after`].
+    pub fn is_listed_after(&self, mount: &MountEntry, other: &MountEntry) -> bool {
+        self.table.is_listed_after(mount.id, other.id) == Some(true)
     }
 
     /// The mounts of a device.

@@ -42,6 +42,13 @@ impl MountTable {
         above.max_by_key(|entry| entry.mount_point.components().count())
     }
 
+    /// Whether a mount was made after another one: the kernel lists them in the order in which they were made, and those of a copied
+    /// namespace in the order of their places. `None` when one of them is not in the table.
+    pub fn is_listed_after(&self, mount: MountId, other: MountId) -> Option<bool> {
+        let position = |id: MountId| self.entries.iter().position(|entry| entry.id == id);
+        Some(position(mount)? > position(other)?)
+    }
+
     /// The mounts at exactly this mount point, hidden ones included.
     pub fn stack_at<'a>(&'a self, mount_point: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
         self.entries.iter().filter(move |entry| entry.mount_point == mount_point)

@@ -394,6 +394,8 @@ impl World {
             fs_type: self.fs_type(self.device),
             place,
             is_mount_point,
+            is_newer: true,
+            layout: self.plugin.layout(),
         })
     }
 

@@ -91,5 +91,7 @@ fn volume(host: &MountEntry) -> Volume {
         fs_type: host.fs_type.clone(),
         place: host.root.path.clone(),
         is_mount_point: true,
+        is_newer: true,
+        layout: Plugin::host_path().layout(),
     }
 }

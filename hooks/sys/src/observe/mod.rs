@@ -5,6 +5,7 @@
 
 mod filesystem;
 mod host_mount;
+mod origin;
 mod recorded;
 mod subpath;
 mod subpaths;

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::{FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume, VolumeMount};
 use bindguard_core::judge::recorded_identity;
-use bindguard_core::kubelet::{DATA_LINK, MountedVolume, Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
+use bindguard_core::kubelet::{
+    DATA_LINK, Fit, Layout, MountedVolume, Plugin, SubPath, TimestampDirectory, VolumeSubpath,
+};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 
 /// A recorded node. Paths are the node's own.
@@ -50,7 +52,7 @@ impl<'r> Recorded<'r> {
             identity: Observed::Seen(recorded_identity(FileKind::File)),
             covers_its_equal: stack.len() > 1,
         };
-        let volume = self.volume(subpath, entry);
+        let volume = self.volume(subpath, entry, &mount);
         let target = match &volume {
             Observed::Seen(volume) => self.target(&mount, volume),
             Observed::Absent | Observed::Unreadable(_) => Observed::Absent,
@@ -62,16 +64,30 @@ impl<'r> Recorded<'r> {
         SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotAsked, volume, target }
     }
 
-    fn volume(&self, subpath: &VolumeSubpath, entry: &MountEntry) -> Observed<Volume> {
+    /// Of the volumes of its name that fits best. A volume that is not in the copy is told by the subpath's own mount.
+    fn volume(&self, subpath: &VolumeSubpath, entry: &MountEntry, mount: &SubpathMount) -> Observed<Volume> {
         let copied = |plugin: &Plugin| self.copy_of(&subpath.volume_directory(*plugin)).symlink_metadata().is_ok();
-        let told = |plugin: &Plugin| in_root(subpath, *plugin, entry).is_some();
-        let Some(plugin) = Plugin::all().find(copied).or_else(|| Plugin::all().find(told)) else {
-            return Observed::Unreadable("the copy does not hold its volume".to_owned());
-        };
+        let of_plugin = |plugin: Plugin| self.volume_of(plugin, subpath, entry);
+        let mut volumes: Vec<_> = Plugin::all().filter(copied).map(of_plugin).collect();
+        volumes.sort_by_key(|volume| match volume {
+            Observed::Seen(volume) => Fit::of(mount, volume),
+            Observed::Absent | Observed::Unreadable(_) => Fit::None,
+        });
+        let told = || Plugin::all().find(|plugin| in_root(subpath, *plugin, entry).is_some()).map(of_plugin);
+        let nowhere = || Observed::Unreadable("the copy does not hold its volume".to_owned());
+        match volumes.into_iter().next().or_else(told).unwrap_or_else(nowhere) {
+            Observed::Seen(volume) => Observed::Seen(Volume { layout: self.layout(mount, &volume), ..volume }),
+            other => other,
+        }
+    }
+
+    fn volume_of(&self, plugin: Plugin, subpath: &VolumeSubpath, entry: &MountEntry) -> Observed<Volume> {
         let directory = subpath.volume_directory(plugin);
         let seen = |mount: &MountEntry, place: PathBuf, is_mount_point: bool| {
             let (device, fs_type) = (mount.device, mount.fs_type.clone());
-            Observed::Seen(Volume { plugin, directory: directory.clone(), device, fs_type, place, is_mount_point })
+            let (directory, layout) = (directory.clone(), plugin.layout());
+            let is_newer = self.table.is_listed_after(mount, entry);
+            Observed::Seen(Volume { plugin, directory, device, fs_type, place, is_mount_point, is_newer, layout })
         };
         if let Some(own) = self.table.stack_at(&directory).last() {
             return seen(own, own.root.path.clone(), true);
@@ -87,12 +103,21 @@ impl<'r> Recorded<'r> {
         }
     }
 
+    /// What whoever writes into the volume made of it: see [`SubPath::begins_like_a_payload`].
+    fn layout(&self, mount: &SubpathMount, volume: &Volume) -> Layout {
+        let may_be_payload = SubPath::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
+        let link = || fs::read_link(self.copy_of(&volume.directory).join(DATA_LINK)).ok();
+        let is_payload =
+            may_be_payload && link().is_some_and(|to| TimestampDirectory::from_name(to.as_os_str()).is_some());
+        if is_payload { Layout::Payload } else { volume.layout }
+    }
+
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
         let Ok(sub_path) = SubPath::from_mount(mount, volume) else { return Observed::Absent };
         let copy = self.copy_of(&volume.directory);
-        let payload = match volume.plugin.writer() {
-            Writer::Containers => None,
-            Writer::Kubelet => match fs::read_link(copy.join(DATA_LINK)) {
+        let payload = match volume.layout {
+            Layout::Plain => None,
+            Layout::Payload => match fs::read_link(copy.join(DATA_LINK)) {
                 Ok(link) => TimestampDirectory::from_name(link.as_os_str()),
                 Err(error) => return missing_or(&error, &copy),
             },

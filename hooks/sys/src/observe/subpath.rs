@@ -5,13 +5,12 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use bindguard_core::evidence::{FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
-use bindguard_core::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
+use bindguard_core::kubelet::{DATA_LINK, Layout, SubPath, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
-use bindguard_core::paths::lies_in;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
-use crate::observe::filesystem::{Filesystem, find_filesystem, find_filesystem_in};
+use crate::observe::origin::{Bound, Origin};
 use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
 use crate::target::{TargetError, open_target};
@@ -29,10 +28,7 @@ pub struct HeldSubpath {
 #[derive(Debug)]
 struct Seen {
     mount: Observed<SubpathMount>,
-    volume: Observed<Volume>,
-    /// The host's own mount of the subpath's filesystem, for a volume that has no folder in the pod, or in which somebody
-    /// mounted something.
-    filesystem: Option<Filesystem>,
+    origin: Origin,
 }
 
 impl HeldSubpath {
@@ -66,22 +62,24 @@ impl HeldSubpath {
 
     /// The directory that its sub path starts from, once it was looked at.
     pub fn volume(&self) -> Option<&Handle> {
-        let filesystem = self.seen.get().and_then(|seen| seen.filesystem.as_ref());
-        filesystem
-            .map(|filesystem| &filesystem.handle)
-            .or_else(|| self.directory.as_ref().and_then(|directory| directory.handle()))
+        self.seen.get()?.origin.handle()
+    }
+
+    /// The volume's folder, where the kubelet writes it: its own volumes' names are unique in a pod.
+    pub fn volume_of_kubelet(&self) -> Option<&Handle> {
+        self.directory.as_ref().filter(|directory| directory.writer() == Writer::Kubelet)?.handle()
     }
 
     /// The attributes that a bind of its target needs, where those of [its volume's](HeldSubpath::volume) mount will not do.
     pub fn attributes_to_keep(&self) -> Option<MountAttributes> {
-        self.seen.get()?.filesystem.as_ref()?.keep
+        self.seen.get()?.origin.attributes_to_keep()
     }
 
     /// The paths that have to be asked before this can be observed, because a server or a daemon may have to answer: the
     /// subpath's own, then that of its target where it could be told. None on a local filesystem.
     pub fn to_ask(&self, mounts: &Mounts) -> Vec<PathBuf> {
         let (mount, volume) = match self.look(mounts) {
-            Seen { mount: Observed::Seen(mount), volume, .. } => (mount, volume),
+            Seen { mount: Observed::Seen(mount), origin } => (mount, &origin.volume),
             Seen { mount: Observed::Absent, .. } => return Vec::new(),
             // NFS does not let go of what its client knows to be gone: why it cannot be held may be an answer.
             Seen { mount: Observed::Unreadable(_), .. } => return vec![self.subpath.path()],
@@ -100,13 +98,18 @@ impl HeldSubpath {
     /// Looks at both. `answers` are those to [`HeldSubpath::to_ask`], in its order.
     pub fn observe(&self, mounts: &Mounts, answers: &[Reach]) -> SubpathEvidence {
         let asked = self.to_ask(mounts).len();
-        let Seen { mount, volume, .. } = self.look(mounts);
-        let target = match (mount, volume) {
-            (Observed::Seen(_), Observed::Seen(_)) if asked > 0 && !answers.get(1).is_some_and(Reach::is_answer) => {
-                Observed::Unreadable("its volume did not answer".to_owned())
+        let Seen { mount, origin } = self.look(mounts);
+        let is_silent = asked > 0 && !answers.get(1).is_some_and(Reach::is_answer);
+        let (volume, target) = match (mount, &origin.volume) {
+            (Observed::Seen(_), Observed::Seen(_)) if is_silent => {
+                (origin.volume.clone(), Observed::Unreadable("its volume did not answer".to_owned()))
             }
-            (Observed::Seen(mount), Observed::Seen(volume)) => self.target(mount, volume),
-            _ => Observed::Absent,
+            (Observed::Seen(mount), Observed::Seen(volume)) => {
+                let volume = Volume { layout: origin.layout(mount, volume), ..volume.clone() };
+                let target = self.target(mount, &volume);
+                (Observed::Seen(volume), target)
+            }
+            _ => (origin.volume.clone(), Observed::Absent),
         };
         let reach = answers.first().cloned().unwrap_or(Reach::NotAsked);
         let mount = match mount.clone() {
@@ -115,7 +118,7 @@ impl HeldSubpath {
             }
             mount => mount,
         };
-        SubpathEvidence { mount, reach, volume: volume.clone(), target }
+        SubpathEvidence { mount, reach, volume, target }
     }
 
     /// Which file it shows, where a server has to say so: one that has just answered.
@@ -139,25 +142,14 @@ impl HeldSubpath {
     fn look(&self, mounts: &Mounts) -> &Seen {
         self.seen.get_or_init(|| {
             let entry = self.entry(mounts);
-            let (volume, filesystem) = match (&self.directory, &entry) {
-                (Some(directory), Observed::Seen((mount, _))) => {
-                    let volume = directory.observe(mounts);
-                    match mounted_within(directory, &volume, mount, mounts) {
-                        Some(within) => (Observed::Seen(within.volume.clone()), Some(within)),
-                        None => (volume, None),
-                    }
+            let mount = self.mount(&entry);
+            let origin = match (&entry, &mount) {
+                (Observed::Seen((entry, _)), Observed::Seen(mount)) => {
+                    Bound { subpath: &self.subpath, entry, mount }.origin(self.directory.as_ref(), mounts)
                 }
-                (Some(directory), _) => (directory.observe(mounts), None),
-                // Of a volume that lies anywhere on the host only what is gone can be told.
-                (None, Observed::Seen((mount, _))) if mount.root.deleted || !mount.fs_type.is_local() => {
-                    match find_filesystem(mount, mounts) {
-                        Some(found) => (Observed::Seen(found.volume.clone()), Some(found)),
-                        None => (Observed::Absent, None),
-                    }
-                }
-                (None, _) => (Observed::Absent, None),
+                _ => self.directory.as_ref().map_or_else(Origin::unknown, |it| Origin::of_directory(it, mounts)),
             };
-            Seen { mount: self.mount(entry), volume, filesystem }
+            Seen { mount, origin }
         })
     }
 
@@ -177,11 +169,11 @@ impl HeldSubpath {
         }
     }
 
-    fn mount(&self, entry: Observed<(Rc<MountEntry>, bool)>) -> Observed<SubpathMount> {
+    fn mount(&self, entry: &Observed<(Rc<MountEntry>, bool)>) -> Observed<SubpathMount> {
         let (entry, covers_its_equal) = match entry {
-            Observed::Seen(seen) => seen,
+            Observed::Seen((entry, covers_its_equal)) => (entry, *covers_its_equal),
             Observed::Absent => return Observed::Absent,
-            Observed::Unreadable(why) => return Observed::Unreadable(why),
+            Observed::Unreadable(why) => return Observed::Unreadable(why.clone()),
         };
         let identity = match &self.itself {
             _ if entry.fs_type.asks_for_attributes() => Observed::Unreadable("its server was not asked yet".to_owned()),
@@ -200,7 +192,7 @@ impl HeldSubpath {
         if let Some(target) = self.key_at_hand(&sub_path) {
             return Observed::Seen(target);
         }
-        let opened = match open_target(handle, &sub_path.path, volume.plugin.writer()) {
+        let opened = match open_target(handle, &sub_path.path, volume.layout) {
             Ok(opened) => opened,
             Err(TargetError::NoPayload(_)) => return Observed::Absent,
             Err(error) => return Observed::Unreadable(error.in_full()),
@@ -211,8 +203,7 @@ impl HeldSubpath {
 
     /// A key of a configMap and its like, which is nearly always just there.
     fn key_at_hand(&self, sub_path: &SubPath) -> Option<Target> {
-        let is_mounted_within = self.seen.get().is_some_and(|seen| seen.filesystem.is_some());
-        let directory = self.directory.as_ref().filter(|_| !is_mounted_within)?;
+        let directory = self.seen.get()?.origin.directory()?;
         let payload = directory.payload()?;
         let key = payload.key(&sub_path.path, directory.handle()?)?;
         Some(Target { timestamp: Some(payload.timestamp().clone()), file: Observed::Seen(key) })
@@ -226,33 +217,10 @@ fn identity_of(handle: &Handle) -> Observed<FileIdentity> {
     }
 }
 
-/// Whether a mount is of the volume's own filesystem, and of something in it.
-fn is_of(mount: &MountEntry, volume: &Volume) -> bool {
-    mount.device == volume.device && lies_in(&mount.root.path, &volume.place)
-}
-
-/// What a sidecar mounted within the volume, if the mount was bound from that: it shows another filesystem than the volume does,
-/// or a folder of the volume itself, and then with other attributes.
-fn mounted_within(
-    directory: &HeldVolumeDirectory,
-    volume: &Observed<Volume>,
-    mount: &MountEntry,
-    mounts: &Mounts,
-) -> Option<Filesystem> {
-    let Observed::Seen(volume) = volume else { return None };
-    let is_of_volume = is_of(mount, volume);
-    if is_of_volume && directory.attributes(mounts) == Some(mount.attributes) {
-        return None;
-    }
-    let within = find_filesystem_in(&directory.handle()?.resolved_path().ok()?, mount, mounts)?;
-    // Where none has the same attributes, the volume's mount got others since: it is what the kubelet binds from.
-    (!is_of_volume || within.keep.is_none()).then_some(within)
-}
-
 /// Where the sub path leads today, by its names.
 fn path_of(volume: &Volume, sub_path: &SubPath) -> PathBuf {
-    match volume.plugin.writer() {
-        Writer::Kubelet => volume.directory.join(DATA_LINK).join(&sub_path.path),
-        Writer::Containers => volume.directory.join(&sub_path.path),
+    match volume.layout {
+        Layout::Payload => volume.directory.join(DATA_LINK).join(&sub_path.path),
+        Layout::Plain => volume.directory.join(&sub_path.path),
     }
 }

@@ -6,10 +6,11 @@ use std::rc::Rc;
 
 use bindguard_core::evidence::{Observed, Volume};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
-use bindguard_core::mount_table::MountAttributes;
+use bindguard_core::mount_table::MountEntry;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
+use crate::observe::subpaths::{SubpathsError, children};
 use crate::observe::unreadable;
 use crate::payload::Payload;
 
@@ -40,15 +41,32 @@ impl HeldVolumeDirectories {
 }
 
 impl HeldVolumeDirectory {
-    /// The volume of a subpath: the plugin whose folder holds one of its name. A pod's volume names are unique.
-    pub(super) fn hold(subpath: &VolumeSubpath) -> Option<Self> {
-        Plugin::all().find_map(|plugin| {
-            let directory = subpath.volume_directory(plugin);
-            let held = Self::try_hold(plugin, &directory);
-            // A CSI driver that unmounts takes `mount` away; the folder around it is the kubelet's.
-            let around = directory.parent().filter(|_| !plugin.below().is_empty());
-            held.or_else(|| Self::try_hold(plugin, around?))
-        })
+    /// The volume of a subpath: the first plugin whose folder holds one of its name. Nearly always it is the only one.
+    fn hold(subpath: &VolumeSubpath) -> Option<Self> {
+        let usual = |plugin: Plugin| Self::in_folder(plugin, &subpath.volume_directory(plugin));
+        Plugin::usual().find_map(usual).or_else(|| Self::all(subpath).ok()?.into_iter().next())
+    }
+
+    /// Every folder of the pod that has the name of a subpath's volume.
+    ///
+    /// # Errors
+    /// When the pod's volumes cannot be listed.
+    pub(super) fn all(subpath: &VolumeSubpath) -> Result<Vec<Self>, SubpathsError> {
+        let mut folders = children(&subpath.pod_directory().join("volumes"))?;
+        folders.sort();
+        let held = folders.iter().filter_map(|folder| {
+            let plugin = Plugin::from_folder(folder.file_name()?)?;
+            let volume = folder.join(subpath.volume());
+            // Joining nothing would leave a slash at the end.
+            Self::in_folder(plugin, &if plugin.below().is_empty() { volume } else { volume.join(plugin.below()) })
+        });
+        Ok(held.collect())
+    }
+
+    /// A CSI driver that unmounts takes `mount` away; the folder around it is the kubelet's.
+    fn in_folder(plugin: Plugin, directory: &Path) -> Option<Self> {
+        let around = || directory.parent().filter(|_| !plugin.below().is_empty());
+        Self::try_hold(plugin, directory).or_else(|| Self::try_hold(plugin, around()?))
     }
 
     fn try_hold(plugin: Plugin, directory: &Path) -> Option<Self> {
@@ -81,9 +99,9 @@ impl HeldVolumeDirectory {
         self.seen.get_or_init(|| self.look(mounts)).clone()
     }
 
-    /// The attributes of the mount that it is on.
-    pub(super) fn attributes(&self, mounts: &Mounts) -> Option<MountAttributes> {
-        mounts.mount_of(self.handle()?).ok().map(|mount| mount.entry.attributes)
+    /// The mount that it is on.
+    pub(super) fn mount(&self, mounts: &Mounts) -> Option<Rc<MountEntry>> {
+        mounts.mount_of(self.handle()?).ok().map(|mount| mount.entry)
     }
 
     fn look(&self, mounts: &Mounts) -> Observed<Volume> {
@@ -107,6 +125,8 @@ impl HeldVolumeDirectory {
             fs_type: mount.entry.fs_type.clone(),
             place,
             is_mount_point: mount.is_mount_point,
+            is_newer: true,
+            layout: self.plugin.layout(),
         })
     }
 }

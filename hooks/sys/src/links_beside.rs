@@ -1,0 +1,100 @@
+//! Symlinks that may have led to a directory which is gone.
+//!
+//! A pod's `subPath` may be a symlink: `current`, which leads to `releases/42`. The kubelet follows it and binds `releases/42`, and
+//! that is all that the mount tells. When a deployment removes `releases/42` and has `current` lead to `releases/43`, a
+//! kubelet binds that one. So a directory is not made again where a link on the way to it leads to something beside it.
+//!
+//! A link that was removed, or lies elsewhere in the volume, is not found.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{Dir, FileType};
+use rustix::io::Errno;
+
+/// How many names are read before it counts as unknown what is there.
+const NAMES: usize = 10_000;
+
+/// The directories on the way to one that is gone, those that are there, by their paths within the volume.
+#[derive(Debug, Default)]
+pub(crate) struct OnTheWay(Vec<(PathBuf, OwnedFd)>);
+
+impl OnTheWay {
+    /// One more, below the last.
+    pub(crate) fn push(&mut self, path: PathBuf, directory: OwnedFd) {
+        self.0.push((path, directory));
+    }
+
+    /// The last.
+    pub(crate) fn deepest(&self) -> Option<&OwnedFd> {
+        self.0.last().map(|(_, directory)| directory)
+    }
+
+    /// A link that leads to something in the deepest of them. `volume` is the path of the volume's root.
+    ///
+    /// # Errors
+    /// getdents(2)'s and readlink(2)'s; `E2BIG` when there are too many names to read.
+    pub(crate) fn link_beside(&self, volume: &Path) -> Result<Option<PathBuf>, Errno> {
+        let Some((deepest, _)) = self.0.last() else { return Ok(None) };
+        let mut names = 0;
+        for (path, directory) in &self.0 {
+            for entry in Dir::read_from(directory)? {
+                let entry = entry?;
+                names += 1;
+                if names > NAMES {
+                    return Err(Errno::TOOBIG);
+                }
+                if !matches!(entry.file_type(), FileType::Symlink | FileType::Unknown) {
+                    continue;
+                }
+                let target = match rustix::fs::readlinkat(directory, entry.file_name(), Vec::new()) {
+                    Ok(target) => target,
+                    // It is no link, or went away.
+                    Err(Errno::INVAL | Errno::NOENT) => continue,
+                    Err(errno) => return Err(errno),
+                };
+                let target = Path::new(OsStr::from_bytes(target.as_bytes()));
+                if within(volume, path, target).is_some_and(|target| target.parent() == Some(deepest)) {
+                    return Ok(Some(path.join(OsStr::from_bytes(entry.file_name().to_bytes()))));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Where a link in a directory of the volume leads, as a path within the volume; `None` when that is outside.
+fn within(volume: &Path, directory: &Path, target: &Path) -> Option<PathBuf> {
+    let (mut path, target) = match target.strip_prefix(volume) {
+        Ok(below) if target.is_absolute() => (PathBuf::new(), below),
+        _ if target.is_absolute() => return None,
+        _ => (directory.to_owned(), target),
+    };
+    for component in target.components() {
+        match component {
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir => path.pop().then_some(())?,
+            Component::CurDir => {}
+            Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_followed_by_its_words() {
+        let leads = |directory: &str, target: &str| {
+            within("/v".as_ref(), directory.as_ref(), target.as_ref()).map(|path| path.display().to_string())
+        };
+        assert_eq!(leads("", "releases/43").as_deref(), Some("releases/43"));
+        assert_eq!(leads("a", "../releases/./43").as_deref(), Some("releases/43"));
+        assert_eq!(leads("a", "/v/releases/43").as_deref(), Some("releases/43"));
+        assert_eq!((leads("", "../etc"), leads("a", "/etc")), (None, None));
+    }
+}

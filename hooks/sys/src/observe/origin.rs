@@ -1,0 +1,177 @@
+//! Where a subpath was bound from: its volume's folder, a mount within that, or a mount of the host.
+//!
+//! Nearly always it is the first folder that has the volume's name, and nobody looks further. Otherwise every folder of that name
+//! is compared with the subpath's mount, then what is mounted in them.
+
+use std::rc::Rc;
+
+use bindguard_core::evidence::{Observed, SubpathMount, Volume};
+use bindguard_core::kubelet::{Fit, Layout, SubPath, VolumeSubpath};
+use bindguard_core::mount_table::{MountAttributes, MountEntry};
+
+use crate::handle::Handle;
+use crate::mounts::Mounts;
+use crate::observe::filesystem::{Filesystem, find_filesystem, find_filesystem_in};
+use crate::observe::volume_directory::HeldVolumeDirectory;
+use crate::target::current_payload;
+
+/// What a subpath is compared with.
+#[derive(Debug)]
+pub(super) struct Origin {
+    /// The volume, or the mount that stands in for it.
+    pub(super) volume: Observed<Volume>,
+    directory: Option<Rc<HeldVolumeDirectory>>,
+    filesystem: Option<Filesystem>,
+}
+
+/// A subpath's mount, by the kernel's names and by the judge's.
+pub(super) struct Bound<'a> {
+    pub(super) subpath: &'a VolumeSubpath,
+    pub(super) entry: &'a MountEntry,
+    pub(super) mount: &'a SubpathMount,
+}
+
+impl Origin {
+    /// A volume's folder, whatever is mounted at the subpath.
+    pub(super) fn of_directory(directory: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Self {
+        Self { volume: directory.observe(mounts), directory: Some(Rc::clone(directory)), filesystem: None }
+    }
+
+    /// Nothing that could be found.
+    pub(super) fn unknown() -> Self {
+        Self { volume: Observed::Absent, directory: None, filesystem: None }
+    }
+
+    fn of_filesystem(found: Filesystem) -> Self {
+        Self { volume: Observed::Seen(found.volume.clone()), directory: None, filesystem: Some(found) }
+    }
+
+    /// The directory that the sub path starts from.
+    pub(super) fn handle(&self) -> Option<&Handle> {
+        let filesystem = self.filesystem.as_ref().map(|filesystem| &filesystem.handle);
+        filesystem.or_else(|| self.directory.as_ref()?.handle())
+    }
+
+    /// The attributes that a bind needs, where those of this mount will not do.
+    pub(super) fn attributes_to_keep(&self) -> Option<MountAttributes> {
+        self.filesystem.as_ref()?.keep
+    }
+
+    /// How the files of the volume lie. Whoever writes into it may do as the kubelet does: then the mount shows something in a
+    /// payload directory, and `..data` names one. Reads the link: a server has to have answered first.
+    pub(super) fn layout(&self, mount: &SubpathMount, volume: &Volume) -> Layout {
+        let may_be_payload = volume.layout == Layout::Plain
+            && self.directory.is_some()
+            && SubPath::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
+        let has_payload = || self.handle().is_some_and(|volume| current_payload(volume).is_ok());
+        if may_be_payload && has_payload() { Layout::Payload } else { volume.layout }
+    }
+
+    /// The folder of the volume, when the subpath was bound from that.
+    pub(super) fn directory(&self) -> Option<&HeldVolumeDirectory> {
+        self.directory.as_deref()
+    }
+}
+
+impl Bound<'_> {
+    /// Finds it. `first` is the first folder that has the volume's name.
+    pub(super) fn origin(&self, first: Option<&Rc<HeldVolumeDirectory>>, mounts: &Mounts) -> Origin {
+        match first {
+            Some(first) if self.fit(&first.observe(mounts)) == Some(Fit::Holds) => self.held_by(first, mounts),
+            Some(first) => self.search(first, mounts),
+            // Of a volume that lies anywhere on the host only what is gone can be told.
+            None if self.mount.root.deleted || !self.mount.fs_type.is_local() => {
+                find_filesystem(self.entry, mounts).map_or_else(Origin::unknown, Origin::of_filesystem)
+            }
+            None => Origin::unknown(),
+        }
+    }
+
+    /// A folder in which the mount's root lies; or a mount within it of the same filesystem, which is told by its attributes. Where
+    /// none has the same attributes, the volume's mount got others since: it is what the kubelet binds from.
+    fn held_by(&self, directory: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Origin {
+        let has_its_attributes = directory.mount(mounts).is_none_or(|mount| mount.attributes == self.entry.attributes);
+        let within = Some(directory).filter(|_| !has_its_attributes).and_then(|it| self.mounted_within(it, mounts));
+        match within.filter(|within| within.keep.is_none()) {
+            Some(within) => Origin::of_filesystem(within),
+            None => Origin::of_directory(directory, mounts),
+        }
+    }
+
+    /// What a sidecar mounted within the volume, if the mount is one of that.
+    fn mounted_within(&self, directory: &HeldVolumeDirectory, mounts: &Mounts) -> Option<Filesystem> {
+        find_filesystem_in(&directory.handle()?.resolved_path().ok()?, self.entry, mounts)
+    }
+
+    fn search(&self, first: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Origin {
+        let directories: Vec<Rc<HeldVolumeDirectory>> = match HeldVolumeDirectory::all(self.subpath) {
+            Ok(all) if all.len() > 1 => all.into_iter().map(Rc::new).collect(),
+            // What is held already is looked at already.
+            Ok(_) => vec![Rc::clone(first)],
+            Err(error) => return Origin { volume: Observed::Unreadable(error.to_string()), ..Origin::unknown() },
+        };
+        // Some are held since the last reading of the mount table.
+        let mounts = &mounts.for_what_is_held();
+        let holds = |it: &&Rc<HeldVolumeDirectory>| self.fit(&it.observe(mounts)) == Some(Fit::Holds);
+        if let Some(directory) = directories.iter().find(holds) {
+            return self.held_by(directory, mounts);
+        }
+        match directories.iter().find_map(|directory| self.mounted_within(directory, mounts)) {
+            Some(within) => Origin::of_filesystem(within),
+            None => self.likeliest(&directories, mounts),
+        }
+    }
+
+    /// The folder that fits best, where the mount's root lies in none: the volume is not mounted, or was mounted anew.
+    fn likeliest(&self, directories: &[Rc<HeldVolumeDirectory>], mounts: &Mounts) -> Origin {
+        let origins = directories.iter().map(|directory| {
+            let origin = Origin::of_directory(directory, mounts);
+            let volume = self.with_age(origin.volume, directory, mounts);
+            let fit = self.fit(&volume);
+            (fit, Origin { volume, ..origin })
+        });
+        let mut origins: Vec<(Option<Fit>, Origin)> = origins.collect();
+        // What could not be read, which has no fit, may be the very one.
+        origins.sort_by_key(|(fit, _)| *fit);
+        let is_ambiguous = match &origins[..] {
+            [(Some(Fit::MountedAnew | Fit::NotMounted), _), ..] => {
+                origins[1..].iter().any(|(fit, _)| *fit == origins[0].0)
+            }
+            _ => false,
+        };
+        let likeliest = origins.into_iter().next().map(|(_, origin)| origin).unwrap_or_else(Origin::unknown);
+        match is_ambiguous {
+            true => Origin {
+                volume: Observed::Unreadable("several volumes of its name may be its own".to_owned()),
+                ..likeliest
+            },
+            false => likeliest,
+        }
+    }
+
+    fn fit(&self, volume: &Observed<Volume>) -> Option<Fit> {
+        match volume {
+            Observed::Seen(volume) => Some(Fit::of(self.mount, volume)),
+            Observed::Absent | Observed::Unreadable(_) => None,
+        }
+    }
+
+    /// Whether the volume's mount is younger than the subpath's, where that makes a difference.
+    fn with_age(&self, volume: Observed<Volume>, directory: &HeldVolumeDirectory, mounts: &Mounts) -> Observed<Volume> {
+        let volume = match volume {
+            Observed::Seen(volume) if self.fit_of(&volume) == Fit::MountedAnew => volume,
+            other => return other,
+        };
+        let Some(mount) = directory.mount(mounts) else {
+            return Observed::Unreadable("the mount of its volume could not be found".to_owned());
+        };
+        match mounts.is_newer(&mount, self.entry) {
+            Ok(is_newer) => Observed::Seen(Volume { is_newer, ..volume }),
+            Err(why) => Observed::Unreadable(why),
+        }
+    }
+
+    fn fit_of(&self, volume: &Volume) -> Fit {
+        Fit::of(self.mount, volume)
+    }
+}
