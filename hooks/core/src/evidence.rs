@@ -129,6 +129,8 @@ pub enum Reach {
         /// The error in words.
         words: String,
     },
+    /// It should have been probed, and there was no time left, or no process to do it.
+    NotProbed,
     /// Nobody asked.
     NotAsked,
 }
@@ -143,7 +145,7 @@ impl Reach {
     pub fn words_of_the_dead(&self) -> Option<&str> {
         match self {
             Self::Refused { number, words } if Self::DEAD.contains(number) => Some(words),
-            Self::Refused { .. } | Self::Silent(_) | Self::Alive | Self::NotAsked => None,
+            Self::Refused { .. } | Self::Silent(_) | Self::Alive | Self::NotProbed | Self::NotAsked => None,
         }
     }
 
@@ -157,7 +159,7 @@ impl Reach {
         match self {
             Self::Alive => true,
             Self::Refused { .. } => self.words_of_the_dead().is_none(),
-            Self::Silent(_) | Self::NotAsked => false,
+            Self::Silent(_) | Self::NotProbed | Self::NotAsked => false,
         }
     }
 }

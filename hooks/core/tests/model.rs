@@ -11,7 +11,7 @@ mod world;
 use std::path::Path;
 
 use bindguard_core::evidence::FileKind;
-use bindguard_core::judge::{Finding, Unmounted, Verdict, Way, judge_subpath};
+use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, Way, judge_subpath};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath};
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Policy, Vanished};
@@ -154,6 +154,11 @@ fn check(world: &World, policy: &Policy) {
         Verdict::Foreign => {
             let top = top.expect("foreign without a mount");
             assert!(world.is_of_the_host() && !top.deleted && world.stack.len() == 1, "{world:?}");
+        }
+        // Nobody can bind it, whatever could not be read beside.
+        Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(_) } => {
+            assert!(top.is_some_and(|top| top.deleted), "{world:?}");
+            assert!(world.is_veiled() || !world.answers(), "stale, and not mended: {world:?}");
         }
         // A directory in a file's place cannot be bound over: the spec goes around it, to a name that leads to the truth.
         Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::PointSpecAtVolume => {

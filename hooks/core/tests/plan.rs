@@ -12,7 +12,7 @@ use bindguard_core::judge::{Finding, Remedy, StaleCause, Verdict, Way, judge_hos
 use bindguard_core::kubelet::{Layout, Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
-use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit};
 use proptest::prelude::*;
@@ -34,6 +34,7 @@ fn identity() -> impl Strategy<Value = FileIdentity> {
 fn reach() -> impl Strategy<Value = Reach> {
     let refused = |number| Just(Reach::Refused { number, words: "no".into() });
     prop_oneof![
+        1 => Just(Reach::NotProbed),
         4 => Just(Reach::NotAsked),
         2 => Just(Reach::Alive),
         1 => Just(Reach::Silent(700)),
@@ -143,7 +144,11 @@ proptest! {
     fn what_could_not_be_read_is_never_stale_nor_planned(evidence in evidence()) {
         let verdict = judge_subpath(&subpath(), &evidence);
         if matches!(evidence.mount, Observed::Unreadable(_)) || matches!(evidence.volume, Observed::Unreadable(_)) {
-            prop_assert!(!matches!(verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. }), "{verdict:?}");
+            // The kernel's mark on the mount itself was read, and is enough: nobody can bind it.
+            let is_deleted = matches!(&evidence.mount, Observed::Seen(mount) if mount.root.deleted);
+            let is_certain = is_deleted && matches!(verdict, Verdict::Stale { remedy: Err(_), .. });
+            let is_stale = matches!(verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. });
+            prop_assert!(is_certain || !is_stale, "{verdict:?}");
         }
         if !was_read(&evidence) {
             prop_assert!(Plan::from_findings(&[finding(verdict)], &Policy::default()).is_empty());
@@ -282,4 +287,14 @@ fn a_host_root_bind_of_a_private_mount_is_still_told_of_when_it_is_rslave() {
         judge_host_root(AskedPropagation::RecursiveSlave, &RootfsPropagation::Set("rslave".into()), false, &host);
     assert!(verdict.reason().unwrap().contains("private"), "{verdict:?}");
     assert!(Plan::from_findings(&[finding(verdict)], &Policy::default()).is_empty());
+}
+
+#[test]
+fn a_source_that_was_not_probed_counts_as_dead_where_dead_ones_are_refused() {
+    let refusal = |dead_sources| {
+        let policy = Policy { dead_sources, ..Policy::default() };
+        Plan::from_findings(&[finding(Verdict::NotProbed)], &policy).refusal
+    };
+    assert!(refusal(Alarm::Refuse).is_some_and(|why| why.contains("not probed")));
+    assert_eq!((refusal(Alarm::Report), refusal(Alarm::Off)), (None, None));
 }

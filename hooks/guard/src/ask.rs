@@ -157,6 +157,20 @@ fn reach(answer: &Answer) -> Reach {
             Reach::Refused { number: error.raw_os_error().unwrap_or(0), words: error.to_string() }
         }
         Answer::Silent(patience) => Reach::Silent(patience.as_millis() as u64),
-        Answer::NotAsked => Reach::NotAsked,
+        // Only what is to be probed gets here.
+        Answer::NotAsked => Reach::NotProbed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_there_is_no_time_to_probe_is_not_taken_for_what_need_not_be_probed() {
+        let too_late = Asking::within(Duration::ZERO);
+        assert_eq!(too_late.reaches(&[PathBuf::from("/")]), [Reach::NotProbed]);
+        let answers = too_late.ask(&[vec![PathBuf::from("/")], Vec::new()]);
+        assert_eq!(answers.iter().map(Answers::reach).collect::<Vec<_>>(), [Reach::NotProbed, Reach::NotAsked]);
     }
 }

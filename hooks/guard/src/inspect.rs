@@ -147,7 +147,7 @@ impl Look<'_> {
     /// Where nobody wants to know whether subpaths are stale, they are looked at for the other two checks alone.
     fn wanted_of_subpath(&self, verdict: Verdict) -> Verdict {
         let is_wanted = self.policy.stale_subpaths != Mode::Off
-            || matches!(verdict, Verdict::Dead(_)) && self.policy.dead_sources != Alarm::Off
+            || matches!(verdict, Verdict::Dead(_) | Verdict::NotProbed) && self.policy.dead_sources != Alarm::Off
             || matches!(verdict, Verdict::Unmounted(_)) && self.policy.unmounted_volumes != Alarm::Off;
         if is_wanted { verdict } else { Verdict::Foreign }
     }

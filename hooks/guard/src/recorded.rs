@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, Verdict, judge_recorded, judge_volume};
+use bindguard_core::judge::{Finding, Verdict, judge_subpath, judge_volume};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::node_report::NodeReport;
@@ -60,7 +60,7 @@ fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report
         bind: None,
         source: subpath.path(),
         destination: None,
-        verdict: judge_recorded(&subpath, &recorded.subpath(&subpath)),
+        verdict: judge_subpath(&subpath, &recorded.subpath(&subpath)),
         kind: SourceKind::Subpath(subpath),
     });
     judged.collect()

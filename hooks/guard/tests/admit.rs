@@ -68,7 +68,10 @@ fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
     let mounts: Vec<_> = (0..100_000).map(|n| mount_of(Path::new("/nowhere"), &format!("/{n}"), "rprivate")).collect();
     fs::write(bundle.path().join("config.json"), serde_json::json!({ "mounts": mounts }).to_string()).unwrap();
     let admission = admit(bundle.path(), &Default::default(), Attempt::First);
-    assert_eq!((admission.report.foreign, &admission.report.problems[..]), (2_000, &[said.clone()][..]));
+    // A slow machine has no time to probe them all.
+    let unknown = admission.report.binds.iter().filter(|bind| bind.verdict == "unknown").count();
+    let looked_at = admission.report.foreign + unknown;
+    assert_eq!((looked_at, &admission.report.problems[..]), (2_000, &[said.clone()][..]));
     assert_eq!(admission.refusal, None);
     // What policy refuses may stand behind them.
     let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
@@ -263,7 +266,7 @@ fn a_link_or_a_mount_in_a_keys_place_is_not_bound() {
     bind(&pod.volume().join("..data/0"), &mounted);
     let report = admitted(&pod).report;
     let told: Vec<_> = report.binds.iter().map(|bind| (bind.verdict, bind.outcome.clone())).collect();
-    assert_eq!(told, [("stale", Some(Outcome::Rebound { tries: 1 })), ("unknown", None), ("unknown", None)]);
+    assert_eq!(told, [("stale", Some(Outcome::Rebound { tries: 1 })), ("stale", None), ("stale", None)]);
     let reason = |bind: usize| report.binds[bind].reason.clone().unwrap();
     assert!(reason(1).contains("is a symlink"), "{}", reason(1));
     assert!(reason(2).contains("cross-device"), "{}", reason(2));

@@ -106,6 +106,22 @@ fn told(pod: &Pod, policy: &Policy, position: usize) -> (&'static str, String) {
     (report.binds[position].verdict, report.binds[position].reason.clone().unwrap_or_default())
 }
 
+/// More than are probed side by side: there is no time for the last.
+#[test]
+fn a_source_for_which_no_time_is_left_is_told_and_refused_with_the_dead() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(first) = Fuse::mounted() else { return };
+    let silent: Vec<Fuse> = [first].into_iter().chain((1..40).filter_map(|_| Fuse::mounted())).collect();
+    let pod = Pod::with_keys(1);
+    let binds: Vec<_> = silent.iter().map(|fuse| mount_of(&fuse.path(), "/data", "rprivate")).collect();
+    pod.write_spec(&binds);
+    let (verdict, reason) = told(&pod, &pod.policy(), 40);
+    assert_eq!(verdict, "unknown", "{reason}");
+    assert!(reason.contains("not probed"), "{reason}");
+}
+
 #[test]
 fn a_source_that_never_answers_is_told_in_time_and_the_others_are_mended() {
     if !own_namespace() {

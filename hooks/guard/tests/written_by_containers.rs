@@ -51,8 +51,11 @@ fn a_file_that_is_gone_or_became_a_link_is_left_alone() {
         assert_eq!((verdict, outcome), ("orphaned", None));
         symlink("/etc/passwd", scene.volume.join("app.conf")).unwrap();
         let (verdict, reason, outcome) = scene.told(&everything);
-        assert_eq!((verdict, outcome), ("unknown", None), "{reason}");
-        assert!(reason.contains("symlink"), "{reason}");
+        assert_eq!((verdict, outcome), ("stale", None), "{reason}");
+        assert!(reason.contains("is deleted") && reason.contains("symlink"), "{reason}");
+        let strict = Policy { failed_repairs: FailedRepair::Refuse, ..everything };
+        let refusal = scene.admitted(&strict).refusal.unwrap();
+        assert!(refusal.contains("symlink"), "{refusal}");
         assert_eq!(scene.content(), "old");
         assert_eq!(scene.mounts_at_subpath(), 1);
     }

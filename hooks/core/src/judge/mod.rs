@@ -11,7 +11,7 @@ mod volume;
 pub use host_root::judge_host_root;
 pub use in_container::judge_in_container;
 pub use reach::judge_reach;
-pub use recorded::{judge_recorded, recorded_identity};
+pub use recorded::recorded_identity;
 pub use subpath::judge_subpath;
 pub use verdict::{Finding, Lack, Pinning, Remedy, StaleCause, Unmounted, Verdict, Way};
 pub use volume::{judge_plain_volume, judge_volume};

@@ -4,10 +4,11 @@ use crate::evidence::Reach;
 
 use super::verdict::Verdict;
 
-/// Judges what a source answered; `None` when it is not dead, or nobody can tell.
+/// Judges what a source answered; `None` when it is not dead, or nobody can tell. One that was not probed for lack of time may be.
 pub fn judge_reach(reach: &Reach) -> Option<Verdict> {
     match reach {
         Reach::Silent(milliseconds) => Some(Verdict::Dead(format!("it did not answer within {milliseconds} ms"))),
+        Reach::NotProbed => Some(Verdict::NotProbed),
         reach => reach.words_of_the_dead().map(|words| Verdict::Dead(format!("it answers: {words}"))),
     }
 }
@@ -21,5 +22,6 @@ mod tests {
         let refused = |number| judge_reach(&Reach::Refused { number, words: String::new() });
         assert_eq!((refused(2), refused(13), refused(20)), (None, None, None));
         assert!(refused(107).is_some() && refused(116).is_some());
+        assert_eq!((judge_reach(&Reach::NotProbed), judge_reach(&Reach::NotAsked)), (Some(Verdict::NotProbed), None));
     }
 }

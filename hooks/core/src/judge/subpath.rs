@@ -25,7 +25,7 @@ pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Ver
     let verdict = match &evidence.volume {
         Observed::Seen(volume) => in_volume(subpath, mount, volume, evidence),
         Observed::Absent => without_remedy(mount, "no volume of that name is one that can be repaired".to_owned()),
-        Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
+        Observed::Unreadable(why) => unreadable(mount, why),
     };
     match (judge_reach(&evidence.reach), &verdict) {
         // Its volume is not: that answered.
@@ -92,6 +92,15 @@ fn shows_what_was_deleted_here(mount: &SubpathMount, sub_path: &SubPath) -> bool
     number.is_some_and(|number| number.len() == 24 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
+/// A subpath of which something could not be read that a repair needs. Its own mount was: a deleted root is certain whatever else
+/// is not, because no runtime can bind it.
+fn unreadable(mount: &SubpathMount, why: &str) -> Verdict {
+    match mount.root.deleted {
+        true => Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why.to_owned()) },
+        false => Verdict::Unknown(why.to_owned()),
+    }
+}
+
 /// A subpath of a volume that cannot be compared with: a deleted root is certain, anything else is not ours to judge.
 fn without_remedy(mount: &SubpathMount, why: String) -> Verdict {
     if mount.root.deleted {
@@ -114,17 +123,17 @@ impl Comparison<'_> {
         let target = match target {
             Observed::Seen(target) => target,
             Observed::Absent => return self.orphaned(Lack::Payload, None),
-            Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+            Observed::Unreadable(why) => return unreadable(self.mount, why),
         };
         let shown = match &self.mount.identity {
             Observed::Seen(identity) => identity,
-            Observed::Absent => return Verdict::Unknown("the file that its mount shows could not be found".to_owned()),
-            Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+            Observed::Absent => return unreadable(self.mount, "the file that its mount shows could not be found"),
+            Observed::Unreadable(why) => return unreadable(self.mount, why),
         };
         match &target.file {
             Observed::Seen(file) => self.against(target, shown, file),
             Observed::Absent => self.vanished(shown),
-            Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
+            Observed::Unreadable(why) => unreadable(self.mount, why),
         }
     }
 

@@ -51,6 +51,8 @@ pub enum Verdict {
     WithoutMaster,
     /// Its server does not answer, or its daemon is gone.
     Dead(String),
+    /// Whether its server answers is not known: other sources took up the time in which sources are probed.
+    NotProbed,
     /// Not bindguard's to judge.
     Foreign,
     /// It could not be told, and this is why.
@@ -192,7 +194,7 @@ impl Verdict {
             Self::Pinning(_) | Self::WithoutMaster => "pinning",
             Self::Dead(_) => "dead",
             Self::Foreign => "foreign",
-            Self::Unknown(_) => "unknown",
+            Self::NotProbed | Self::Unknown(_) => "unknown",
         }
     }
 
@@ -208,6 +210,7 @@ impl Verdict {
             Self::WithoutMaster => {
                 Some("its mount in the container has no master: the host's umounts do not reach it".to_owned())
             }
+            Self::NotProbed => Some("it was not probed: there was no time left to wait for its server".to_owned()),
             Self::Dead(why) | Self::Unknown(why) => Some(why.clone()),
         }
     }

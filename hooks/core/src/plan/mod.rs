@@ -30,7 +30,7 @@ impl Plan {
                     plan.mend_subpath(finding, policy);
                 }
                 Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, pinning),
-                Verdict::Unmounted(_) | Verdict::Dead(_) => plan.refuse(finding, policy),
+                Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::NotProbed => plan.refuse(finding, policy),
                 Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } => {}
                 Verdict::Pinning(_) | Verdict::WithoutMaster | Verdict::Foreign | Verdict::Unknown(_) => {}
             }
@@ -98,6 +98,9 @@ pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
         }
         Verdict::Dead(why) if policy.dead_sources == Alarm::Refuse => {
             Some(format!("the bind source {} is dead: {why}", finding.source.display()))
+        }
+        Verdict::NotProbed if policy.dead_sources == Alarm::Refuse => {
+            Some(format!("the bind source {} may be dead: it was not probed in time", finding.source.display()))
         }
         _ => None,
     }

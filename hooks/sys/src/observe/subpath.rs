@@ -132,7 +132,9 @@ impl HeldSubpath {
             Err(error) => unreadable(&error),
         };
         match reach {
-            Reach::Silent(_) | Reach::NotAsked => Observed::Unreadable("its server did not answer".to_owned()),
+            Reach::Silent(_) | Reach::NotProbed | Reach::NotAsked => {
+                Observed::Unreadable("its server did not answer".to_owned())
+            }
             Reach::Refused { .. } if reach.words_of_the_dead().is_some() || reach.is_not_found() => gone(),
             Reach::Refused { words, .. } => Observed::Unreadable(words.clone()),
             Reach::Alive => identity_of(handle),
