@@ -2,9 +2,9 @@
 //!
 //! A line goes out in one `write` to a file opened with `O_APPEND`, which local filesystems keep whole; what a full disk
 //! took of a line is taken back. When the file is full it is renamed to `<name>.1`, replacing the one before it: the journal
-//! is bounded to twice its size, and what it loses are its oldest lines.
+//! is bounded to twice its size (four times where a reader locks it), and what it loses are its oldest lines.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     write_whole(&mut file, format!("{line}\n").as_bytes())?;
     fault::reach(FaultPoint::Journaled);
     let written = file.metadata()?;
-    if written.len() >= FULL { rotate(journal, &file, written.ino()) } else { Ok(()) }
+    if written.len() >= FULL { rotate(journal, &file, &written) } else { Ok(()) }
 }
 
 /// All of it or nothing.
@@ -98,13 +98,17 @@ fn write_whole(file: &mut File, line: &[u8]) -> io::Result<()> {
 }
 
 /// One guard alone moves a full file away: the others would move the new one over it.
-fn rotate(journal: &Path, file: &File, inode: u64) -> io::Result<()> {
+///
+/// Any reader of the file can hold that lock for ever. A file of twice the size is moved away without it: at the worst two
+/// guards do so at once, and old lines are lost.
+fn rotate(journal: &Path, file: &File, written: &Metadata) -> io::Result<()> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => return Ok(()),
+        Err(Errno::WOULDBLOCK) if written.len() < 2 * FULL => return Ok(()),
+        Err(Errno::WOULDBLOCK) => {}
         locked => locked?,
     }
     // Somebody may have moved it before the lock was had: then the path leads to another file.
-    if fs::metadata(journal).is_ok_and(|now| now.ino() == inode) {
+    if fs::metadata(journal).is_ok_and(|now| now.ino() == written.ino()) {
         fault::reach(FaultPoint::Rotating);
         fs::rename(journal, rotated(journal))?;
         fault::reach(FaultPoint::Rotated);
@@ -130,5 +134,20 @@ mod tests {
         append(&journal, "{}").unwrap();
         assert_eq!(fs::read_to_string(&journal).unwrap(), "{}\n");
         assert!(folder.path().join("new/journal.jsonl.1").metadata().is_ok());
+    }
+
+    /// Issue 14: a container with a read-only hostPath of `/run` can lock the journal.
+    #[test]
+    fn a_reader_that_locks_the_journal_does_not_let_it_grow_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = folder.path().join("journal.jsonl");
+        append(&journal, "{}").unwrap();
+        let reader = File::open(&journal).unwrap();
+        flock(&reader, FlockOperation::LockExclusive).unwrap();
+        for _ in 0..2 {
+            append(&journal, &"x".repeat(FULL as usize)).unwrap();
+        }
+        append(&journal, "{}").unwrap();
+        assert_eq!(fs::read_to_string(&journal).unwrap(), "{}\n");
     }
 }
