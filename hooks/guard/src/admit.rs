@@ -14,6 +14,7 @@ use bindguard_core::spec::{SpecEdit, SpecView};
 use bindguard_sys::bundle;
 use bindguard_sys::fault::{self, FaultPoint};
 
+use crate::ask::Asking;
 use crate::causes::in_full;
 use crate::inspect::inspect;
 use crate::rebind::{NotRebound, Rebound, rebind};
@@ -99,8 +100,9 @@ fn try_admit(
     }
     let mut outcomes = Outcomes::new();
     let mut edits = plan.edits.clone();
+    let asking = Asking::of_its_repairs();
     for order in &plan.rebinds {
-        edits.extend(mend(order, attempt, &mut outcomes));
+        edits.extend(mend(order, attempt, &asking, &mut outcomes));
     }
     match write_edits(bundle, &spec, &edits) {
         Ok(()) => note_edits(&edits, &findings, &mut outcomes),
@@ -118,9 +120,9 @@ fn try_admit(
 }
 
 /// Re-binds one subpath. Where that is impossible, or was in vain before, the edit that does without it.
-fn mend(order: &Rebind, attempt: Attempt, outcomes: &mut Outcomes) -> Option<SpecEdit> {
+fn mend(order: &Rebind, attempt: Attempt, asking: &Asking, outcomes: &mut Outcomes) -> Option<SpecEdit> {
     let bind = order.bind()?;
-    let (outcome, edit) = match rebind(order) {
+    let (outcome, edit) = match rebind(order, asking) {
         Ok(Rebound::Swapped(tries)) => {
             (Outcome::Rebound { tries }, (attempt == Attempt::Again).then(|| order.spec_edit()))
         }

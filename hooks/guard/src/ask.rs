@@ -16,6 +16,9 @@ const EACH: Duration = Duration::from_millis(700);
 /// How long a create waits for all of its sources together: well within the guard's own deadline.
 const OF_A_CREATE: Duration = Duration::from_millis(1200);
 
+/// How long all of its repairs wait together for servers that answered a moment ago.
+const OF_REPAIRS: Duration = Duration::from_millis(500);
+
 /// How long an operator waits for all of a node's sources.
 const OF_AN_OPERATOR: Duration = Duration::from_secs(10);
 
@@ -61,6 +64,11 @@ impl Asking {
     /// Begins now.
     pub(crate) fn of_a_create() -> Self {
         Self::within(OF_A_CREATE)
+    }
+
+    /// Begins now. All repairs of a create share it.
+    pub(crate) fn of_its_repairs() -> Self {
+        Self::within(OF_REPAIRS)
     }
 
     /// Begins now.
@@ -140,14 +148,14 @@ impl Asking {
         held.iter().zip(self.ask(&paths)).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
     }
 
+    /// Looks at one subpath.
+    pub(crate) fn observe_one(&self, held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
+        held.observe(mounts, &self.reaches(&held.to_ask(mounts)))
+    }
+
     fn left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }
-}
-
-/// Looks at one subpath.
-pub(crate) fn observe(held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
-    held.observe(mounts, &Asking::of_a_create().reaches(&held.to_ask(mounts)))
 }
 
 fn reach(answer: &Answer) -> Reach {

@@ -3,20 +3,13 @@
 //! That is what somebody wants on a node whose kubelet has the fix of 1.19 and whose re-bind is not possible, and what
 //! kubediag's recoverer does. Until the kubelet comes by, the path shows the empty file underneath.
 
-use std::time::Duration;
-
 use bindguard_core::judge::{Verdict, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::HeldSubpath;
-use bindguard_sys::pod_lock::PodLock;
 use bindguard_sys::swap::detach;
 
-use crate::ask::observe;
-use crate::causes::in_full;
-
-/// How long to wait for a guard of the same pod.
-const PATIENCE: Duration = Duration::from_secs(2);
+use crate::ask::Asking;
 
 /// Why a mount was not taken away.
 #[derive(Debug, thiserror::Error)]
@@ -29,11 +22,10 @@ pub(crate) enum NotDetached {
     Failed(String),
 }
 
-/// Detaches the mount of a subpath that is still stale once the pod is locked.
+/// Detaches the mount of a subpath that is still stale: the very mount that was judged, whatever a guard attaches meanwhile.
 pub(crate) fn detach_stale(subpath: &VolumeSubpath) -> Result<(), NotDetached> {
-    let _lock = PodLock::acquire(&subpath.pod_directory(), PATIENCE).map_err(|e| NotDetached::Failed(in_full(e)))?;
     let held = HeldSubpath::hold(subpath.clone());
-    match judge_subpath(subpath, &observe(&held, &Mounts::default())) {
+    match judge_subpath(subpath, &Asking::of_its_repairs().observe_one(&held, &Mounts::default())) {
         Verdict::Stale { .. } => {}
         verdict => return Err(NotDetached::NoLongerStale(verdict.name())),
     }

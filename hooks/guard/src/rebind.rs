@@ -1,19 +1,18 @@
 //! Mending one stale subpath: bind, look again, until what is there is what should be there.
 //!
 //! ```text
-//! lock the pod
 //! ┌► hold, look, judge ─ current? ─► done
-//! │    a cut-off swap lies there? detach its stale top ─┐
+//! │    another mount lies below it? detach the top ─────┐
 //! │    open the current target                          │
 //! │    attach it below the stale mount, detach that ────┤
 //! └─────────────────────────────────────────────────────┘   at most 32 times
 //! ```
 //!
-//! Each round judges from fresh evidence, so a volume that is updated meanwhile, another guard, or an earlier guard that
-//! was killed half way are all the same: a state to go on from.
+//! Each round judges from fresh evidence, so a volume that is updated meanwhile, another repairer, or an earlier guard that
+//! was killed half way are all the same: a state to go on from. No lock keeps repairers apart, because a container could
+//! hold it (decision 0024). Each detaches a mount that it holds open, and only one that has another below it.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use bindguard_core::evidence::{Observed, SubpathEvidence};
 use bindguard_core::judge::{Remedy, Verdict, Way, judge_subpath};
@@ -21,17 +20,14 @@ use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath, Writer
 use bindguard_core::plan::Rebind;
 use bindguard_sys::fault::{self, FaultPoint};
 use bindguard_sys::observe::HeldSubpath;
-use bindguard_sys::pod_lock::PodLock;
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
 use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded};
 
-use crate::ask::observe;
+use crate::ask::Asking;
 use crate::causes::in_full;
 
 /// How often a volume may change under a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
 const ROUNDS: u32 = 32;
-/// How long to wait for another guard of the same pod; a re-bind takes it a few milliseconds.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How a subpath came to be current.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,48 +49,42 @@ pub(crate) enum NotRebound {
     Impossible(String),
 }
 
-/// Binds a subpath's current target in the stale one's place.
-pub(crate) fn rebind(order: &Rebind) -> Result<Rebound, NotRebound> {
-    let subpath = order.subpath();
-    let lock = PodLock::acquire(&subpath.pod_directory(), PATIENCE).map_err(not_rebound)?;
-    fault::reach(FaultPoint::Locked);
+/// Binds a subpath's current target in the stale one's place. `asking` is what all repairs of one create share.
+pub(crate) fn rebind(order: &Rebind, asking: &Asking) -> Result<Rebound, NotRebound> {
     let mut left_behind = BTreeSet::new();
-    let result = until_current(order, &mut left_behind);
+    let result = until_current(order, asking, &mut left_behind);
     fault::reach(FaultPoint::Verified);
-    remove_stranded(subpath, &left_behind);
-    drop(lock);
-    fault::reach(FaultPoint::Unlocked);
+    remove_stranded(order.subpath(), &left_behind);
+    fault::reach(FaultPoint::Cleared);
     result
 }
 
-fn until_current(order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
+fn until_current(order: &Rebind, asking: &Asking, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
     let mut swaps = 0;
     for _ in 0..ROUNDS {
-        let round = Round::begin(order.subpath());
+        let round = Round::begin(order.subpath(), asking);
         fault::reach(FaultPoint::Held);
-        match round.verdict() {
-            // Foreign: what a hostPath shows is there again, and there is nothing else to compare it with.
-            Verdict::Current | Verdict::Foreign if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
-            Verdict::Current | Verdict::Foreign => return Ok(Rebound::Swapped(swaps)),
-            Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::Rebind => {
-                if remedy.writer == Writer::Kubelet {
-                    left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
-                }
-                if round.was_cut_off() {
-                    detach(round.stale()?).map_err(swap_failed)?;
-                    swaps += 1;
-                } else if round.swap(&remedy)? {
-                    swaps += 1;
-                }
-            }
-            Verdict::Orphaned { remake: Some(remedy), .. } if order.way() == Way::Remake => round.remake(&remedy)?,
-            verdict => {
-                let why = verdict.reason().unwrap_or_else(|| verdict.name().to_owned());
-                return Err(NotRebound::NoLongerStale(why));
-            }
+        match round.act(order, left_behind) {
+            Ok(Step::Done) if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
+            Ok(Step::Done) => return Ok(Rebound::Swapped(swaps)),
+            Ok(Step::Swapped) => swaps += 1,
+            Ok(Step::LookAgain) => {}
+            // Another repairer, or the kubelet, took away the mount that this round held.
+            Err(_) if round.was_overtaken() => {}
+            Err(error) => return Err(error),
         }
     }
     Err(NotRebound::Impossible(format!("its volume changed {ROUNDS} times meanwhile")))
+}
+
+/// The result of one round.
+enum Step {
+    /// The subpath is current, and one mount is on it.
+    Done,
+    /// A stale mount was taken away.
+    Swapped,
+    /// The subpath, or what it was to be bound from, changed.
+    LookAgain,
 }
 
 /// One look at a subpath, and what can be done with what was seen.
@@ -105,9 +95,9 @@ struct Round<'s> {
 }
 
 impl<'s> Round<'s> {
-    fn begin(subpath: &'s VolumeSubpath) -> Self {
+    fn begin(subpath: &'s VolumeSubpath, asking: &Asking) -> Self {
         let held = HeldSubpath::hold(subpath.clone());
-        let evidence = observe(&held, &Mounts::default());
+        let evidence = asking.observe_one(&held, &Mounts::default());
         Self { subpath, held, evidence }
     }
 
@@ -115,12 +105,54 @@ impl<'s> Round<'s> {
         judge_subpath(self.subpath, &self.evidence)
     }
 
-    /// An earlier guard was killed after it attached and before it detached.
-    fn was_cut_off(&self) -> bool {
+    fn act(&self, order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<Step, NotRebound> {
+        match self.verdict() {
+            // Two repairers attached a mount each. The upper one goes: detaching a lower one would take the upper one along.
+            Verdict::Current | Verdict::Foreign if self.covers_its_equal() => {
+                detach(self.mount()?).map_err(swap_failed)?;
+                Ok(Step::LookAgain)
+            }
+            // Foreign: what a hostPath shows is there again, and there is nothing else to compare it with.
+            Verdict::Current | Verdict::Foreign => Ok(Step::Done),
+            Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::Rebind => {
+                if remedy.writer == Writer::Kubelet {
+                    left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
+                }
+                self.replace(&remedy)
+            }
+            Verdict::Orphaned { remake: Some(remedy), .. } if order.way() == Way::Remake => {
+                self.remake(&remedy)?;
+                Ok(Step::LookAgain)
+            }
+            verdict => {
+                let why = verdict.reason().unwrap_or_else(|| verdict.name().to_owned());
+                Err(NotRebound::NoLongerStale(why))
+            }
+        }
+    }
+
+    /// Whether the mount that this round held is no longer the one at the path.
+    fn was_overtaken(&self) -> bool {
+        let now = HeldSubpath::hold(self.subpath.clone());
+        let ids = [&self.held, &now].map(|held| held.handle().and_then(|handle| handle.mount_id().ok()));
+        matches!(ids, [Some(held), Some(now)] if held != now)
+    }
+
+    fn replace(&self, remedy: &Remedy) -> Result<Step, NotRebound> {
+        // The new mount lies there already: a guard was killed before it detached, or is about to detach.
+        if !self.covers_its_equal() {
+            return Ok(if self.swap(remedy)? { Step::Swapped } else { Step::LookAgain });
+        }
+        detach(self.mount()?).map_err(swap_failed)?;
+        Ok(Step::Swapped)
+    }
+
+    /// Another mount lies directly below, at the same path.
+    fn covers_its_equal(&self) -> bool {
         matches!(&self.evidence.mount, Observed::Seen(mount) if mount.covers_its_equal)
     }
 
-    fn stale(&self) -> Result<&Handle, NotRebound> {
+    fn mount(&self) -> Result<&Handle, NotRebound> {
         self.held.handle().ok_or_else(|| NotRebound::Impossible("it went away".to_owned()))
     }
 
@@ -135,7 +167,7 @@ impl<'s> Round<'s> {
             Err(SwapError::NotPossible { .. }) => return Ok(false),
             Err(error @ SwapError::Failed { .. }) => return Err(swap_failed(error)),
         }
-        detach(self.stale()?).map_err(swap_failed)?;
+        detach(self.mount()?).map_err(swap_failed)?;
         fault::reach(FaultPoint::Detached);
         Ok(true)
     }
@@ -190,7 +222,7 @@ impl<'s> Round<'s> {
     }
 
     fn mount_of_stale(&self) -> Result<MountOf, NotRebound> {
-        Mounts::default().mount_of(self.stale()?).map_err(NotRebound::Impossible)
+        Mounts::default().mount_of(self.mount()?).map_err(NotRebound::Impossible)
     }
 }
 

@@ -112,22 +112,20 @@ fn a_bundle_that_cannot_be_written_keeps_its_spec_and_the_mounts_are_mended_all_
     assert_eq!(fs::read_dir(pod.bundle()).unwrap().count(), 1);
 }
 
+/// Issue 14: whoever can read a folder can hold a lock on it, a container with a read-only hostPath included.
 #[test]
-fn a_pod_that_another_guard_keeps_locked_gets_its_spec_pointed_at_the_volume() {
+fn a_reader_that_locks_the_pods_folders_delays_no_repair() {
     if !own_namespace() {
         return;
     }
-    let pod = Pod::with_keys(1);
+    let pod = Pod::with_keys(12);
     pod.update(1);
-    let other_guard = File::open(pod.directory()).unwrap();
-    flock(&other_guard, FlockOperation::LockExclusive).unwrap();
-    let source = pod.volume().join("0");
-    assert_eq!(outcomes(&admitted(&pod).report), [Some(Outcome::PointedAtVolume { source: source.clone() })]);
-    assert!(fs::read_to_string(pod.config()).unwrap().contains(source.to_str().unwrap()));
-
-    drop(other_guard);
-    pod.write_spec(&[]);
-    assert_eq!(outcomes(&admitted(&pod).report), [Some(Outcome::Rebound { tries: 1 })]);
+    let folders = [pod.directory(), pod.volume(), pod.directory().join("volume-subpaths")];
+    let readers = folders.map(|folder| File::open(folder).unwrap());
+    readers.iter().for_each(|reader| flock(reader, FlockOperation::LockExclusive).unwrap());
+    let report = admitted(&pod).report;
+    assert_eq!(outcomes(&report), vec![Some(Outcome::Rebound { tries: 1 }); 12]);
+    assert!(report.took_us < 1_000_000, "12 repairs took {} us", report.took_us);
 }
 
 #[test]

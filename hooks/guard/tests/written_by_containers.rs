@@ -15,8 +15,7 @@ use bindguard_core::policy::{Alarm, FailedRepair, Policy, Vanished};
 use bindguard_core::report::Outcome;
 use bindguard_guard::check_bundle;
 use namespace::{Folder, mount_of, own_namespace};
-use nix::mount::{MntFlags, umount2};
-use rustix::fs::{FlockOperation, flock};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use scene::{Daemon, REBOUND, Scene, tmpfs};
 use serde_json::json;
 
@@ -161,15 +160,18 @@ fn a_repair_that_fails_refuses_the_container_when_policy_says_so() {
     if !own_namespace() {
         return;
     }
-    let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
-    let other_guard = fs::File::open(scene.folder.path().join("kubelet/pods/uid-1")).unwrap();
-    flock(&other_guard, FlockOperation::LockExclusive).unwrap();
+    let scene = Scene::of_plugin("kubernetes.io~empty-dir");
+    tmpfs(&scene.volume);
+    let scene = scene.with_replaced("app.conf");
+    let change = |kind| mount(None::<&str>, &scene.volume, None::<&str>, kind, None::<&str>).unwrap();
+    // open_tree(2) clones no unbindable mount.
+    change(MsFlags::MS_UNBINDABLE);
 
     assert!(scene.admitted(&scene.policy()).refusal.is_none());
     let strict = Policy { failed_repairs: FailedRepair::Refuse, ..scene.policy() };
     let refusal = scene.admitted(&strict).refusal.unwrap();
-    assert!(refusal.contains("is stale and could not be mended") && refusal.contains("another guard"), "{refusal}");
-    drop(other_guard);
+    assert!(refusal.contains("is stale and could not be mended") && refusal.contains("cloning"), "{refusal}");
+    change(MsFlags::MS_SHARED);
     assert_eq!(scene.told(&strict).2, REBOUND);
 }
 

@@ -37,8 +37,6 @@ fault_points! {
     SpecRead = "spec-read",
     /// Every bind is judged, nothing is done yet.
     Judged = "judged",
-    /// The pod is locked.
-    Locked = "locked",
     /// The subpath and its volume are held and judged once more.
     Held = "held",
     /// The current target is open.
@@ -57,8 +55,8 @@ fault_points! {
     Detached = "detached",
     /// The result was looked at and is current.
     Verified = "verified",
-    /// What a swap stranded in the volume is removed; the pod is unlocked.
-    Unlocked = "unlocked",
+    /// What a swap stranded in the volume is removed.
+    Cleared = "cleared",
     /// The file for the edited spec is made beside the old one, and empty.
     SpecBegun = "spec-begun",
     /// The edited spec is written beside the old one.

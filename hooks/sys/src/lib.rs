@@ -13,7 +13,6 @@ pub mod journal;
 pub mod namespaces;
 pub mod node;
 pub mod observe;
-pub mod pod_lock;
 pub mod probe;
 pub mod stranded;
 pub mod swap;

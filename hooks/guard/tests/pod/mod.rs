@@ -72,7 +72,8 @@ impl Pod {
         symlink(&timestamp, self.volume().join("..data_tmp")).unwrap();
         fs::rename(self.volume().join("..data_tmp"), self.volume().join("..data")).unwrap();
         if let Ok(old) = old {
-            fs::remove_dir_all(self.volume().join(old)).unwrap();
+            // A file of it may be a mount point for a moment: AtomicWriter does not try again.
+            let _ = fs::remove_dir_all(self.volume().join(old));
         }
     }
 
