@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindguard_core::policy::{Alarm, FailedRepair, Mode, PodsMay, Policy, Scope, Vanished};
+use bindguard_core::policy::{Alarm, FailedRepair, Mode, PodsMay, Policy, ReadOnlyBinds, Scope, Vanished};
 use serde::Deserialize;
 
 use crate::Config;
@@ -56,6 +56,7 @@ struct Checks {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 struct HostRoot {
     scope: Reach,
+    read_only: ReadOnly,
     extra_directories: Vec<Absolute>,
 }
 
@@ -143,6 +144,14 @@ enum Reach {
     AnySubmounts,
 }
 
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ReadOnly {
+    #[default]
+    Rslave,
+    Keep,
+}
+
 impl Warn {
     fn into_alarm(self) -> Alarm {
         match self {
@@ -182,6 +191,10 @@ impl File {
                     Reach::HostRoot => Scope::HostRoot,
                     Reach::RuntimeDirs => Scope::RuntimeDirectories,
                     Reach::AnySubmounts => Scope::AnySubmounts,
+                },
+                read_only_binds: match self.host_root.read_only {
+                    ReadOnly::Rslave => ReadOnlyBinds::MakeRslave,
+                    ReadOnly::Keep => ReadOnlyBinds::Keep,
                 },
                 vanished_directories: match self.checks.vanished_directories {
                     Lost::Leave => Vanished::Leave,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_config::{Config, Error};
-use bindguard_core::policy::{Alarm, Mode};
+use bindguard_core::policy::{Alarm, Mode, ReadOnlyBinds};
 
 /// The file that a node gets, with every key taken out of its comment.
 fn shipped_with_every_key() -> String {
@@ -29,7 +29,7 @@ fn the_shipped_file_says_what_is_in_force_without_it() {
 fn every_key_counts() {
     let config = Config::from_toml(
         "guard.deadline-ms = 500\nruntime.path = '/usr/bin/crun'\nkubelet.roots = ['/data/kubelet']\n\
-         checks = { stale-subpaths = 'report', host-root = 'off', unmounted-volumes = 'refuse', dead-sources = 'off' }\nhost-root.extra-directories = ['/mnt/pods']\n\
+         checks = { stale-subpaths = 'report', host-root = 'off', unmounted-volumes = 'refuse', dead-sources = 'off' }\nhost-root.extra-directories = ['/mnt/pods']\nhost-root.read-only = 'keep'\n\
          journal.enabled = false\n",
     )
     .unwrap();
@@ -39,6 +39,7 @@ fn every_key_counts() {
     let policy = config.policy();
     assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Report, Mode::Off));
     assert_eq!((policy.unmounted_volumes, policy.dead_sources), (Alarm::Refuse, Alarm::Off));
+    assert_eq!(policy.read_only_binds, ReadOnlyBinds::Keep);
     assert_eq!(policy.kubelet_roots, [PathBuf::from("/data/kubelet")]);
     assert!(policy.holds_runtime_mounts(Path::new("/mnt")) && policy.holds_runtime_mounts(Path::new("/run")));
 }
@@ -49,6 +50,7 @@ fn what_is_wrong_is_named_with_its_line() {
         ("\n[gaurd]\n", "line 2", "gaurd"),
         ("[guard]\ndeadline-ms = 'soon'\n", "line 2", "u64"),
         ("[checks]\nhost-root = 'fix'\n", "line 2", "repair"),
+        ("[host-root]\nread-only = 'private'\n", "line 2", "keep"),
         ("[checks\n", "line 1", "]"),
         ("[kubelet]\nroots = ['/a', 'data/kubelet']\n", "line 2", "expected \"/"),
         ("\n[journal]\npath = 'journal.jsonl'\n", "line 3", "expected \"/"),

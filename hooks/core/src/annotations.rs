@@ -3,13 +3,13 @@
 //! | annotation | value | effect on this pod's containers |
 //! |---|---|---|
 //! | `bindguard.io/mode` | `repair`, `report`, `off` | the node's choice for stale subpaths and host-root binds; `report` and `off` refuse nothing |
-//! | `bindguard.io/propagation` | `rslave`, `keep` | host-root binds are made rslave, or left as the pod has them and told of |
+//! | `bindguard.io/propagation` | `rslave`, `keep`, `keep-read-only` | host-root binds are made rslave; or all of them, or the read-only ones, are left as the pod has them and told of |
 //!
 //! The runtime hands annotations on only where it is told to: containerd's `pod_annotations = ["bindguard.io/*"]`.
 
 use std::borrow::Cow;
 
-use crate::policy::{Alarm, FailedRepair, Mode, Policy};
+use crate::policy::{Alarm, FailedRepair, Mode, Policy, ReadOnlyBinds};
 
 /// Names the mode in a pod's annotations.
 pub const MODE: &str = "bindguard.io/mode";
@@ -58,10 +58,11 @@ fn set_mode(policy: &mut Policy, value: &str) -> bool {
 }
 
 fn set_propagation(policy: &mut Policy, value: &str) -> bool {
-    policy.host_root = match value {
-        "rslave" => Mode::Repair,
-        "keep" if policy.host_root == Mode::Off => Mode::Off,
-        "keep" => Mode::Report,
+    (policy.host_root, policy.read_only_binds) = match value {
+        "rslave" => (Mode::Repair, ReadOnlyBinds::MakeRslave),
+        "keep-read-only" => (Mode::Repair, ReadOnlyBinds::Keep),
+        "keep" if policy.host_root == Mode::Off => (Mode::Off, policy.read_only_binds),
+        "keep" => (Mode::Report, policy.read_only_binds),
         _ => return false,
     };
     true
@@ -89,6 +90,10 @@ mod tests {
         assert_eq!((policy.unmounted_volumes, problems.len()), (Alarm::Report, 0));
         let (policy, _) = asked(&open, PROPAGATION, "keep");
         assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Repair, Mode::Report));
+        let (policy, _) = asked(&open, PROPAGATION, "keep-read-only");
+        assert_eq!((policy.host_root, policy.read_only_binds), (Mode::Repair, ReadOnlyBinds::Keep));
+        let keeping = Policy { read_only_binds: ReadOnlyBinds::Keep, ..open };
+        assert_eq!(asked(&keeping, PROPAGATION, "rslave").0.read_only_binds, ReadOnlyBinds::MakeRslave);
     }
 
     #[test]

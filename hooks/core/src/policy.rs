@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::kubelet::{Plugin, Writer};
 use crate::paths::{below, climbs, is_root, lies_in};
+use crate::spec::AskedAccess;
 
 /// What to do about one kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,24 @@ pub enum Scope {
     AnySubmounts,
 }
 
+/// What to do about host-root binds that are read-only (`ro`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadOnlyBinds {
+    /// Make them rslave, as the others. The container can then write to mounts that the host makes after its start.
+    MakeRslave,
+    /// Leave them as the pod has them, and report them.
+    Keep,
+}
+
+/// Why a bind that pins is left as the pod has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// It is recursively read-only: a mount that arrives later would be writable in it.
+    RecursivelyReadOnly,
+    /// It is read-only, and policy keeps such binds for the same reason.
+    ReadOnly,
+}
+
 /// What a pod's annotations may change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PodsMay {
@@ -74,6 +93,8 @@ pub struct Policy {
     pub host_root: Mode,
     /// Which binds [`Policy::host_root`] is about.
     pub host_root_scope: Scope,
+    /// Those of them that are read-only.
+    pub read_only_binds: ReadOnlyBinds,
     /// Directories that vanished from volumes that containers write.
     pub vanished_directories: Vanished,
     /// Repairs that fail.
@@ -148,6 +169,16 @@ impl Policy {
         self.runtime_directories.iter().any(above) || self.kubelet_roots.iter().any(kubelets)
     }
 
+    /// Why a host-root bind with this access is left as the pod has it. `rro` always is: Kubernetes requires propagation None
+    /// for it.
+    pub fn keeps(&self, access: AskedAccess) -> Option<Kept> {
+        match (access, self.read_only_binds) {
+            (AskedAccess::RecursivelyReadOnly, _) => Some(Kept::RecursivelyReadOnly),
+            (AskedAccess::ReadOnly, ReadOnlyBinds::Keep) => Some(Kept::ReadOnly),
+            (AskedAccess::ReadOnly, ReadOnlyBinds::MakeRslave) | (AskedAccess::ReadWrite, _) => None,
+        }
+    }
+
     /// Whether a path lies where the kubelet or a runtime mounts things.
     pub fn is_mounted_below(&self, path: &Path) -> bool {
         let kubelets = |root: &PathBuf| KUBELET_MOUNTS.iter().any(|folder| path.starts_with(root.join(folder)));
@@ -195,6 +226,7 @@ impl Default for Policy {
             stale_subpaths: Mode::Repair,
             host_root: Mode::Repair,
             host_root_scope: Scope::RuntimeDirectories,
+            read_only_binds: ReadOnlyBinds::MakeRslave,
             vanished_directories: Vanished::Leave,
             failed_repairs: FailedRepair::Pass,
             unmounted_volumes: Alarm::Report,

@@ -223,7 +223,7 @@ fn a_captured_host_root_bind_is_made_rslave_once() {
             source: bind.source().into(),
             destination: Some(bind.destination().into()),
             kind: SourceKind::HostRoot,
-            verdict: judge_host_root(bind.propagation(), view.rootfs_propagation(), false, &host),
+            verdict: judge_host_root(bind.propagation(), None, view.rootfs_propagation(), false, &host),
         });
         judged.collect()
     };

@@ -175,7 +175,7 @@ proptest! {
 #[test]
 fn a_shared_bind_is_never_lowered() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
-    let judge = |asked, rootfs: &RootfsPropagation| judge_host_root(asked, rootfs, true, &host);
+    let judge = |asked, rootfs: &RootfsPropagation| judge_host_root(asked, None, rootfs, true, &host);
     assert_eq!(judge(AskedPropagation::Shared, &RootfsPropagation::Unset), Verdict::Current);
     let beside = judge(AskedPropagation::Private, &RootfsPropagation::Set("shared".into()));
     let mut finding = finding(beside);
@@ -186,7 +186,8 @@ fn a_shared_bind_is_never_lowered() {
 #[test]
 fn a_host_root_that_is_only_to_be_reported_is_not_edited() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
-    let mut finding = finding(judge_host_root(AskedPropagation::Private, &RootfsPropagation::Unset, false, &host));
+    let mut finding =
+        finding(judge_host_root(AskedPropagation::Private, None, &RootfsPropagation::Unset, false, &host));
     finding.kind = SourceKind::HostRoot;
     for (host_root, edits) in [(Mode::Repair, 2), (Mode::Report, 0), (Mode::Off, 0)] {
         let plan = Plan::from_findings(std::slice::from_ref(&finding), &Policy { host_root, ..Policy::default() });
@@ -284,7 +285,7 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
 fn a_host_root_bind_of_a_private_mount_is_still_told_of_when_it_is_rslave() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: false });
     let verdict =
-        judge_host_root(AskedPropagation::RecursiveSlave, &RootfsPropagation::Set("rslave".into()), false, &host);
+        judge_host_root(AskedPropagation::RecursiveSlave, None, &RootfsPropagation::Set("rslave".into()), false, &host);
     assert!(verdict.reason().unwrap().contains("private"), "{verdict:?}");
     assert!(Plan::from_findings(&[finding(verdict)], &Policy::default()).is_empty());
 }

@@ -134,7 +134,8 @@ impl Look<'_> {
     fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, HandleError>) -> Verdict {
         let any_shared = self.spec.binds().iter().any(|bind| bind.propagation() == AskedPropagation::Shared);
         let host = observe_host_mount(source, &self.mounts);
-        judge_host_root(bind.propagation(), self.spec.rootfs_propagation(), any_shared, &host)
+        let kept = self.policy.keeps(bind.access());
+        judge_host_root(bind.propagation(), kept, self.spec.rootfs_propagation(), any_shared, &host)
     }
 
     fn judge_volume(&self, volume: &MountedVolume, held: &HeldVolume) -> Verdict {

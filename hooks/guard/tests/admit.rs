@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use bindguard_core::policy::{Alarm, FailedRepair, Policy, Scope};
+use bindguard_core::policy::{Alarm, FailedRepair, Policy, ReadOnlyBinds, Scope};
 use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_guard::{Admission, Attempt, admit, check_bundle};
 use nix::mount::{MsFlags, mount};
@@ -217,6 +217,48 @@ fn only_what_asks_to_be_shared_is_not_made_rslave() {
             assert_eq!(outcome(options, source), None, "{options:?} {source}");
         }
     }
+}
+
+/// Issue 14: Kubernetes requires propagation None for recursive read-only mounts, and the runtime makes what is mounted below
+/// at that moment read-only, not what arrives later.
+#[test]
+fn a_recursively_read_only_bind_is_reported_and_never_changed() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(0);
+    let bind = |options: &[&str]| json!({"type": "bind", "source": "/", "destination": "/host", "options": options});
+    for options in [&["rbind", "rprivate", "rro"][..], &["rbind", "ro", "rro"], &["rro", "rbind", "slave"]] {
+        pod.write_spec(&[bind(options)]);
+        let spec = fs::read(pod.config()).unwrap();
+        let report = admitted(&pod).report;
+        assert_eq!((report.binds[0].verdict, &report.binds[0].outcome), ("pinning", &None), "{options:?}");
+        assert!(report.binds[0].reason.as_ref().unwrap().contains("rro"), "{report:?}");
+        assert_eq!(fs::read(pod.config()).unwrap(), spec, "{options:?}");
+    }
+    pod.write_spec(&[bind(&["rbind", "rprivate", "rro", "rrw"])]);
+    assert_eq!(outcomes(&admitted(&pod).report), [Some(Outcome::MadeRslave)]);
+}
+
+/// Issue 14: rslave lets later mounts of the host into the container, where `ro` does not cover them.
+#[test]
+fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(0);
+    let mut writable = mount_of(Path::new("/run"), "/writable", "rprivate");
+    writable["options"] = json!(["rbind", "rprivate", "rw"]);
+    let told = |read_only_binds| {
+        pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate"), writable.clone()]);
+        outcomes(&admit(&pod.bundle(), &Policy { read_only_binds, ..pod.policy() }, Attempt::First).report)
+    };
+    let rslave = Some(Outcome::MadeRslave);
+    assert_eq!(told(ReadOnlyBinds::MakeRslave), [rslave.clone(), rslave.clone()]);
+    assert_eq!(told(ReadOnlyBinds::Keep), [None, rslave]);
+    let kept = check_bundle(&pod.bundle(), &Policy { read_only_binds: ReadOnlyBinds::Keep, ..pod.policy() });
+    let (_, words) = kept.binds[0].remark().unwrap();
+    assert!(words.contains("policy keeps read-only binds") && words.ends_with("left as it is"), "{words}");
 }
 
 #[test]

@@ -40,12 +40,12 @@ fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport 
 fn of_every_verdict() -> Vec<BindReport> {
     let subpath = format!("{POD}/volume-subpaths/conf/app/0");
     let stale = |outcome| {
-        let remedy = Err("its pod is locked".to_owned());
+        let remedy = Err("its volume went away".to_owned());
         bind(&subpath, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy }, outcome)
     };
     let orphaned = Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Payload, remake: None };
     let pinning = |private: Option<&str>| {
-        Verdict::Pinning(Pinning { bind: true, rootfs: true, private_mount: private.map(PathBuf::from) })
+        Verdict::Pinning(Pinning { bind: true, rootfs: true, private_mount: private.map(PathBuf::from), kept: None })
     };
     let dead = || Verdict::Dead("its daemon is gone".to_owned());
     vec![

@@ -4,15 +4,21 @@
 //! that no umount on the host reaches: `device or resource busy`, loop and dm devices that stay, network namespaces
 //! that never go. rslave lets umounts in and nothing out. crun follows `linux.rootfsPropagation` for all mounts, so it
 //! has to agree; runc's default happens to.
+//!
+//! rslave also lets later mounts of the host in. `ro` and `rro` make only those read-only that are there when the container
+//! starts, so a bind that has to stay read-only as a whole stays private.
 
 use crate::evidence::{HostMount, Observed};
+use crate::policy::Kept;
 use crate::spec::{AskedPropagation, RootfsPropagation};
 
 use super::verdict::{Pinning, Verdict};
 
-/// Judges one host-root bind. `any_shared`: some bind of the same spec asks to be shared.
+/// Judges one host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of the same spec asks to be
+/// shared.
 pub fn judge_host_root(
     asked: AskedPropagation,
+    kept: Option<Kept>,
     rootfs: &RootfsPropagation,
     any_shared: bool,
     host: &Observed<HostMount>,
@@ -27,7 +33,11 @@ pub fn judge_host_root(
         Observed::Absent => return Verdict::Unknown("its source does not exist".to_owned()),
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
-    let pinning = Pinning { bind: asked.keeps_host_mounts_alive(), rootfs: !rootfs_may_stay, private_mount };
+    let kept = kept.filter(|_| asked.keeps_host_mounts_alive());
+    let pinning = match kept {
+        Some(_) => Pinning { bind: true, rootfs: false, private_mount: None, kept },
+        None => Pinning { bind: asked.keeps_host_mounts_alive(), rootfs: !rootfs_may_stay, private_mount, kept },
+    };
     let is_pinning = pinning.bind || pinning.rootfs || pinning.private_mount.is_some();
     if is_pinning { Verdict::Pinning(pinning) } else { Verdict::Current }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::kubelet::{Layout, MountedVolume, SubPath, TimestampDirectory, Writer};
 use crate::mount_table::FsType;
+use crate::policy::Kept;
 use crate::source::SourceKind;
 
 /// One bind, and what was found of its source.
@@ -181,6 +182,8 @@ pub struct Pinning {
     pub rootfs: bool,
     /// The source's mount on the host, when it is private: rslave has no effect there.
     pub private_mount: Option<PathBuf>,
+    /// The bind is not to be changed; the fields above then only describe it.
+    pub kept: Option<Kept>,
 }
 
 impl Verdict {
@@ -228,6 +231,11 @@ impl Pinning {
             Some(mount) => format!(", and rslave has no effect: {} is private on the host", mount.display()),
             None => String::new(),
         };
-        format!("the container would keep the host's mounts alive: {asked}{effect}")
+        let kept = match self.kept {
+            Some(Kept::RecursivelyReadOnly) => "; it is recursively read-only (rro), which needs a private bind",
+            Some(Kept::ReadOnly) => "; it is read-only, and policy keeps read-only binds as the pod has them",
+            None => "",
+        };
+        format!("the container would keep the host's mounts alive: {asked}{effect}{kept}")
     }
 }

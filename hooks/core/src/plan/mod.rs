@@ -70,6 +70,9 @@ impl Plan {
     }
 
     fn make_rslave(&mut self, finding: &Finding, pinning: &Pinning) {
+        if pinning.kept.is_some() {
+            return;
+        }
         if let (true, Some(bind)) = (pinning.bind, finding.bind) {
             self.edits.push(SpecEdit::BindRslave { bind });
         }

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::access::AskedAccess;
 use super::object::Text;
 use super::propagation::AskedPropagation;
 
@@ -20,6 +21,7 @@ pub struct Bind<'a> {
     source: Cow<'a, str>,
     destination: Cow<'a, str>,
     propagation: AskedPropagation,
+    access: AskedAccess,
     is_recursive: bool,
     written: Written<'a>,
 }
@@ -49,6 +51,7 @@ impl<'a> Bind<'a> {
                 source: decoded(source)?,
                 destination: entry.destination.unwrap_or_default(),
                 propagation: AskedPropagation::from_options(options()),
+                access: AskedAccess::from_options(options()),
                 is_recursive,
                 written: Written { source: source.get(), options: entry.options.map(RawValue::get) },
             })
@@ -74,6 +77,11 @@ impl<'a> Bind<'a> {
     /// The propagation that its options ask for.
     pub fn propagation(&self) -> AskedPropagation {
         self.propagation
+    }
+
+    /// The access that its options ask for.
+    pub fn access(&self) -> AskedAccess {
+        self.access
     }
 
     /// Whether it takes along what is mounted below its source.

@@ -9,6 +9,7 @@
 //!
 //! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md#mounts
 
+mod access;
 mod bind;
 mod edit;
 mod object;
@@ -16,6 +17,7 @@ mod propagation;
 mod read;
 mod view;
 
+pub use access::AskedAccess;
 pub use bind::Bind;
 pub use edit::{EditError, SpecEdit};
 pub use propagation::{AskedPropagation, RootfsPropagation};

@@ -1,0 +1,47 @@
+//! Whether a bind of a spec lets the container write.
+
+/// The access that the options of one bind ask for, taken together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedAccess {
+    /// The default.
+    ReadWrite,
+    /// `ro`: the bind's own mount is read-only. Mounts below it stay writable.
+    ReadOnly,
+    /// `rro`: so is every mount below it at the time of the bind. mount_setattr(2), Linux 5.12
+    RecursivelyReadOnly,
+}
+
+impl AskedAccess {
+    /// The access that these mount options ask for. runc and crun keep `ro` and `rro` apart; of each the last option counts.
+    pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
+        let (mut own, mut recursive) = (false, false);
+        for option in options {
+            match option {
+                "ro" => own = true,
+                "rw" => own = false,
+                "rro" => recursive = true,
+                "rrw" => recursive = false,
+                _ => {}
+            }
+        }
+        match (recursive, own) {
+            (true, _) => Self::RecursivelyReadOnly,
+            (false, true) => Self::ReadOnly,
+            (false, false) => Self::ReadWrite,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_each_kind_the_last_option_counts() {
+        assert_eq!(AskedAccess::from_options(["rbind", "rw"]), AskedAccess::ReadWrite);
+        assert_eq!(AskedAccess::from_options(["ro", "rw"]), AskedAccess::ReadWrite);
+        assert_eq!(AskedAccess::from_options(["rw", "rbind", "ro"]), AskedAccess::ReadOnly);
+        assert_eq!(AskedAccess::from_options(["rro", "ro", "rw"]), AskedAccess::RecursivelyReadOnly);
+        assert_eq!(AskedAccess::from_options(["ro", "rro", "rrw"]), AskedAccess::ReadOnly);
+    }
+}
