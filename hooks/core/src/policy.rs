@@ -191,6 +191,14 @@ impl Policy {
         self.directories().any(|directory| below(path, directory).is_some_and(is_volume))
     }
 
+    /// Whether a path lies inside a runtime's directory, where mounts of several containers may be below it: `containers`,
+    /// `overlay2` and `volumes` of Docker, the tasks of containerd. What lies below belongs to one container or volume, such as
+    /// `containers/<id>/mounts/shm`, is the runtime's own to bind. So is every folder of a pod or driver inside a kubelet's.
+    pub fn may_hold_mounts_of_containers(&self, path: &Path) -> bool {
+        let is_inside = |dir: &PathBuf| below(path, dir).is_some_and(|below| !is_of_one(below));
+        self.host_root_scope != Scope::HostRoot && self.runtime_directories.iter().any(is_inside) && !climbs(path)
+    }
+
     /// Whether a path lies where only the kubelet or a runtime puts things, on the node's own disk, volumes aside: asking
     /// whether it is alive is not worth a process.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
@@ -219,6 +227,14 @@ fn may_be_mounted_on(below_root: &Path) -> bool {
 }
 
 const VOLUMES: &str = "volumes";
+
+/// Whether a path, seen from a runtime's root, belongs to one sandbox, container or volume: `sandboxes/<id>/shm` of containerd,
+/// `containers/<id>/...` of Docker, `storage/overlay-containers/<id>/...` of Podman and CRI-O, `volumes/<name>/_data`.
+fn is_of_one(below_root: &Path) -> bool {
+    let mut names = below_root.components().map(|name| name.as_os_str().as_encoded_bytes());
+    names.any(|name| matches!(name, b"sandboxes" | b"containers" | b"volumes") || name.ends_with(b"-containers"))
+        && names.next().is_some()
+}
 
 impl Default for Policy {
     fn default() -> Self {

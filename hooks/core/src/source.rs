@@ -15,7 +15,8 @@ pub enum SourceKind {
     /// A name in a kubelet-written volume: the kubelet binds such volumes whole, so an earlier admission of this very
     /// bundle pointed the spec there.
     InVolume,
-    /// The host's `/`, or an ancestor of a directory in which the kubelet or a runtime mounts things.
+    /// The host's `/`, a directory in which the kubelet or a runtime mounts things, or an ancestor of one. So is a folder
+    /// inside a runtime's that holds mounts; that takes a look at the mount table.
     HostRoot,
     /// Everything else: not bindguard's to touch.
     Foreign,

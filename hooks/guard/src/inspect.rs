@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::evidence::Reach;
+use bindguard_core::evidence::{FileKind, Reach};
 use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume};
 use bindguard_core::kubelet::{MountedVolume, PodPath};
 use bindguard_core::paths::lies_in;
@@ -30,7 +30,7 @@ enum Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    fn hold(source: Cow<'a, Path>, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
+    fn hold(bind: &Bind<'_>, source: Cow<'a, Path>, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
         match SourceKind::from_path(&source, None, policy) {
             SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off || looks_at_volumes(policy) => {
                 Self::Subpath(Box::new(HeldSubpath::hold_among(subpath, directories)))
@@ -40,7 +40,7 @@ impl<'a> Held<'a> {
                 Self::Volume(volume, held)
             }
             SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(&source)),
-            SourceKind::Foreign if is_worth_asking(&source, policy) => {
+            SourceKind::Foreign if is_worth_asking(bind, &source, policy) => {
                 let cached = Handle::cached(&source).map(Handle::wary);
                 Self::Somewhere(source, cached)
             }
@@ -123,11 +123,12 @@ impl Look<'_> {
         let leads_to_one = || resolved != written && self.policy.holds_runtime_mounts(resolved);
         let is_another_name =
             || held.is_some_and(|held| self.roots.show_below(held, resolved, &self.mounts, self.policy));
-        let takes_mounts_along = || {
+        let may_hold_mounts = || {
             self.policy.host_root_scope == Scope::AnySubmounts
-                && bind.is_recursive()
-                && self.mounts.any_below(resolved) == Ok(true)
+                || self.policy.may_hold_mounts_of_containers(resolved) && !held.is_some_and(is_file)
         };
+        let takes_mounts_along =
+            || bind.is_recursive() && may_hold_mounts() && self.mounts.any_below(resolved) == Ok(true);
         self.policy.host_root != Mode::Off && (leads_to_one() || is_another_name() || takes_mounts_along())
     }
 
@@ -185,14 +186,15 @@ fn judged(
     asking: &Asking,
 ) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
-    let mut held: Vec<_> = binds.iter().map(|bind| Held::hold(source_of(bind, bundle), &directories, policy)).collect();
+    let mut held: Vec<_> =
+        binds.iter().map(|bind| Held::hold(bind, source_of(bind, bundle), &directories, policy)).collect();
     // What no name of policy's leads to may be known by another one.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
     let by_all_names = any_unknown.then(|| by_all_names(policy, roots, asking)).flatten();
     let policy = by_all_names.as_ref().unwrap_or(policy);
-    for held in &mut held {
+    for (held, bind) in held.iter_mut().zip(binds) {
         if let Some(name) = held.other_name(policy, asking) {
-            *held = Held::hold(name, &directories, policy);
+            *held = Held::hold(bind, name, &directories, policy);
         }
     }
     let look = Look { spec, policy, mounts: mounts.for_what_is_held(), roots };
@@ -216,7 +218,17 @@ fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
     if source.is_absolute() { source.into() } else { bundle.join(source).into() }
 }
 
-fn is_worth_asking(source: &Path, policy: &Policy) -> bool {
+fn is_worth_asking(bind: &Bind<'_>, source: &Path, policy: &Policy) -> bool {
     let wanted = policy.host_root != Mode::Off || policy.dead_sources != Alarm::Off;
-    wanted && (policy.host_root_scope == Scope::AnySubmounts || !policy.is_local_by_construction(source))
+    let may_take_mounts_along = || {
+        policy.host_root != Mode::Off
+            && bind.is_recursive()
+            && (policy.host_root_scope == Scope::AnySubmounts || policy.may_hold_mounts_of_containers(source))
+    };
+    wanted && (!policy.is_local_by_construction(source) || may_take_mounts_along())
+}
+
+/// Nothing can be mounted below a file, such as a runtime's socket: the mount table need not be read.
+fn is_file(held: &Handle) -> bool {
+    held.identity().is_ok_and(|identity| identity.kind == FileKind::File)
 }

@@ -183,6 +183,51 @@ fn the_scope_says_which_binds_are_made_rslave() {
     nix::mount::umount2(&holding.path().join("disk"), nix::mount::MntFlags::MNT_DETACH).unwrap();
 }
 
+/// Issue 14: a log collector's `/var/lib/docker/containers` holds the `/dev/shm` of every container.
+#[test]
+fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_containers() {
+    if !own_namespace() {
+        return;
+    }
+    let (pod, docker) = (Pod::with_keys(0), Folder::new());
+    let id = |name: &str| docker.path().join("containers").join(name);
+    for shm in ["c1/mounts/shm", "c2/mounts/shm"].map(id) {
+        fs::create_dir_all(&shm).unwrap();
+        mount(Some("tmpfs"), &shm, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    }
+    let volume = docker.path().join("volumes/db/_data");
+    fs::create_dir_all(volume.join("inner")).unwrap();
+    mount(Some("tmpfs"), &volume.join("inner"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    fs::create_dir(docker.path().join("tmp")).unwrap();
+    fs::write(docker.path().join("docker.sock"), "").unwrap();
+    let links = Folder::new();
+    symlink(docker.path(), links.path().join("docker")).unwrap();
+
+    let rslave = |policy: &Policy| {
+        let below = [
+            "containers",
+            "volumes",
+            "containers/c1",
+            "containers/c1/mounts/shm",
+            "volumes/db/_data",
+            "tmp",
+            "docker.sock",
+        ];
+        let mut mounts: Vec<_> =
+            below.iter().map(|path| mount_of(&docker.path().join(path), &format!("/{path}"), "rprivate")).collect();
+        mounts.push(mount_of(&links.path().join("docker/containers"), "/linked", "rprivate"));
+        mounts.push(json!({"type": "bind", "source": docker.path().join("containers"), "destination": "/plain", "options": ["bind"]}));
+        pod.write_spec(&mounts);
+        let report = admit(&pod.bundle(), policy, Attempt::First).report;
+        let made = report.binds.into_iter().filter(|bind| bind.outcome == Some(Outcome::MadeRslave));
+        made.map(|bind| bind.destination.unwrap()).collect::<Vec<_>>()
+    };
+    let policy = Policy { runtime_directories: vec![docker.path().to_owned()], ..pod.policy() };
+    assert_eq!(rslave(&policy), ["/containers", "/volumes", "/linked"].map(Path::new));
+    let root_alone = Policy { host_root_scope: Scope::HostRoot, ..policy };
+    assert_eq!(rslave(&root_alone), Vec::<&Path>::new());
+}
+
 /// Whatever a bind asks for: what is private, or stays so, gets no umount from the host.
 #[test]
 fn only_what_asks_to_be_shared_is_not_made_rslave() {
