@@ -83,6 +83,36 @@ fn a_bind_that_is_no_slave_all_the_same_is_recorded() {
     });
 }
 
+/// Issue 14: `ro` does not cover mounts that the host makes after the container's start, and rslave lets them in.
+#[test]
+fn a_read_only_bind_is_open_to_later_mounts_unless_it_is_kept() {
+    let (read_only, recursively) = (["rbind", "rprivate", "ro"], ["rbind", "rprivate", "rro"]);
+    Setup::on(Generation::V2_1).story(|node| {
+        ensure!(container_writes_to_a_later_mount(node, &read_only)?, "bindguard did not make the bind rslave");
+        ensure!(!container_writes_to_a_later_mount(node, &recursively)?, "bindguard changed an rro bind");
+        node.wait_for_log("the rro bind", |line| line.contains("bindguard: bind of /run") && line.contains("(rro)"))
+    });
+    Setup::on(Generation::V2_1).policy("[host-root]\nread-only = \"keep\"\n").story(|node| {
+        ensure!(!container_writes_to_a_later_mount(node, &read_only)?, "bindguard did not keep the bind");
+        let is_report = |line: &str| line.contains("bindguard: bind of /run") && line.contains("policy keeps");
+        node.wait_for_log("the kept bind", is_report)
+    });
+}
+
+/// Whether a mount that the host makes after a container's start is in the container, and writable there.
+fn container_writes_to_a_later_mount(node: &Node, options: &[&str]) -> Result<bool> {
+    let ctr = node.ctr();
+    ctr.container("monitor").mount(Bind::new("/run", "/host").options(options)).start()?.success()?;
+    let pid = ctr.pid("monitor")?;
+    let volume = HostVolume::mount_below(Path::new("/run"), node)?;
+    let is_seen = volume.is_seen_by(pid)?;
+    let written = fs::write(format!("/proc/{pid}/root/host/host-volume/file"), "written by the container");
+    ensure!(written.is_ok() == is_seen, "the volume is seen: {is_seen}; writing to it: {written:?}");
+    volume.unmount()?;
+    ctr.remove("monitor")?;
+    Ok(is_seen)
+}
+
 fn umount_reaches_the_container(node: &Node, runtime: Runtime, source: &Path, propagation: Option<&str>) -> Result<()> {
     let volume = HostVolume::mount_below(source, node)?;
     let options: Vec<&str> = ["rbind"].into_iter().chain(propagation).collect();
