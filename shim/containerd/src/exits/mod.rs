@@ -2,10 +2,15 @@
 //!
 //! The shim is a subreaper: what the runtime leaves behind, a container's init first of all, becomes its child. Every
 //! process it knows is waited for by its own pidfd; there is no `waitpid(-1)`, which would race with each of those
-//! waits and with the ones of `tokio::process`. What nobody knows is reaped by `orphans`.
+//! waits and with the ones of `tokio::process`. The reaper in `orphans` takes every other zombie, at once.
+//!
+//! One kind of process is known too late for that: a container's init, or an exec, is the shim's child as soon as its parent
+//! has ended, but the shim reads its pid only after the runtime's call has ended. If such a process ends before, the reaper
+//! takes it for an orphan. So the statuses of reaped orphans are kept while such a call runs: see [`PendingProcess`].
 
 mod orphans;
 mod pidfd;
+mod statuses;
 
 use std::{
     collections::HashSet,
@@ -14,6 +19,7 @@ use std::{
 
 pub(crate) use orphans::reap_on_sigchld;
 pub(crate) use pidfd::{Exit, WatchError, Watched};
+use statuses::Statuses;
 
 /// The processes somebody waits for.
 #[derive(Debug, Default)]
@@ -24,25 +30,20 @@ pub(crate) struct Exits {
 #[derive(Debug, Default)]
 struct Inner {
     known: HashSet<u32>,
-    holds: usize,
+    statuses: Statuses,
 }
 
 impl Exits {
-    /// Keeps the orphans' reaper off while the runtime runs: until its pid-file is read, nobody can tell a container's
-    /// init, dead already perhaps, from an orphan.
-    pub(crate) fn hold(self: &Arc<Self>) -> Hold {
-        self.inner().holds += 1;
-        Hold(Arc::clone(self))
+    /// A call of the runtime begins that makes a process.
+    pub(crate) fn pending_process(self: &Arc<Self>) -> PendingProcess {
+        let since = self.inner().statuses.begin_call();
+        PendingProcess { exits: Arc::clone(self), since }
     }
 
     /// Marks a pid as waited for until the answer is dropped.
-    pub(crate) fn know(self: &Arc<Self>, pid: u32) -> Known {
+    fn know(self: &Arc<Self>, pid: u32) -> Known {
         self.inner().known.insert(pid);
         Known { exits: Arc::clone(self), pid }
-    }
-
-    fn may_reap(&self) -> bool {
-        self.inner().holds == 0
     }
 
     fn is_known(&self, pid: u32) -> bool {
@@ -54,19 +55,37 @@ impl Exits {
     }
 }
 
-/// While it lives, orphans are left alone.
+/// A process that a running call of the runtime makes. While it lives, the statuses of reaped orphans are kept: the process may
+/// be among them.
 #[derive(Debug)]
-pub(crate) struct Hold(Arc<Exits>);
+pub(crate) struct PendingProcess {
+    exits: Arc<Exits>,
+    since: u64,
+}
 
-impl Drop for Hold {
+impl PendingProcess {
+    /// Watches the process, now that the runtime has reported its pid. One that has ended and was reaped is watched, too.
+    pub(crate) fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
+        match Watched::open(pid, &self.exits) {
+            Ok(watched) if watched.is_child() => Ok(watched),
+            // There is no such process, or another one that was given the pid since.
+            other => match self.exits.inner().statuses.find(self.since, pid) {
+                Some(exit) => Ok(Watched::reaped(pid, exit)),
+                None => other,
+            },
+        }
+    }
+}
+
+impl Drop for PendingProcess {
     fn drop(&mut self) {
-        self.0.inner().holds -= 1;
+        self.exits.inner().statuses.end_call(self.since);
     }
 }
 
 /// While it lives, this pid is no orphan.
 #[derive(Debug)]
-pub(crate) struct Known {
+struct Known {
     exits: Arc<Exits>,
     pid: u32,
 }
@@ -79,17 +98,9 @@ impl Drop for Known {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::process::Command;
 
-    #[test]
-    fn orphans_wait_for_the_last_hold() {
-        let exits = Arc::new(Exits::default());
-        let (one, two) = (exits.hold(), exits.hold());
-        drop(one);
-        assert!(!exits.may_reap());
-        drop(two);
-        assert!(exits.may_reap());
-    }
+    use super::*;
 
     #[test]
     fn a_pid_is_known_as_long_as_somebody_waits() {
@@ -98,5 +109,20 @@ mod tests {
         assert!(exits.is_known(7));
         drop(known);
         assert!(!exits.is_known(7));
+    }
+
+    #[tokio::test]
+    async fn a_process_that_was_reaped_before_its_call_ended_keeps_its_status() {
+        let exits = Arc::new(Exits::default());
+        let pending = exits.pending_process();
+        let pid = Command::new("sh").args(["-c", "exit 42"]).spawn().unwrap().id();
+        while exits.inner().statuses.find(0, pid).is_none() {
+            orphans::reap(pid, &exits);
+        }
+        let watched = pending.watch(pid).unwrap();
+        assert!(watched.has_ended() && watched.signal(9).is_err());
+        assert_eq!(watched.exit().await.status, 42);
+        drop(pending);
+        assert!(exits.pending_process().watch(pid).is_err(), "the pid may be another's by now");
     }
 }

@@ -1,23 +1,21 @@
 //! Zombies that nobody waits for.
 //!
 //! A subreaper inherits processes it never heard of: what a container in the host's pid namespace left running, what a
-//! runtime's hook forked. On SIGCHLD the kernel's own list of our children is read, and those that are dead and unknown
-//! are reaped one by one. Children of ours are never touched: every run of the runtime holds this reaper off, see
-//! `Exits::hold`.
+//! runtime's hook forked. They are reaped at once, whatever else goes on: a zombie counts against its container's pids limit,
+//! and a call of the runtime may take for ever. On SIGCHLD the kernel's own list of our children is read, and those that are
+//! dead and unknown are reaped one by one. Our own children are known before this task can see them, as it shares the event
+//! loop's thread with whoever starts them.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{fs, sync::Arc, time::SystemTime};
 
 use nix::libc::SIGCHLD;
 use rustix::{
     io::Errno,
-    process::{Pid, WaitId, WaitIdOptions, waitid},
+    process::{Pid, WaitId, WaitIdOptions, getpid, waitid},
 };
 
-use super::Exits;
+use super::{Exit, Exits, pidfd::status_of};
 use crate::signals::Signals;
-
-/// How long a sweep that met a running runtime waits before it looks again.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// Reaps orphans for as long as the shim lives.
 pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
@@ -29,15 +27,12 @@ pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
         }
     };
     while children.next().await.is_ok() {
-        while !exits.may_reap() {
-            tokio::time::sleep(RETRY).await;
-        }
         if !has_zombie() {
             continue;
         }
-        for pid in children_of_this_process() {
+        for pid in child_pids() {
             if !exits.is_known(pid) && is_zombie(pid) {
-                reap(pid);
+                reap(pid, &exits);
             }
         }
     }
@@ -49,14 +44,17 @@ fn has_zombie() -> bool {
     !matches!(waitid(WaitId::All, look), Ok(None) | Err(Errno::CHILD))
 }
 
-/// A child belongs to the thread that forked it, and an orphan to any of our threads: so all threads are asked.
-fn children_of_this_process() -> Vec<u32> {
-    let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
-    threads
-        .flatten()
-        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok())
-        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>())
-        .collect()
+/// The children of the event loop's thread, dead ones included.
+fn child_pids() -> Vec<u32> {
+    children_of(getpid())
+}
+
+/// The children of one thread: a child belongs to the thread that forked it. The kernel gives orphans to the first thread of a
+/// process (find_new_reaper in kernel/exit.c), which is the event loop's. Any other thread waits for its children itself:
+/// rootfs/fuse.rs, rootfs/id_map.rs.
+fn children_of(thread: Pid) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/self/task/{}/children", thread.as_raw_pid())).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 fn is_zombie(pid: u32) -> bool {
@@ -68,10 +66,15 @@ fn state_letter(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-fn reap(pid: u32) {
+/// Reaps one process, if it is dead, and keeps its status for a call that may have made it.
+pub(super) fn reap(pid: u32, exits: &Exits) {
     let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
     match waitid(WaitId::Pid(raw), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
-        Ok(_) => tracing::debug!(pid, "reaped an orphan"),
+        Ok(Some(status)) => {
+            exits.inner().statuses.keep(pid, Exit { status: status_of(&status), at: SystemTime::now() });
+            tracing::debug!(pid, "reaped an orphan");
+        }
+        Ok(None) => {}
         Err(error) => tracing::debug!(pid, %error, "an orphan was gone already"),
     }
 }
@@ -88,9 +91,11 @@ mod tests {
     }
 
     #[test]
-    fn our_own_children_are_listed() {
+    fn a_child_is_listed_for_the_thread_that_forked_it() {
         let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
-        assert!(children_of_this_process().contains(&child.id()));
+        assert!(children_of(rustix::thread::gettid()).contains(&child.id()));
+        let elsewhere = std::thread::spawn(|| children_of(rustix::thread::gettid())).join().unwrap();
+        assert!(!elsewhere.contains(&child.id()));
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -11,8 +11,10 @@ use std::{
     time::SystemTime,
 };
 
+use nix::libc::ESRCH;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process, pidfd_open, waitid};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{Exits, Known};
@@ -42,8 +44,15 @@ pub(crate) struct WatchError {
 #[derive(Debug)]
 pub(crate) struct Watched {
     pid: u32,
-    pidfd: AsyncFd<OwnedFd>,
-    _known: Known,
+    process: Process,
+}
+
+#[derive(Debug)]
+enum Process {
+    /// There until `exit` has reaped it.
+    Present { pidfd: AsyncFd<OwnedFd>, _known: Known },
+    /// The orphans' reaper took it before anybody knew its pid.
+    Reaped(Exit),
 }
 
 impl Watched {
@@ -57,7 +66,7 @@ impl Watched {
             .ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         let fd = pidfd_open(raw, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?;
         let pidfd = crate::kernel::watch(fd, Interest::READABLE).map_err(failed)?;
-        Ok(Self { pid, pidfd, _known: known })
+        Ok(Self::present(pid, pidfd, known))
     }
 
     /// A child that was just started. One that cannot be watched is killed, and is an orphan then.
@@ -68,7 +77,23 @@ impl Watched {
             let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
             raw.map(|raw| kill_process(raw, Signal::KILL));
         })?;
-        Ok(Self { pid, pidfd, _known: known })
+        Ok(Self::present(pid, pidfd, known))
+    }
+
+    /// A process that has ended already, with the status that the orphans' reaper kept.
+    pub(super) fn reaped(pid: u32, exit: Exit) -> Self {
+        Self { pid, process: Process::Reaped(exit) }
+    }
+
+    fn present(pid: u32, pidfd: AsyncFd<OwnedFd>, known: Known) -> Self {
+        Self { pid, process: Process::Present { pidfd, _known: known } }
+    }
+
+    /// Is it a child of this process, not yet reaped?
+    pub(super) fn is_child(&self) -> bool {
+        let Process::Present { pidfd, .. } = &self.process else { return false };
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        !matches!(waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), look), Err(Errno::CHILD))
     }
 
     /// The process's number.
@@ -78,20 +103,28 @@ impl Watched {
 
     /// Sends a signal; the pid cannot be somebody else's.
     pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
-        crate::kernel::send_signal(self.pidfd.get_ref().as_fd(), signal)
+        match &self.process {
+            Process::Present { pidfd, .. } => crate::kernel::send_signal(pidfd.get_ref().as_fd(), signal),
+            Process::Reaped(_) => Err(io::Error::from_raw_os_error(ESRCH)),
+        }
     }
 
     /// Has the process ended, reaped or not? A pidfd is readable from then on.
     pub(crate) fn has_ended(&self) -> bool {
-        let mut fds = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
+        let Process::Present { pidfd, .. } = &self.process else { return true };
+        let mut fds = [PollFd::new(pidfd.get_ref(), PollFlags::IN)];
         matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
     }
 
     /// Waits until the process has ended and reaps it.
     pub(crate) async fn exit(&self) -> Exit {
+        let pidfd = match &self.process {
+            Process::Present { pidfd, .. } => pidfd,
+            Process::Reaped(exit) => return *exit,
+        };
         let status = loop {
-            match self.pidfd.readable().await {
-                Ok(mut ready) => match self.reap() {
+            match pidfd.readable().await {
+                Ok(mut ready) => match self.reap(pidfd.get_ref()) {
                     Some(status) => break status,
                     // Woken too soon; the kernel will say it again.
                     None => ready.clear_ready(),
@@ -105,15 +138,10 @@ impl Watched {
         Exit { status, at: SystemTime::now() }
     }
 
-    fn reap(&self) -> Option<u32> {
+    fn reap(&self, pidfd: &OwnedFd) -> Option<u32> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        match waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), options) {
-            Ok(Some(status)) => {
-                let code = status.exit_status().map(|code| code.unsigned_abs());
-                let signal = || status.terminating_signal().map(|signal| 128 + signal.unsigned_abs());
-                Some(code.or_else(signal).unwrap_or(LOST_STATUS))
-            }
-            Ok(None) => None,
+        match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
+            Ok(status) => status.as_ref().map(status_of),
             Err(error) => {
                 // ECHILD: somebody else is its parent, so the kernel tells us that it ended but not how.
                 tracing::warn!(pid = self.pid, %error, "the exit status of a process is lost");
@@ -121,6 +149,13 @@ impl Watched {
             }
         }
     }
+}
+
+/// The exit code, or 128 and the signal.
+pub(super) fn status_of(status: &WaitIdStatus) -> u32 {
+    let code = status.exit_status().map(|code| code.unsigned_abs());
+    let signal = || status.terminating_signal().map(|signal| 128 + signal.unsigned_abs());
+    code.or_else(signal).unwrap_or(LOST_STATUS)
 }
 
 #[cfg(test)]

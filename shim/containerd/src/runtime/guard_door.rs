@@ -129,7 +129,6 @@ impl Runtime {
     }
 
     async fn pass(&self, guard: &Path, call: &Making<'_>, attempt: u32) -> Result<Passage, RuntimeError> {
-        let _hold = self.exits.hold();
         let (running, mut line) = match self.send_guard(guard, call, attempt) {
             Ok(sent) => sent,
             Err(error) => return Ok(Passage::NoGuard(error.to_string())),

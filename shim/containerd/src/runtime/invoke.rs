@@ -129,11 +129,10 @@ impl Call {
 
     /// Runs it to its end; the answer is what it printed, if that was asked for.
     pub(crate) async fn run(self, ends: Ends<'_>) -> Result<Vec<u8>, RuntimeError> {
-        let _hold = self.exits.hold();
         self.spawn(ends)?.finish().await
     }
 
-    /// Starts it. The caller holds off the orphans' reaper.
+    /// Starts it.
     pub(crate) fn spawn(self, ends: Ends<'_>) -> Result<Running, RuntimeError> {
         let failed = |source| RuntimeError::Spawn { program: self.program.display().to_string(), source };
         let (answer, complaint) = match &ends {

@@ -20,7 +20,6 @@ impl Runtime {
         let args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into(), pid.to_string().into()];
         let mut look = Call::new(self, guard, VERB, args);
         look.lead_group();
-        let _hold = self.exits.hold();
         let running = match look.spawn(Ends::Caught) {
             Ok(running) => running,
             Err(error) => return tracing::warn!(id, %error, "the container's mounts are not looked at"),

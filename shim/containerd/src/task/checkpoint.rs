@@ -108,8 +108,7 @@ impl Task {
             "" => self.bundle.work(),
             path => path.into(),
         };
-        // Until the pid is known, an init that is dead already must not be taken for an orphan.
-        let _hold = self.around.exits.hold();
+        let pending = self.around.exits.pending_process();
         let terms = guard_terms(&self.bundle.spec()?).await;
         let call = RestoreCall {
             images: &from.images,
@@ -132,7 +131,7 @@ impl Task {
         if restored.is_worth_verifying {
             self.runtime.verify_apart(&self.id, pid, terms.deadline);
         }
-        let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
+        let watched = Arc::new(pending.watch(pid)?);
         self.init.born(Arc::clone(&watched), from.wiring.attach()?);
         Ok(watched)
     }

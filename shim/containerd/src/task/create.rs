@@ -119,15 +119,12 @@ impl Task {
     }
 
     async fn mount_rootfs(&self, request: &CreateTaskRequest) -> Result<(), TaskError> {
-        // A FUSE filesystem has a helper, whose status must not be taken by the orphans' reaper.
-        let _hold = self.around.exits.hold();
         Ok(rootfs::mount(request.rootfs.clone(), self.bundle.rootfs()).await?)
     }
 
     async fn make_init(&self, options: &Options, spec: &SpecView) -> Result<Arc<Watched>, TaskError> {
         let wiring = Wiring::open(self.init.streams(), self.owner, self.author(&self.id)).await?;
-        // Until the pid is known, an init that is dead already must not be taken for an orphan.
-        let _hold = self.around.exits.hold();
+        let pending = self.around.exits.pending_process();
         let terms = guard_terms(spec).await;
         let call = CreateCall {
             id: &self.id,
@@ -141,8 +138,11 @@ impl Task {
         if created.is_worth_verifying {
             self.runtime.verify_apart(&self.id, pid, terms.deadline);
         }
-        let watched = Arc::new(Watched::open(pid, &self.around.exits)?);
-        self.find_cgroup(pid);
+        let watched = Arc::new(pending.watch(pid)?);
+        // One that has ended already is in no cgroup any more, and its pid may be another's.
+        if !watched.has_ended() {
+            self.find_cgroup(pid);
+        }
         self.init.born(Arc::clone(&watched), wiring.attach()?);
         Ok(watched)
     }

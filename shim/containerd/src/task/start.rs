@@ -69,14 +69,14 @@ impl Task {
         fs::write(&spec_file, &exec.spec)
             .map_err(|source| TaskError::Os { what: format!("write {}", spec_file.display()), source })?;
 
-        let _hold = self.around.exits.hold();
+        let pending = self.around.exits.pending_process();
         let call = ExecCall { process: &spec_file, pid_file: &pid_file, wiring: &wiring };
         let made = self.runtime.exec(&self.id, &call).await;
         let pid = made.map_err(TaskError::runtime("exec")).and_then(|()| Ok(Bundle::read_pid(&pid_file)?));
         let _ = fs::remove_file(&spec_file);
         let _ = fs::remove_file(&pid_file);
 
-        let watched = Arc::new(Watched::open(pid?, &self.around.exits)?);
+        let watched = Arc::new(pending.watch(pid?)?);
         process.born(Arc::clone(&watched), wiring.attach()?);
         Ok(watched)
     }
