@@ -13,7 +13,7 @@ mod pidfd;
 mod statuses;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -29,7 +29,8 @@ pub(crate) struct Exits {
 
 #[derive(Debug, Default)]
 struct Inner {
-    known: HashSet<u32>,
+    /// By pid, how many wait: a pid may be used again before the last one who waited for its old process has gone.
+    known: HashMap<u32, usize>,
     statuses: Statuses,
 }
 
@@ -42,12 +43,12 @@ impl Exits {
 
     /// Marks a pid as waited for until the answer is dropped.
     fn know(self: &Arc<Self>, pid: u32) -> Known {
-        self.inner().known.insert(pid);
+        *self.inner().known.entry(pid).or_default() += 1;
         Known { exits: Arc::clone(self), pid }
     }
 
     fn is_known(&self, pid: u32) -> bool {
-        self.inner().known.contains(&pid)
+        self.inner().known.contains_key(&pid)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -92,7 +93,12 @@ struct Known {
 
 impl Drop for Known {
     fn drop(&mut self) {
-        self.exits.inner().known.remove(&self.pid);
+        if let Entry::Occupied(mut waiting) = self.exits.inner().known.entry(self.pid) {
+            *waiting.get_mut() -= 1;
+            if *waiting.get() == 0 {
+                waiting.remove();
+            }
+        }
     }
 }
 
@@ -109,6 +115,28 @@ mod tests {
         assert!(exits.is_known(7));
         drop(known);
         assert!(!exits.is_known(7));
+    }
+
+    /// Issue 14: the deletion of an old exec made an orphan of a new one with the same pid, and its exit code was lost.
+    #[test]
+    fn a_pid_that_is_used_again_is_known_by_its_new_process() {
+        let exits = Arc::new(Exits::default());
+        let (old, new) = (exits.know(7), exits.know(7));
+        drop(old);
+        assert!(exits.is_known(7));
+        drop(new);
+        assert!(!exits.is_known(7));
+    }
+
+    /// A process that has ended and is not deleted yet keeps no other process of its pid from being reaped.
+    #[tokio::test]
+    async fn a_reaped_pid_is_free() {
+        let exits = Arc::new(Exits::default());
+        let pid = Command::new("true").spawn().unwrap().id();
+        let watched = Watched::open(pid, &exits).unwrap();
+        assert!(exits.is_known(pid));
+        watched.exit().await;
+        assert!(!exits.is_known(pid));
     }
 
     #[tokio::test]

@@ -2,12 +2,13 @@
 //!
 //! The event loop sees the pidfd become readable, then waitid(2) with P_PIDFD takes the status of exactly that process:
 //! a pid that was used again cannot be meant. It works for a process that is dead already when it is opened, as long as
-//! nobody has reaped it.
+//! nobody has reaped it. A process is known to the orphans' reaper until it is reaped, and no longer: from then on its pid may
+//! be another's.
 
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
 
@@ -50,7 +51,7 @@ pub(crate) struct Watched {
 #[derive(Debug)]
 enum Process {
     /// There until `exit` has reaped it.
-    Present { pidfd: AsyncFd<OwnedFd>, _known: Known },
+    Present { pidfd: AsyncFd<OwnedFd>, known: Mutex<Option<Known>> },
     /// The orphans' reaper took it before anybody knew its pid.
     Reaped(Exit),
 }
@@ -86,7 +87,7 @@ impl Watched {
     }
 
     fn present(pid: u32, pidfd: AsyncFd<OwnedFd>, known: Known) -> Self {
-        Self { pid, process: Process::Present { pidfd, _known: known } }
+        Self { pid, process: Process::Present { pidfd, known: Mutex::new(Some(known)) } }
     }
 
     /// Is it a child of this process, not yet reaped?
@@ -118,8 +119,8 @@ impl Watched {
 
     /// Waits until the process has ended and reaps it.
     pub(crate) async fn exit(&self) -> Exit {
-        let pidfd = match &self.process {
-            Process::Present { pidfd, .. } => pidfd,
+        let (pidfd, known) = match &self.process {
+            Process::Present { pidfd, known } => (pidfd, known),
             Process::Reaped(exit) => return *exit,
         };
         let status = loop {
@@ -135,6 +136,7 @@ impl Watched {
                 }
             }
         };
+        known.lock().unwrap_or_else(PoisonError::into_inner).take();
         Exit { status, at: SystemTime::now() }
     }
 

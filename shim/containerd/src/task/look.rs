@@ -57,9 +57,11 @@ impl Task {
         pids.into_iter().map(|pid| describe(pid, names.get(&pid))).collect()
     }
 
+    /// Only of those that run: the pid of one that has ended may be another's.
     fn exec_names(&self) -> HashMap<u32, String> {
         let execs = self.execs();
-        execs.values().map(|exec| (exec.process.pid(), exec.process.id().to_owned())).collect()
+        let running = execs.values().filter(|exec| exec.process.watched().is_some_and(|watched| !watched.has_ended()));
+        running.map(|exec| (exec.process.pid(), exec.process.id().to_owned())).collect()
     }
 
     /// What the container's cgroup has used, also after the init's end, until the cgroup is removed.
