@@ -1,5 +1,5 @@
-//! The shim's answers about itself, and its reaction to SIGTERM and `Shutdown`: nothing as
-//! long as a container is there.
+//! What the shim answers about itself, and what it does when somebody asks it to end, by SIGTERM or by `Shutdown`: nothing as
+//! long as a container is there. No other signal ends it either, and SIGUSR1 has it write down what it is doing.
 
 use std::fs;
 use std::io::Write;
@@ -9,14 +9,17 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::footprint::parent_of;
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::programs::SHIM;
 use bindguard_integration::shim::{Bundle, Shim, options_any};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::{Generation, Node, Runtime, Setup};
+use containerd_shim_protos::api::ExecProcessRequest;
 use containerd_shim_protos::shim::oci::Options;
 use containerd_shim_protos::types::introspection::RuntimeInfo;
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use protobuf::Message;
@@ -26,6 +29,8 @@ fn containerd_2_1() {
     Setup::on(Generation::V2_1).story(|node| {
         let before = Leftovers::of(node)?;
         what_it_is(node)?;
+        every_other_signal(node)?;
+        sigusr1(node)?;
         sigterm(node)?;
         shutdown_now(node)?;
         before.are_all(node)
@@ -58,13 +63,75 @@ fn sigterm(node: &Node) -> Result<()> {
     let client = shim.connect()?;
     client.create(&bundle.request())?;
     client.start("web", "")?;
-    let pid: i32 = fs::read_to_string(bundle.path().join("shim.pid"))?.trim().parse()?;
-    kill(Pid::from_raw(pid), Signal::SIGTERM).context("ask the shim to terminate")?;
+    kill(shim_pid(&bundle)?, Signal::SIGTERM).context("ask the shim to terminate")?;
     thread::sleep(Duration::from_millis(700));
     ensure!(client.state("web", "")?.pid > 0, "it ended, and its container with it");
     ensure!(client.end("web")?.exit_status == 137);
     // without a `Shutdown`
     until("the shim has terminated", || Ok(UnixStream::connect(shim.socket()).is_err()))
+}
+
+/// Issue 14: SIGHUP or SIGQUIT from a script that meant something else, SIGXFSZ from a limit. Only SIGKILL and SIGSTOP cannot be
+/// caught.
+fn every_other_signal(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+    let shim = Shim::start(node, &bundle, &Options::default())?;
+    let client = shim.connect()?;
+    client.create(&bundle.request())?;
+    client.start("web", "")?;
+    let pid = shim_pid(&bundle)?;
+    let (caught_by_none, asks_to_end) = ([libc::SIGKILL, libc::SIGSTOP], [libc::SIGTERM, libc::SIGINT]);
+    for signal in (1..=64).filter(|signal| !caught_by_none.contains(signal) && !asks_to_end.contains(signal)) {
+        // a second one meets what the first may have left
+        for _ in 0..2 {
+            // SAFETY: kill(2) takes two numbers.
+            ensure!(unsafe { libc::kill(pid.as_raw(), signal) } == 0, "signal {signal}: the shim is gone");
+        }
+        let state = client.state("web", "").with_context(|| format!("signal {signal}"))?;
+        ensure!(state.pid > 0, "signal {signal}");
+    }
+    // what the runtime and the container begin with is as for any program: no signal is ignored
+    let exec = ExecProcessRequest { id: "web".into(), exec_id: "e".into(), ..Default::default() };
+    client.exec(exec, &["sleep", "1000000"])?;
+    let status = fs::read_to_string(format!("/proc/{}/status", client.start("web", "e")?))?;
+    ensure!(status.contains("SigIgn:\t0000000000000000") && status.contains("SigBlk:\t0000000000000000"), "{status}");
+    ensure!(client.end("web")?.exit_status == 137);
+    Ok(client.shut_down("web")?)
+}
+
+/// Issue 14: as the stock shim writes its stacks.
+fn sigusr1(node: &Node) -> Result<()> {
+    let ctr = node.ctr();
+    for runtime in [Runtime::Stock, Runtime::Bindguard] {
+        let log = fs::read_to_string(node.disk().join("containerd.log"))?.len();
+        ctr.container("web").runtime(runtime).start()?.success()?;
+        run(ctr.command(&["task", "exec", "--detach", "--exec-id", "e", "web", "sleep", "1000000"]))?.success()?;
+        let shim = parent_of(ctr.pid("web")?)?;
+        kill(Pid::from_raw(shim.try_into()?), Signal::SIGUSR1).context("ask the shim what it does")?;
+        let wanted: &[&str] = match runtime {
+            Runtime::Stock => &["goroutine stack dump"],
+            _ => &[
+                "=== BEGIN state dump ===",
+                "container web: running",
+                "exec e of web: running",
+                "pending call: wait web",
+                "child: pid",
+                "descriptors: 0=/dev/null",
+                "=== END state dump ===",
+            ],
+        };
+        until(&format!("{runtime:?}: the log says {wanted:?}"), || {
+            let text = fs::read_to_string(node.disk().join("containerd.log"))?;
+            Ok(wanted.iter().all(|line| text[log..].contains(line)))
+        })?;
+        ctr.wait_for_status("web", "RUNNING")?;
+        ctr.remove("web")?;
+    }
+    Ok(())
+}
+
+fn shim_pid(bundle: &Bundle) -> Result<Pid> {
+    Ok(Pid::from_raw(fs::read_to_string(bundle.path().join("shim.pid"))?.trim().parse()?))
 }
 
 /// `Now` is in the API, and containerd never sets it; for containerd-shim-runc-v2 and the Rust runc-shim it changes nothing.

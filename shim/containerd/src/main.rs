@@ -10,6 +10,7 @@ mod bootstrap;
 mod bundle;
 mod causes;
 mod cgroup;
+mod dump;
 mod events;
 mod exits;
 mod io;

@@ -2,19 +2,20 @@
 //!
 //! One thread, one event loop. It ends when containerd asks for it (`Shutdown`) and no containers are left, or when nobody has
 //! asked it anything for long; a SIGTERM counts as that wish, too, but never ends a shim whose containers run: containerd would
-//! take that for a crash and kill them.
+//! take that for a crash and kill them. No other signal that can be caught ends it at all.
 
 use std::{io, os::unix::net::UnixListener, path::Path, sync::Arc, time::Duration};
 
-use nix::libc::{SIGINT, SIGTERM};
+use nix::libc::{SIGINT, SIGTERM, SIGUSR1};
 use ttrpc::asynchronous::{Server, transport::Listener};
 
 use crate::{
     args::Args,
     bootstrap::address,
+    dump,
     events::Events,
     exits::{Exits, reap_on_sigchld},
-    logging, memory,
+    kernel, logging, memory,
     service::{self, Containers},
     signals::Signals,
     task::Surroundings,
@@ -57,6 +58,7 @@ pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
         // Started by hand, or containerd is gone already. The containers matter more.
         eprintln!("no log fifo in this directory: {error}");
     }
+    kernel::pass_over_signals();
     let this = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(this))
         .map_err(|errno| failed("become the subreaper of containers")(errno.into()))?;
@@ -109,18 +111,29 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Resolves when somebody asked us to terminate and no container runs.
+/// Resolves when somebody asked us to terminate and no container runs. Whoever asks by SIGUSR1 finds the shim's state in the log.
 async fn terminated(containers: &Containers) {
-    let asked = match Signals::of(&[SIGTERM, SIGINT]) {
-        Ok(mut signals) => signals.next().await,
-        Err(error) => Err(error),
+    let mut signals = match Signals::of(&[SIGTERM, SIGINT, SIGUSR1]) {
+        Ok(signals) => signals,
+        Err(error) => {
+            tracing::error!(%error, "SIGTERM, SIGINT and SIGUSR1 will not be heard");
+            return std::future::pending().await;
+        }
     };
-    if let Err(error) = asked {
-        tracing::error!(%error, "SIGTERM and SIGINT will not be heard");
-        return std::future::pending().await;
-    }
-    tracing::info!("asked to terminate: as soon as no container runs");
-    while !containers.close_if_idle() {
-        tokio::time::sleep(TERMINATE_POLL).await;
+    let mut is_to_end = false;
+    while !(is_to_end && containers.close_if_idle()) {
+        tokio::select! {
+            heard = signals.next() => if heard.is_err() { return std::future::pending().await },
+            () = tokio::time::sleep(TERMINATE_POLL), if is_to_end => {}
+        }
+        if signals.has_come(SIGUSR1) {
+            dump::write(containers);
+        }
+        // Both are taken.
+        let asked = [SIGTERM, SIGINT].map(|signal| signals.has_come(signal)).contains(&true);
+        if asked && !is_to_end {
+            tracing::info!("asked to terminate: as soon as no container runs");
+            is_to_end = true;
+        }
     }
 }

@@ -5,15 +5,25 @@
 //! well, but a pipe that a shim holds is what containerd's tests, and people with lsof(8), look for when a container's
 //! streams have leaked.
 
-use std::{ffi::c_int, io, os::unix::net::UnixStream as Socket};
+use std::{
+    ffi::c_int,
+    io,
+    os::unix::net::UnixStream as Socket,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use signal_hook::low_level::pipe::register;
 use tokio::{io::AsyncReadExt, net::UnixStream};
+
+use crate::kernel;
 
 /// Some signals that one waits for, for as long as the process lives.
 #[derive(Debug)]
 pub(crate) struct Signals {
     bytes: UnixStream,
+    came: Vec<(c_int, Arc<AtomicBool>)>,
 }
 
 impl Signals {
@@ -21,10 +31,13 @@ impl Signals {
     pub(crate) fn of(signals: &[c_int]) -> io::Result<Self> {
         let (here, there) = Socket::pair()?;
         here.set_nonblocking(true)?;
-        for signal in signals {
-            register(*signal, there.try_clone()?)?;
+        // One for all signals: a shim's descriptors are counted by whoever looks for a leak.
+        let there = Arc::new(there);
+        let came: Vec<_> = signals.iter().map(|signal| (*signal, Arc::default())).collect();
+        for (signal, came) in &came {
+            kernel::forward_signal(*signal, Arc::clone(came), Arc::clone(&there))?;
         }
-        Ok(Self { bytes: UnixStream::from_std(here)? })
+        Ok(Self { bytes: UnixStream::from_std(here)?, came })
     }
 
     /// Waits until at least one has come since the last time; none is lost if this is dropped before.
@@ -35,6 +48,12 @@ impl Signals {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Ok(()),
         }
+    }
+
+    /// Has this one come since the last time it was asked for?
+    pub(crate) fn has_come(&self, signal: c_int) -> bool {
+        let mut flags = self.came.iter().filter(|(number, _)| *number == signal);
+        flags.any(|(_, came)| came.swap(false, Ordering::AcqRel))
     }
 }
 
@@ -59,7 +78,9 @@ mod tests {
         }
         signals.next().await.unwrap();
         assert!(timeout(Duration::from_millis(20), signals.next()).await.is_err());
+        assert!(signals.has_come(libc::SIGUSR1) && signals.has_come(libc::SIGUSR2));
         raise(Signal::SIGUSR2).unwrap();
         signals.next().await.unwrap();
+        assert!(!signals.has_come(libc::SIGUSR1) && signals.has_come(libc::SIGUSR2));
     }
 }

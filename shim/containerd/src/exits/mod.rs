@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-pub(crate) use orphans::reap_on_sigchld;
+pub(crate) use orphans::{child_pids, reap_on_sigchld};
 pub(crate) use pidfd::{Exit, WatchError, Watched};
 use statuses::Statuses;
 

@@ -45,7 +45,7 @@ fn has_zombie() -> bool {
 }
 
 /// The children of the event loop's thread, dead ones included.
-fn child_pids() -> Vec<u32> {
+pub(crate) fn child_pids() -> Vec<u32> {
     children_of(getpid())
 }
 

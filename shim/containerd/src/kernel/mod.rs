@@ -3,6 +3,7 @@
 mod launch;
 mod memory;
 mod mounts;
+mod signals;
 
 use std::{
     io,
@@ -19,6 +20,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 pub(crate) use launch::{Launch, Launched};
 pub(crate) use memory::{give_back_heap, give_back_stack, set_environment};
 pub(crate) use mounts::{LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device, map_ids};
+pub(crate) use signals::{forward_signal, pass_over_signals};
 
 /// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the classic ones only.
 pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {

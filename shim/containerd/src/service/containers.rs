@@ -16,7 +16,10 @@ use std::{
 use containerd_shim_protos::api::{CreateTaskRequest, DeleteResponse};
 use tokio::sync::Notify;
 
-use super::refusal::Refusal;
+use super::{
+    calls::{Calls, PendingCall},
+    refusal::Refusal,
+};
 use crate::{
     events::timestamp,
     task::{Surroundings, Task, TaskError},
@@ -37,6 +40,7 @@ pub(crate) struct Containers {
     over: Notify,
     /// The first container came, or the last one went.
     peopled: Notify,
+    calls: Arc<Calls>,
 }
 
 #[derive(Debug)]
@@ -62,7 +66,26 @@ impl Containers {
     pub(crate) fn new(around: Surroundings) -> Self {
         let (by_id, expected) = (HashMap::new(), HashMap::new());
         let register = Register { by_id, expected, deserted_at: Instant::now() + UNUSED_LIMIT, closed: false };
-        Self { around, register: Mutex::new(register), over: Notify::new(), peopled: Notify::new() }
+        let (over, peopled, calls) = (Notify::new(), Notify::new(), Arc::default());
+        Self { around, register: Mutex::new(register), over, peopled, calls }
+    }
+
+    /// A call of the service has come; it is pending until the answer is dropped.
+    pub(super) fn begin_call(&self, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
+        self.calls.begin(method, id, exec_id)
+    }
+
+    /// What is there and what is going on, one line each.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (id, slot) in &self.register().by_id {
+            match slot {
+                Slot::BeingCreated => lines.push(format!("container {id}: being created")),
+                Slot::Ready(task) => lines.extend(task.describe()),
+            }
+        }
+        lines.extend(self.calls.describe());
+        lines
     }
 
     /// The container of that name.

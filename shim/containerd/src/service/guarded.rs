@@ -7,7 +7,7 @@
 
 use std::{future::Future, panic::AssertUnwindSafe, pin::pin, task::Poll};
 
-use super::refusal::Refusal;
+use super::{calls::PendingCall, refusal::Refusal};
 
 /// Breaks a method on the container that is named for it, in the build that has fault points.
 #[cfg(feature = "fault-points")]
@@ -21,9 +21,14 @@ pub(super) fn break_on(_: &str, _: &str) {}
 
 /// Runs a method that changes something, to its end, whoever still listens.
 pub(super) async fn detached<T: Send + 'static>(
-    method: &'static str,
+    call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> ttrpc::Result<T> {
+    let method = call.method();
+    let work = async move {
+        let _pending = call;
+        work.await
+    };
     match tokio::spawn(work).await {
         Ok(result) => result.map_err(|refusal| refusal.logged(method).into()),
         Err(_panicked) => Err(Refusal::panicked(method).into()),
@@ -32,9 +37,10 @@ pub(super) async fn detached<T: Send + 'static>(
 
 /// Runs a method that only looks; it may be dropped at any time.
 pub(super) async fn answered<T>(
-    method: &'static str,
+    call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send,
 ) -> ttrpc::Result<T> {
+    let method = call.method();
     let mut work = pin!(work);
     let caught = std::future::poll_fn(|context| {
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
@@ -45,11 +51,16 @@ pub(super) async fn answered<T>(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use tokio::{sync::oneshot, time::timeout};
 
     use super::*;
+    use crate::service::calls::Calls;
+
+    fn call() -> PendingCall {
+        Arc::new(Calls::default()).begin("x", "web", "")
+    }
 
     fn code(result: ttrpc::Result<()>) -> ttrpc::Code {
         match result {
@@ -60,15 +71,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_answered() {
-        assert_eq!(code(detached("x", async { panic!("no") }).await), ttrpc::Code::INTERNAL);
-        assert_eq!(code(answered("x", async { panic!("no") }).await), ttrpc::Code::INTERNAL);
+        assert_eq!(code(detached(call(), async { panic!("no") }).await), ttrpc::Code::INTERNAL);
+        assert_eq!(code(answered(call(), async { panic!("no") }).await), ttrpc::Code::INTERNAL);
     }
 
     #[tokio::test]
     async fn a_change_is_finished_though_nobody_listens() {
         let (go_on, told) = oneshot::channel();
         let (done, seen) = oneshot::channel();
-        let work = detached("x", async move {
+        let work = detached(call(), async move {
             told.await.unwrap();
             done.send(()).unwrap();
             Ok(())

@@ -4,6 +4,7 @@
 //! implementation stands under both names. Every method is explicit: the default of ttrpc for a method that is left out is
 //! NOT_FOUND, which containerd takes for a container that is gone.
 
+mod calls;
 mod containers;
 mod expectation;
 mod guarded;
@@ -25,6 +26,7 @@ use containerd_shim_protos::{
 use protobuf::{MessageField, well_known_types::empty::Empty};
 use ttrpc::asynchronous::{Service, TtrpcContext};
 
+use calls::PendingCall;
 pub(crate) use containers::Containers;
 pub(crate) use expectation::{Expectation, expect};
 use guarded::{answered, break_on, detached};
@@ -50,13 +52,19 @@ struct TaskService {
     containers: Arc<Containers>,
 }
 
+impl TaskService {
+    fn begin(&self, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
+        self.containers.begin_call(method, id, exec_id)
+    }
+}
+
 type Answer<T> = ttrpc::Result<T>;
 
 #[async_trait]
 impl TaskMethods for TaskService {
     async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> Answer<CreateTaskResponse> {
         let containers = Arc::clone(&self.containers);
-        detached("create", async move {
+        detached(self.begin("create", &request.id, ""), async move {
             break_on("create", &request.id);
             let pid = containers.create(request).await?;
             Ok(CreateTaskResponse { pid, ..Default::default() })
@@ -66,7 +74,7 @@ impl TaskMethods for TaskService {
 
     async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Answer<StartResponse> {
         let containers = Arc::clone(&self.containers);
-        detached("start", async move {
+        detached(self.begin("start", &request.id, &request.exec_id), async move {
             break_on("start", &request.id);
             let pid = containers.find(&request.id)?.start(&request.exec_id).await?;
             Ok(StartResponse { pid, ..Default::default() })
@@ -76,7 +84,7 @@ impl TaskMethods for TaskService {
 
     async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Answer<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached("exec", async move {
+        detached(self.begin("exec", &request.id, &request.exec_id), async move {
             containers.find(&request.id)?.add_exec(request)?;
             Ok(Empty::new())
         })
@@ -85,12 +93,15 @@ impl TaskMethods for TaskService {
 
     async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> Answer<DeleteResponse> {
         let containers = Arc::clone(&self.containers);
-        detached("delete", async move { containers.delete(&request.id, &request.exec_id).await }).await
+        detached(self.begin("delete", &request.id, &request.exec_id), async move {
+            containers.delete(&request.id, &request.exec_id).await
+        })
+        .await
     }
 
     async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Answer<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached("kill", async move {
+        detached(self.begin("kill", &request.id, &request.exec_id), async move {
             containers.find(&request.id)?.kill(&request.exec_id, request.signal, request.all).await?;
             Ok(Empty::new())
         })
@@ -99,7 +110,7 @@ impl TaskMethods for TaskService {
 
     async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> Answer<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached("pause", async move {
+        detached(self.begin("pause", &request.id, ""), async move {
             containers.find(&request.id)?.pause().await?;
             Ok(Empty::new())
         })
@@ -108,7 +119,7 @@ impl TaskMethods for TaskService {
 
     async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> Answer<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached("resume", async move {
+        detached(self.begin("resume", &request.id, ""), async move {
             containers.find(&request.id)?.resume().await?;
             Ok(Empty::new())
         })
@@ -117,7 +128,7 @@ impl TaskMethods for TaskService {
 
     async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> Answer<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached("update", async move {
+        detached(self.begin("update", &request.id, ""), async move {
             containers.find(&request.id)?.update(&request.resources.value).await?;
             Ok(Empty::new())
         })
@@ -125,7 +136,7 @@ impl TaskMethods for TaskService {
     }
 
     async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Answer<StateResponse> {
-        answered("state", async {
+        answered(self.begin("state", &request.id, &request.exec_id), async {
             break_on("state", &request.id);
             Ok(self.containers.find(&request.id)?.state(&request.exec_id)?)
         })
@@ -133,7 +144,7 @@ impl TaskMethods for TaskService {
     }
 
     async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Answer<PidsResponse> {
-        answered("pids", async {
+        answered(self.begin("pids", &request.id, ""), async {
             let processes = self.containers.find(&request.id)?.pids().await?;
             Ok(PidsResponse { processes, ..Default::default() })
         })
@@ -141,7 +152,7 @@ impl TaskMethods for TaskService {
     }
 
     async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> Answer<WaitResponse> {
-        answered("wait", async {
+        answered(self.begin("wait", &request.id, &request.exec_id), async {
             let exit = self.containers.find(&request.id)?.wait(&request.exec_id).await?;
             Ok(WaitResponse { exit_status: exit.status, exited_at: timestamp(exit.at), ..Default::default() })
         })
@@ -149,7 +160,7 @@ impl TaskMethods for TaskService {
     }
 
     async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> Answer<Empty> {
-        answered("close io", async {
+        answered(self.begin("close io", &request.id, &request.exec_id), async {
             let task = self.containers.find(&request.id)?;
             if request.stdin {
                 task.close_stdin(&request.exec_id)?;
@@ -160,7 +171,7 @@ impl TaskMethods for TaskService {
     }
 
     async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Answer<Empty> {
-        answered("resize", async {
+        answered(self.begin("resize", &request.id, &request.exec_id), async {
             self.containers.find(&request.id)?.resize(&request.exec_id, request.width, request.height)?;
             Ok(Empty::new())
         })
@@ -168,7 +179,7 @@ impl TaskMethods for TaskService {
     }
 
     async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Answer<ConnectResponse> {
-        answered("connect", async {
+        answered(self.begin("connect", &request.id, ""), async {
             // Answered for an unknown container, too: it is how a restarted containerd learns of the shim.
             let task_pid = self.containers.find(&request.id).map_or(0, |task| task.pid());
             let shim_pid = std::process::id();
@@ -177,8 +188,8 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn shutdown(&self, _: &TtrpcContext, _: ShutdownRequest) -> Answer<Empty> {
-        answered("shutdown", async {
+    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Answer<Empty> {
+        answered(self.begin("shutdown", &request.id, ""), async {
             // Even when it is to be `now`, as for every other shim: a shim's end is its containers' end.
             self.containers.shut_down();
             Ok(Empty::new())
@@ -188,7 +199,7 @@ impl TaskMethods for TaskService {
 
     async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Answer<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached("checkpoint", async move {
+        detached(self.begin("checkpoint", &request.id, ""), async move {
             containers.find(&request.id)?.checkpoint(request).await?;
             Ok(Empty::new())
         })
@@ -196,7 +207,7 @@ impl TaskMethods for TaskService {
     }
 
     async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> Answer<StatsResponse> {
-        answered("stats", async {
+        answered(self.begin("stats", &request.id, ""), async {
             let stats = self.containers.find(&request.id)?.stats()?;
             Ok(StatsResponse { stats: MessageField::some(stats), ..Default::default() })
         })

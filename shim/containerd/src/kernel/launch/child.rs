@@ -11,6 +11,7 @@ use std::{
 use nix::libc;
 
 use super::Launched;
+use crate::kernel::signals::{OF_THE_C_LIBRARY, set_by_the_kernel};
 
 /// The child makes some dozens of system calls and needs little of it.
 const STACK: usize = 16 * 1024;
@@ -116,9 +117,10 @@ fn done(result: c_int) -> Result<(), c_int> {
     if result >= 0 { Ok(()) } else { Err(unsafe { *libc::__errno_location() }) }
 }
 
-/// Signals do what they do in a program without handlers: SIGPIPE, too, which Rust's runtime ignores. No real-time signal
-/// has a handler here.
+/// Signals do what they do in a program without handlers: SIGPIPE, too, which Rust's runtime ignores. The handler of real-time
+/// signals does nothing, here as well, and goes with execve(2).
 fn forget_handlers() {
+    OF_THE_C_LIBRARY.iter().for_each(|signal| set_by_the_kernel(*signal, libc::SIG_DFL));
     for signal in 1..=libc::SIGSYS {
         // SAFETY: sigaction(2) reads and writes a struct of its own kind, for which all zeros stand for SIG_DFL.
         unsafe {

@@ -1,0 +1,152 @@
+//! Signals: those that somebody waits for, and those that nobody means for a shim, and that would end it, and its containers
+//! with it, all the same.
+//!
+//! For the latter a handler that does nothing, and not SIG_IGN: execve(2) leaves what is ignored ignored, and the runtime, hooks
+//! and containers are to begin as any program does. See signal(7).
+
+use std::{
+    ffi::{c_int, c_void},
+    io,
+    mem::MaybeUninit,
+    os::unix::net::UnixStream,
+    ptr::{null, null_mut},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use nix::libc;
+use rustix::net::{SendFlags, send};
+use signal_hook::low_level::register;
+
+/// What the kernel sends for a fault of the program itself, which has to end it.
+const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+/// Those after which the program would go on behind the fault.
+const FAULTS_THAT_PASS: [c_int; 2] = [libc::SIGTRAP, libc::SIGSYS];
+/// Signals that have another use here or do nothing, and SIGPIPE, which Rust ignores. SIGTERM and SIGINT are wishes to end.
+const LEFT_ALONE: [c_int; 8] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGCHLD,
+    libc::SIGCONT,
+    libc::SIGURG,
+    libc::SIGWINCH,
+];
+/// The C library's own, for which its sigaction(3) sets nothing.
+pub(super) const OF_THE_C_LIBRARY: [c_int; 2] = [32, 33];
+
+/// What the faults did before.
+static BEFORE: OnceLock<[Option<libc::sigaction>; FAULTS.len()]> = OnceLock::new();
+
+/// From now on a signal sets the flag and then sends a byte through the socket, and does not what it would do otherwise.
+pub(crate) fn forward_signal(signal: c_int, came: Arc<AtomicBool>, socket: Arc<UnixStream>) -> io::Result<()> {
+    let forward = move || {
+        came.store(true, Ordering::Release);
+        // A full socket has bytes enough to wake whoever reads it.
+        let _ = send(&*socket, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    };
+    // SAFETY: the action stores into an atomic and calls send(2), which signal-safety(7) allows; rustix makes the system call
+    // itself and leaves errno alone.
+    unsafe { register(signal, forward) }.map(drop)
+}
+
+/// Has this process pass over all signals that somebody sends, but for the wishes to end. To be called once.
+pub(crate) fn pass_over_signals() {
+    let all =
+        (1..=libc::SIGRTMAX()).filter(|signal| !LEFT_ALONE.contains(signal) && !OF_THE_C_LIBRARY.contains(signal));
+    let _ = BEFORE.set(FAULTS.map(action_of));
+    // Ignored already: by Rust, or by whoever started containerd.
+    let is_ignored = |signal: &c_int| action_of(*signal).is_none_or(|action| action.sa_sigaction == libc::SIG_IGN);
+    for signal in all.filter(|signal| !is_ignored(signal)) {
+        // SAFETY: all zeros are a valid sigaction, and the handler has the form that SA_SIGINFO asks for. It calls only what
+        // signal-safety(7) allows.
+        let set = unsafe {
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            action.sa_sigaction = pass_over as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+            libc::sigaction(signal, &raw const action, null_mut())
+        };
+        if set != 0 {
+            tracing::warn!(signal, error = %io::Error::last_os_error(), "this signal would end the shim");
+        }
+    }
+    OF_THE_C_LIBRARY.iter().for_each(|signal| set_by_the_kernel(*signal, libc::SIG_IGN));
+}
+
+/// SIG_IGN or SIG_DFL, by the kernel's own call.
+pub(super) fn set_by_the_kernel(signal: c_int, disposition: libc::sighandler_t) {
+    // The kernel's struct on 64-bit machines: the handler, flags, the restorer, a mask of 64 signals.
+    let action = [disposition, 0, 0, 0];
+    // SAFETY: rt_sigaction(2) reads the struct, whose size of mask is the last argument, and writes nothing.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), null::<c_void>(), size_of::<u64>());
+    }
+}
+
+fn action_of(signal: c_int) -> Option<libc::sigaction> {
+    let mut action = MaybeUninit::uninit();
+    // SAFETY: sigaction(2) writes the whole struct when it answers 0.
+    unsafe { (libc::sigaction(signal, null(), action.as_mut_ptr()) == 0).then(|| action.assume_init()) }
+}
+
+extern "C" fn pass_over(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    let fault = FAULTS.iter().position(|fault| *fault == signal);
+    // SAFETY: with SA_SIGINFO the kernel hands a siginfo. What somebody sent has a code that is not positive.
+    let fault = fault.filter(|_| unsafe { (*info).si_code } > 0);
+    let before = fault.and_then(|place| BEFORE.get()?.get(place)?.as_ref());
+    if let Some(before) = before {
+        // The fault happens again, and this time to whoever had the signal before: Rust tells of an exhausted stack.
+        // SAFETY: the action is one that the kernel gave; raise(3) takes a number.
+        unsafe {
+            libc::sigaction(signal, before, null_mut());
+            if FAULTS_THAT_PASS.contains(&signal) {
+                libc::raise(signal);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, os::unix::process::ExitStatusExt, process::Command};
+
+    use super::*;
+
+    const CHILD: &str = "BINDGUARD_TEST_SIGNALS";
+
+    /// Signals are a whole process's, so the test is another process: what runs in it is `in_the_child`.
+    fn child(what: &str) -> std::process::ExitStatus {
+        let mut child = Command::new(env::current_exe().unwrap());
+        child.args(["--exact", "kernel::signals::tests::in_the_child", "--nocapture"]).env(CHILD, what);
+        child.output().unwrap().status
+    }
+
+    #[test]
+    fn in_the_child() {
+        let Ok(what) = env::var(CHILD) else { return };
+        pass_over_signals();
+        match what.as_str() {
+            "sent" => {
+                for signal in (1..=64).filter(|signal| !LEFT_ALONE.contains(signal)) {
+                    for _ in 0..2 {
+                        // SAFETY: kill(2) takes two numbers.
+                        assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
+                    }
+                }
+            }
+            // SAFETY: it is not: that is the point.
+            "fault" => unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) },
+            _ => std::process::abort(),
+        }
+    }
+
+    #[test]
+    fn what_is_sent_is_passed_over_and_a_fault_is_not() {
+        assert!(child("sent").success());
+        assert_eq!(child("fault").signal(), Some(libc::SIGSEGV));
+        assert_eq!(child("abort").signal(), Some(libc::SIGABRT));
+    }
+}
