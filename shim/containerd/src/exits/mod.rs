@@ -42,7 +42,7 @@ impl Exits {
     }
 
     /// Marks a pid as waited for until the answer is dropped.
-    fn know(self: &Arc<Self>, pid: u32) -> Known {
+    pub(crate) fn know(self: &Arc<Self>, pid: u32) -> Known {
         *self.inner().known.entry(pid).or_default() += 1;
         Known { exits: Arc::clone(self), pid }
     }
@@ -86,7 +86,7 @@ impl Drop for PendingProcess {
 
 /// While it lives, this pid is no orphan.
 #[derive(Debug)]
-struct Known {
+pub(crate) struct Known {
     exits: Arc<Exits>,
     pid: u32,
 }

@@ -58,8 +58,13 @@ enum Process {
 
 impl Watched {
     /// Takes hold of a process. Call it while the pid cannot have been used again: before anybody may have reaped it.
-    pub(crate) fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, WatchError> {
-        let known = exits.know(pid);
+    pub(super) fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, WatchError> {
+        Self::known(exits.know(pid))
+    }
+
+    /// Takes hold of a process that is known already.
+    pub(crate) fn known(known: Known) -> Result<Self, WatchError> {
+        let pid = known.pid;
         let failed = |source| WatchError { pid, source };
         let raw = i32::try_from(pid)
             .ok()

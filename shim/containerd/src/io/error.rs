@@ -25,6 +25,9 @@ pub(crate) enum IoError {
         /// What containerd named.
         uri: String,
     },
+    /// There was no thread to open them.
+    #[error("open the process's streams aside from the event loop")]
+    Aside(#[source] io::Error),
     /// A pipe between shim and process.
     #[error("make the pipe for {stream}")]
     Pipe {

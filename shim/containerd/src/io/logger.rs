@@ -26,7 +26,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::{io::AsyncReadExt, net::unix::pipe, sync::watch};
 
 use super::stream::Program;
-use crate::exits::{Exits, WatchError, Watched};
+use crate::{
+    aside::aside,
+    exits::{Exits, WatchError, Watched},
+};
 
 /// How long a program may take to become ready. Go's shim waits for ever, and so does the client.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -98,7 +101,7 @@ impl Logger {
         let failed = |source| LoggerError::Start { program: path.clone(), source };
         let (ready, say_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let mut ready = pipe::Receiver::from_owned_fd(ready).map_err(failed)?;
-        let logger = Self::spawn(&program, author, vec![stdout, stderr, say_ready])?;
+        let logger = Self::spawn(&program, author, vec![stdout, stderr, say_ready]).await?;
         let mut word = [0];
         match tokio::time::timeout(READY_LIMIT, ready.read(&mut word)).await {
             Ok(Ok(0)) if program.has_to_say_ready => Err(LoggerError::NotReady { program: program.path }),
@@ -108,16 +111,20 @@ impl Logger {
         }
     }
 
-    fn spawn(program: &Program, author: Author<'_>, fds: Vec<OwnedFd>) -> Result<Self, LoggerError> {
+    /// Starts the program, away from the event loop: it may lie on a server that does not answer.
+    async fn spawn(program: &Program, author: Author<'_>, fds: Vec<OwnedFd>) -> Result<Self, LoggerError> {
         let failed = |source| LoggerError::Start { program: program.path.clone(), source };
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).env_clear();
         command.env("CONTAINER_ID", author.id).env("CONTAINER_NAMESPACE", author.namespace);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         crate::kernel::inherit_from_three(&mut command, fds).map_err(failed)?;
-        let child = command.spawn().map_err(failed)?;
-        let watched = Watched::open(child.id(), author.exits)
-            .map_err(|source| LoggerError::Watch { program: program.path.clone(), source })?;
+        let exits = Arc::clone(author.exits);
+        // Known before the thread ends: as long as it lives, the child is no orphan.
+        let start = move || command.spawn().map(|child| exits.know(child.id()));
+        let known = aside(start).await.and_then(|started| started).map_err(failed)?;
+        let watched =
+            Watched::known(known).map_err(|source| LoggerError::Watch { program: program.path.clone(), source })?;
         let watched = Arc::new(watched);
         let (end, ended) = watch::channel(false);
         let dying = Arc::clone(&watched);

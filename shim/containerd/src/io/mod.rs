@@ -18,6 +18,7 @@ mod error;
 mod fifo;
 mod file_writer;
 mod logger;
+mod open;
 mod progress;
 mod stream;
 mod wiring;

@@ -1,9 +1,8 @@
 //! Everything a process's streams need before the process is there.
 
 use std::{
-    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex},
 };
 
@@ -13,10 +12,11 @@ use super::{
     Attached, Author, Copy, IoError, Sink, Streams,
     console::ConsoleSocket,
     ends::{Owner, nonblocking, owned_pipe, readable, watched, writable},
-    fifo::{self, Output},
+    fifo::Input,
     file_writer::FileWriter,
     logger::Logger,
-    stream::{Program, Stream},
+    open::{Opened, Outlet},
+    stream::Program,
 };
 
 /// Opened streams, waiting for their process.
@@ -45,39 +45,30 @@ struct StdinPair {
 impl Wiring {
     /// Opens all that these streams need, and waits for a logging program to be ready.
     pub(crate) async fn open(streams: &Streams, owner: Owner, author: Author<'_>) -> Result<Self, IoError> {
+        let opened = Opened::open(streams).await?;
         let mut wiring = Self::default();
-        wiring.open_stdin(&streams.stdin, streams.terminal, owner)?;
-        let stdout = parse("stdout", &streams.stdout)?;
+        if let Some(input) = opened.stdin {
+            wiring.take_stdin(input, streams.terminal, owner)?;
+        }
         if streams.terminal {
             wiring.console = Some(ConsoleSocket::bind().map_err(IoError::Console)?);
-            wiring.open_console_output(stdout, author).await?;
+            wiring.take_console_output(opened.stdout, author).await?;
             return Ok(wiring);
         }
-        match stdout {
-            // The program takes stderr, too, whatever was named for that.
-            Stream::Logger(program) => wiring.open_logger(program, owner, author).await?,
+        match opened.stdout {
+            Outlet::Logger(program) => wiring.start_logger(program, owner, author).await?,
             stdout => {
-                wiring.open_output(1, "stdout", stdout, owner)?;
-                match streams.stderr == streams.stdout && wiring.has_log_file() {
-                    true => wiring.share_log_file()?,
-                    false => wiring.open_output(2, "stderr", parse("stderr", &streams.stderr)?, owner)?,
-                }
+                wiring.take_output(1, "stdout", stdout, owner)?;
+                wiring.take_output(2, "stderr", opened.stderr, owner)?;
             }
         }
         Ok(wiring)
     }
 
-    fn open_stdin(&mut self, name: &str, terminal: bool, owner: Owner) -> Result<(), IoError> {
-        const STREAM: &str = "stdin";
-        let path = match parse(STREAM, name)? {
-            Stream::Nowhere => return Ok(()),
-            Stream::Path(path) => path,
-            Stream::File(_) | Stream::Logger(_) => return Err(unsupported(STREAM, name)),
-        };
-        let input = fifo::open_input(&path).map_err(|source| open_failed(STREAM, &path, source))?;
+    fn take_stdin(&mut self, input: Input, terminal: bool, owner: Owner) -> Result<(), IoError> {
         let mut to = None;
         if !terminal {
-            let (read, write) = owned_pipe(STREAM, owner)?;
+            let (read, write) = owned_pipe("stdin", owner)?;
             nonblocking(&write)?;
             self.child[0] = Some(read);
             to = Some(write);
@@ -86,45 +77,41 @@ impl Wiring {
         Ok(())
     }
 
-    fn open_output(&mut self, slot: usize, name: &'static str, stream: Stream, owner: Owner) -> Result<(), IoError> {
-        match stream {
-            Stream::Nowhere => {}
-            Stream::Path(path) => match fifo::open_output(&path).map_err(|source| open_failed(name, &path, source))? {
-                Output::File(file) => self.child[slot] = Some(file),
-                Output::Fifo(to) => {
-                    let (from, write) = owned_pipe(name, owner)?;
-                    nonblocking(&from)?;
-                    self.child[slot] = Some(write);
-                    self.pairs.push(Pair { from, to });
-                }
-            },
-            Stream::File(path) => self.child[slot] = Some(self.open_log_file(name, &path, owner)?),
-            Stream::Logger(program) => return Err(unsupported(name, &program.path.display().to_string())),
-        }
+    fn take_output(&mut self, slot: usize, name: &'static str, outlet: Outlet, owner: Owner) -> Result<(), IoError> {
+        self.child[slot] = match outlet {
+            // Only stdout can be a program's, and that is taken by `open`.
+            Outlet::Nowhere | Outlet::Logger(_) => None,
+            Outlet::File(file) => Some(file),
+            Outlet::Fifo(to) => {
+                let (from, write) = owned_pipe(name, owner)?;
+                nonblocking(&from)?;
+                self.pairs.push(Pair { from, to });
+                Some(write)
+            }
+            Outlet::LogFile(path, file) => Some(self.write_log_file(name, path, file, owner)?),
+            Outlet::SameLogFile => {
+                let stdout = self.child[1].as_ref().map(OwnedFd::try_clone).transpose();
+                stdout.map_err(|source| IoError::Pipe { stream: name, source })?
+            }
+        };
         Ok(())
     }
 
-    /// A log file behind a pipe; the answer is the pipe's end to write.
-    fn open_log_file(&mut self, name: &'static str, path: &Path, owner: Owner) -> Result<OwnedFd, IoError> {
-        let file = fifo::open_log_file(path).map_err(|source| open_failed(name, path, source))?;
+    /// Has a log file written from a pipe; the answer is the pipe's end to write.
+    fn write_log_file(
+        &mut self,
+        name: &'static str,
+        path: PathBuf,
+        file: OwnedFd,
+        owner: Owner,
+    ) -> Result<OwnedFd, IoError> {
         let (read, write) = owned_pipe(name, owner)?;
-        let writer =
-            FileWriter::start(read, file).map_err(|source| IoError::Writer { path: path.to_owned(), source })?;
+        let writer = FileWriter::start(read, file).map_err(|source| IoError::Writer { path, source })?;
         self.sinks.push(Sink::File(writer));
         Ok(write)
     }
 
-    fn has_log_file(&self) -> bool {
-        matches!(self.sinks[..], [Sink::File(_)])
-    }
-
-    fn share_log_file(&mut self) -> Result<(), IoError> {
-        let stdout = self.child[1].as_ref().map(OwnedFd::try_clone).transpose();
-        self.child[2] = stdout.map_err(|source| IoError::Pipe { stream: "stderr", source })?;
-        Ok(())
-    }
-
-    async fn open_logger(&mut self, program: Program, owner: Owner, author: Author<'_>) -> Result<(), IoError> {
+    async fn start_logger(&mut self, program: Program, owner: Owner, author: Author<'_>) -> Result<(), IoError> {
         let (out, stdout) = owned_pipe("stdout", owner)?;
         let (err, stderr) = owned_pipe("stderr", owner)?;
         self.sinks.push(Sink::Logger(Logger::start(program, author, [out, err]).await?));
@@ -134,17 +121,13 @@ impl Wiring {
     }
 
     /// A terminal has one output, and it passes through the shim: only the shim may read from the master.
-    async fn open_console_output(&mut self, stream: Stream, author: Author<'_>) -> Result<(), IoError> {
+    async fn take_console_output(&mut self, outlet: Outlet, author: Author<'_>) -> Result<(), IoError> {
         const STREAM: &str = "stdout";
-        let to = match stream {
-            Stream::Nowhere => return Ok(()),
-            Stream::Path(path) => match fifo::open_output(&path).map_err(|e| open_failed(STREAM, &path, e))? {
-                Output::Fifo(to) => to,
-                // The event loop does not take it.
-                Output::File(_) => return Err(unsupported(STREAM, &path.display().to_string())),
-            },
-            Stream::File(path) => self.open_log_file(STREAM, &path, Owner::default())?,
-            Stream::Logger(program) => {
+        let to = match outlet {
+            Outlet::Nowhere | Outlet::SameLogFile => return Ok(()),
+            Outlet::Fifo(to) | Outlet::File(to) => to,
+            Outlet::LogFile(path, file) => self.write_log_file(STREAM, path, file, Owner::default())?,
+            Outlet::Logger(program) => {
                 let (out, stdout) = owned_pipe(STREAM, Owner::default())?;
                 // Without a writer: the program sees the end of stderr at once.
                 let (err, _) = owned_pipe("stderr", Owner::default())?;
@@ -201,16 +184,4 @@ impl Wiring {
         }
         Ok(attached)
     }
-}
-
-fn parse(stream: &'static str, name: &str) -> Result<Stream, IoError> {
-    Stream::parse(name).map_err(|_| unsupported(stream, name))
-}
-
-fn unsupported(stream: &'static str, name: &str) -> IoError {
-    IoError::Scheme { stream, uri: name.to_owned() }
-}
-
-fn open_failed(stream: &'static str, path: &Path, source: io::Error) -> IoError {
-    IoError::Open { stream, path: path.display().to_string(), source }
 }

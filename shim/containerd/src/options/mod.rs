@@ -15,7 +15,11 @@ use containerd_shim_protos::shim::oci;
 use protobuf::{Message, well_known_types::any::Any};
 use serde::{Deserialize, Serialize};
 
+use crate::aside::aside;
 use wire::Generic;
+
+/// What containerd sends for a runtime type that it does not know.
+const GENERIC: &str = "runtimeoptions.v1.Options";
 
 /// Why options could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +51,9 @@ pub(crate) enum OptionsError {
         /// Why not.
         source: std::io::Error,
     },
+    /// There was no thread to read them.
+    #[error("read the options aside from the event loop")]
+    Aside(#[source] std::io::Error),
 }
 
 /// The options, whatever shape they came in. Field names in JSON are Go's.
@@ -93,6 +100,14 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Options {
+    /// The same for a server, away from its event loop where a file has to be read: it may lie on a server that does not answer.
+    pub(crate) async fn of_request(any: Option<&Any>) -> Result<Self, OptionsError> {
+        match any.filter(|any| any.type_url.ends_with(GENERIC)).cloned() {
+            None => Self::from_any(any),
+            Some(any) => aside(move || Self::from_any(Some(&any))).await.map_err(OptionsError::Aside)?,
+        }
+    }
+
     /// Decodes by the type URL. No message at all, or an empty one, means defaults.
     pub(crate) fn from_any(any: Option<&Any>) -> Result<Self, OptionsError> {
         let Some(any) = any else { return Ok(Self::default()) };
@@ -100,7 +115,7 @@ impl Options {
         match full_name {
             "" if any.value.is_empty() => Ok(Self::default()),
             "containerd.runc.v1.Options" => Self::from_runc(&any.value),
-            "runtimeoptions.v1.Options" => Self::from_generic(&any.value),
+            GENERIC => Self::from_generic(&any.value),
             "containerd.linux.runc.CreateOptions" => wire::first_shims_options(&any.value)
                 .map_err(|source| OptionsError::Malformed { kind: "containerd.linux.runc.CreateOptions", source }),
             _ => Err(OptionsError::UnknownType(any.type_url.clone())),
@@ -126,8 +141,7 @@ impl Options {
     }
 
     fn from_generic(bytes: &[u8]) -> Result<Self, OptionsError> {
-        let sent = Generic::decode(bytes)
-            .map_err(|source| OptionsError::Malformed { kind: "runtimeoptions.v1.Options", source })?;
+        let sent = Generic::decode(bytes).map_err(|source| OptionsError::Malformed { kind: GENERIC, source })?;
         if !sent.config_body.is_empty() {
             return Self::from_table(&String::from_utf8_lossy(&sent.config_body), None);
         }

@@ -20,6 +20,7 @@ use protobuf::{Message, UnknownValueRef, well_known_types::any::Any};
 
 use super::{Task, TaskError, terms::guard_terms};
 use crate::{
+    aside::aside,
     bundle::Bundle,
     exits::Watched,
     io::Wiring,
@@ -67,19 +68,21 @@ impl Task {
             file_locks: options.file_locks,
             empty_namespaces: options.empty_namespaces,
         };
-        let done = self.runtime.checkpoint(&self.id, &call).await.map_err(|source| {
-            let log = self.keep_log(&call.work);
-            TaskError::Checkpoint { source, log }
-        });
+        let done = match self.runtime.checkpoint(&self.id, &call).await {
+            Ok(()) => Ok(()),
+            Err(source) => Err(TaskError::Checkpoint { source, log: self.keep_log(&call.work).await }),
+        };
         if let Some(own) = own {
             let _ = fs::remove_dir_all(own);
         }
         done
     }
 
-    fn keep_log(&self, work: &Path) -> PathBuf {
+    /// Away from the event loop: the client may have named any directory.
+    async fn keep_log(&self, work: &Path) -> PathBuf {
         let kept = self.bundle.path().join(DUMP_LOG);
-        if let Err(error) = fs::copy(work.join("dump.log"), &kept) {
+        let (from, to) = (work.join("dump.log"), kept.clone());
+        if let Err(error) = aside(move || fs::copy(from, to)).await.and_then(|copied| copied) {
             tracing::debug!(id = self.id, %error, "criu left no log");
         }
         kept

@@ -52,7 +52,7 @@ impl Rollback<'_> {
 impl Task {
     /// Creates the container and tells containerd.
     pub(crate) async fn create(around: &Surroundings, request: CreateTaskRequest) -> Result<Arc<Self>, TaskError> {
-        let mut options = Options::from_any(request.options.as_ref())?;
+        let mut options = Options::of_request(request.options.as_ref()).await?;
         let bundle = Bundle::at(&request.bundle);
         let spec = bundle.spec()?;
         options.systemd_cgroup = Some(is_systemd(options.systemd_cgroup, spec.has_systemds_path()));

@@ -1,0 +1,110 @@
+//! Opening what containerd names as a process's streams, away from the event loop.
+//!
+//! Any of the names may be a client's, and lead to a server that does not answer; a `file://` may be a fifo that nobody reads.
+//! Such a call waits for as long as the file does, as with Go's shim, and the pod's other containers do not.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    IoError, Streams,
+    fifo::{self, Input, Output},
+    stream::{Program, Stream},
+};
+use crate::aside::aside;
+
+/// What is behind the three names.
+#[derive(Default)]
+pub(super) struct Opened {
+    pub(super) stdin: Option<Input>,
+    pub(super) stdout: Outlet,
+    /// Nowhere with a terminal, and where a logging program takes both.
+    pub(super) stderr: Outlet,
+}
+
+/// Where an output goes.
+#[derive(Default)]
+pub(super) enum Outlet {
+    #[default]
+    Nowhere,
+    /// A fifo, to be copied into.
+    Fifo(OwnedFd),
+    /// Anything else that was there: the process writes it itself.
+    File(OwnedFd),
+    /// A log file that the shim writes.
+    LogFile(PathBuf, OwnedFd),
+    /// The log file of stdout, for stderr.
+    SameLogFile,
+    /// A program that is not started yet.
+    Logger(Program),
+}
+
+impl Opened {
+    /// Opens them.
+    pub(super) async fn open(streams: &Streams) -> Result<Self, IoError> {
+        if [&streams.stdin, &streams.stdout, &streams.stderr].iter().all(|name| name.is_empty()) {
+            return Ok(Self::default());
+        }
+        let streams = streams.clone();
+        aside(move || Self::open_all(&streams)).await.map_err(IoError::Aside)?
+    }
+
+    fn open_all(streams: &Streams) -> Result<Self, IoError> {
+        let stdin = open_stdin(&streams.stdin)?;
+        let stdout = open_output("stdout", &streams.stdout)?;
+        let stderr = match &stdout {
+            _ if streams.terminal => Outlet::Nowhere,
+            // The program takes stderr, too, whatever was named for that.
+            Outlet::Logger(_) => Outlet::Nowhere,
+            Outlet::LogFile(..) if streams.stderr == streams.stdout => Outlet::SameLogFile,
+            _ => match open_output("stderr", &streams.stderr)? {
+                Outlet::Logger(_) => return Err(unsupported("stderr", &streams.stderr)),
+                outlet => outlet,
+            },
+        };
+        match stdout {
+            // The event loop does not take it.
+            Outlet::File(_) if streams.terminal => Err(unsupported("stdout", &streams.stdout)),
+            stdout => Ok(Self { stdin, stdout, stderr }),
+        }
+    }
+}
+
+fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
+    const STREAM: &str = "stdin";
+    match parse(STREAM, name)? {
+        Stream::Nowhere => Ok(None),
+        Stream::Path(path) => fifo::open_input(&path).map(Some).map_err(open_failed(STREAM, &path)),
+        Stream::File(_) | Stream::Logger(_) => Err(unsupported(STREAM, name)),
+    }
+}
+
+fn open_output(stream: &'static str, name: &str) -> Result<Outlet, IoError> {
+    Ok(match parse(stream, name)? {
+        Stream::Nowhere => Outlet::Nowhere,
+        Stream::Path(path) => match fifo::open_output(&path).map_err(open_failed(stream, &path))? {
+            Output::Fifo(fifo) => Outlet::Fifo(fifo),
+            Output::File(file) => Outlet::File(file),
+        },
+        Stream::File(path) => {
+            let file = fifo::open_log_file(&path).map_err(open_failed(stream, &path))?;
+            Outlet::LogFile(path, file)
+        }
+        Stream::Logger(program) => Outlet::Logger(program),
+    })
+}
+
+fn parse(stream: &'static str, name: &str) -> Result<Stream, IoError> {
+    Stream::parse(name).map_err(|_| unsupported(stream, name))
+}
+
+fn unsupported(stream: &'static str, name: &str) -> IoError {
+    IoError::Scheme { stream, uri: name.to_owned() }
+}
+
+fn open_failed(stream: &'static str, path: &Path) -> impl FnOnce(io::Error) -> IoError {
+    move |source| IoError::Open { stream, path: path.display().to_string(), source }
+}
