@@ -17,6 +17,7 @@ use anyhow::{Context, Result, ensure};
 use containerd_shim_protos::shim::oci::Options;
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
+use serde_json::Value;
 
 pub use self::bundle::{Bundle, spec};
 pub use self::client::{Client, code};
@@ -32,8 +33,12 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// The one that serves this bundle, as its `address` file says.
+    /// The one that serves this bundle, as its `address` file says, or what containerd 2 keeps of the answer of `start`.
     pub fn of(bundle: &Path) -> Result<Self> {
+        if let Ok(answer) = fs::read_to_string(bundle.join("bootstrap.json")) {
+            let answer: Value = serde_json::from_str(&answer).context("understand bootstrap.json")?;
+            return Self::at(answer["address"].as_str().unwrap_or_default());
+        }
         let file = bundle.join("address");
         let address = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
         Self::at(&address)

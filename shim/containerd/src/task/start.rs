@@ -1,17 +1,21 @@
 //! `Start` of an init, and of an exec; `Pause` and `Resume`.
 
-use std::{fs, sync::Arc};
+use std::{fs, sync::Arc, time::SystemTime};
 
 use containerd_shim_protos::events::task as proto;
+use nix::libc::SIGKILL;
 
 use super::{Process, Task, TaskError, exec::Exec, state::ProcessState};
 use crate::{
     bundle::Bundle,
     events::Event,
-    exits::Watched,
+    exits::{Exit, Watched},
     io::Wiring,
     runtime::{ExecCall, RuntimeError},
 };
+
+/// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not take it for success.
+const NOT_STARTED: u32 = 255;
 
 impl Task {
     /// Starts the init, or an exec; answers its pid.
@@ -45,9 +49,15 @@ impl Task {
 
     async fn start_exec(self: &Arc<Self>, exec: Arc<Exec>) -> Result<u32, TaskError> {
         let _turn = exec.turn.lock().await;
-        self.init.state().admits_exec()?;
         exec.process.state().started()?;
-        let watched = self.make_exec(&exec).await?;
+        let watched = match self.make_exec(&exec).await {
+            Ok(watched) => watched,
+            Err(error) => {
+                // It has ended for all who wait, and there is no event: nothing was started.
+                exec.process.ended(Exit { status: NOT_STARTED, at: SystemTime::now() });
+                return Err(error);
+            }
+        };
         exec.process.advance(ProcessState::started)?;
         let pid = watched.pid();
         self.around.events.send(&Event::ExecStarted(proto::TaskExecStarted {
@@ -62,6 +72,7 @@ impl Task {
     }
 
     async fn make_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
+        self.init.state().admits_exec()?;
         let process: &Process = &exec.process;
         let wiring = Wiring::open(process.streams(), self.owner, self.author(process.id())).await?;
         let spec_file = self.bundle.path().join(format!("exec-{}.json", process.id()));
@@ -77,7 +88,14 @@ impl Task {
         let _ = fs::remove_file(&pid_file);
 
         let watched = Arc::new(pending.watch(pid?)?);
-        process.born(Arc::clone(&watched), wiring.attach()?);
+        match wiring.attach() {
+            Ok(attached) => process.born(Arc::clone(&watched), attached),
+            Err(error) => {
+                // The client is told that it does not run. The orphans' reaper takes it.
+                let _ = watched.signal(SIGKILL);
+                return Err(error.into());
+            }
+        }
         Ok(watched)
     }
 
