@@ -1,6 +1,9 @@
 //! Real-time signals, `--all`, execs as another user in another directory, on a terminal, and every refusal: the words and
 //! the codes of the stock shim.
 
+use std::fs;
+use std::path::PathBuf;
+
 use anyhow::{Result, ensure};
 use bindguard_integration::heard::{hear, staying};
 use bindguard_integration::process::{on_a_terminal, run};
@@ -15,6 +18,7 @@ fn story(generation: Generation) {
             execs(node, runtime)?;
             refusals(node, runtime)?;
         }
+        names_of_the_shims_own_files(node)?;
         Ok(())
     });
 }
@@ -77,4 +81,28 @@ fn refusals(node: &Node, runtime: Runtime) -> Result<()> {
     fails(&["kill", "no"], "process already finished: not found")?;
     fails(&["exec", "--exec-id", "h", "no", "true"], "cannot exec in a")?;
     ctr.remove("no")
+}
+
+/// Issue 14: `init.pid` and `shim.pid` are in the bundle, for whoever cleans up after a shim that was killed.
+fn names_of_the_shims_own_files(node: &Node) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("named").start()?.success()?;
+    let bundle = format!("/run/containerd/io.containerd.runtime.v2.task/{}/named", node.name());
+    let files = || -> Result<Vec<(PathBuf, Vec<u8>)>> {
+        let entries = fs::read_dir(&bundle)?.flatten().map(|entry| entry.path());
+        let mut files: Vec<_> =
+            entries.filter(|path| path.is_file()).map(|path| (path.clone(), fs::read(path))).collect();
+        files.sort_by(|one, other| one.0.cmp(&other.0));
+        files.into_iter().map(|(path, bytes)| Ok((path, bytes?))).collect()
+    };
+    let before = files()?;
+    ensure!(before.iter().any(|(path, _)| path.ends_with("init.pid")), "{before:?}");
+    for exec_id in ["init", "shim", "config", "options"] {
+        let exec = ctr.command(&["task", "exec", "--exec-id", exec_id, "named", "sh", "-c", "exit 3"]);
+        ensure!(run(exec)?.code() == 3);
+    }
+    let after = files()?;
+    let lost: Vec<_> = before.iter().filter(|file| !after.contains(file)).map(|(path, _)| path).collect();
+    ensure!(lost.is_empty() && after.len() == before.len(), "gone, or another: {lost:?}");
+    ctr.remove("named")
 }

@@ -127,9 +127,15 @@ impl Bundle {
         self.path.join("init.pid")
     }
 
-    /// Where the runtime writes the pid of an exec.
+    /// Where the runtime writes the pid of an exec. The prefix keeps it from the bundle's own files: a client may name an exec
+    /// `init` or `shim`.
     pub(crate) fn exec_pid_file(&self, exec_id: &str) -> PathBuf {
-        self.path.join(format!("{exec_id}.pid"))
+        self.path.join(format!("exec-{exec_id}.pid"))
+    }
+
+    /// Where the shim leaves the process of an exec for the runtime.
+    pub(crate) fn exec_spec_file(&self, exec_id: &str) -> PathBuf {
+        self.path.join(format!("exec-{exec_id}.json"))
     }
 
     /// Reads what the shim needs of `config.json`.

@@ -75,7 +75,7 @@ impl Task {
         self.init.state().admits_exec()?;
         let process: &Process = &exec.process;
         let wiring = Wiring::open(process.streams(), self.owner, self.author(process.id())).await?;
-        let spec_file = self.bundle.path().join(format!("exec-{}.json", process.id()));
+        let spec_file = self.bundle.exec_spec_file(process.id());
         let pid_file = self.bundle.exec_pid_file(process.id());
         fs::write(&spec_file, &exec.spec)
             .map_err(|source| TaskError::Os { what: format!("write {}", spec_file.display()), source })?;
