@@ -2,15 +2,21 @@
 //!
 //! Every event goes into one queue, at the moment it is known, and one task sends them: so the order in the queue is the
 //! order containerd sees, and no caller ever waits for containerd. An event that cannot be sent, because containerd is
-//! being restarted, is sent again until it arrives: a lost exit leaves a dead container "running" for ever.
+//! being restarted, is sent again until it arrives: a lost exit leaves a dead container "running" for ever. Only a containerd
+//! that is away for very long loses some: see `queue`.
 
 mod publish;
+mod queue;
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use containerd_shim_protos::{events::task as proto, topics};
 use protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp};
-use tokio::sync::{mpsc, oneshot};
+use queue::{Item, Queue};
+use tokio::sync::oneshot;
 
 /// One event of a task.
 #[derive(Debug, Clone)]
@@ -36,6 +42,7 @@ pub(crate) enum Event {
 }
 
 /// An event on its way.
+#[derive(Debug)]
 struct Queued {
     at: SystemTime,
     topic: &'static str,
@@ -43,23 +50,17 @@ struct Queued {
     value: Vec<u8>,
 }
 
-enum Item {
-    Event(Queued),
-    /// Answered when everything before it has been sent.
-    Flush(oneshot::Sender<()>),
-}
-
 /// The queue's end to put events in.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
-    queue: mpsc::UnboundedSender<Item>,
+    queue: Arc<Queue>,
 }
 
 impl Events {
     /// Starts the task that sends to containerd's ttrpc socket.
     pub(crate) fn publish_to(address: String, namespace: String) -> Self {
-        let (queue, items) = mpsc::unbounded_channel();
-        tokio::spawn(publish::publish(address, namespace, items));
+        let queue = Arc::new(Queue::default());
+        tokio::spawn(publish::publish(address, namespace, Arc::clone(&queue)));
         Self { queue }
     }
 
@@ -68,16 +69,21 @@ impl Events {
         let (topic, type_url, value) = event.encode();
         match value {
             Ok(value) => {
-                let _ = self.queue.send(Item::Event(Queued { at: SystemTime::now(), topic, type_url, value }));
+                self.queue.add(Item::Event(Queued { at: SystemTime::now(), topic, type_url, value }));
             }
             Err(error) => tracing::error!(topic, %error, "cannot encode an event"),
         }
     }
 
+    /// How many wait to be sent, but for the one that is being sent.
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Waits until all that is in the queue has been sent, but not for ever: containerd may be gone for good.
     pub(crate) async fn flush(&self, limit: Duration) {
         let (sent, flushed) = oneshot::channel();
-        let _ = self.queue.send(Item::Flush(sent));
+        self.queue.add(Item::Flush(sent));
         if tokio::time::timeout(limit, flushed).await.is_err() {
             tracing::warn!("the last events did not reach containerd");
         }

@@ -4,19 +4,23 @@
 //! connection, no answer in time) is tried again without end, with a growing pause. What containerd itself rejects, again
 //! and again, is dropped in the end, aloud: it would block everything behind it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use containerd_shim_protos::shim::{event::Envelope, events::ForwardRequest};
 use containerd_shim_protos::shim_async::EventsClient;
 use protobuf::{MessageField, well_known_types::any::Any};
-use tokio::{net::UnixStream, sync::mpsc, time::sleep};
+use tokio::{net::UnixStream, time::sleep};
 use ttrpc::{
     Code,
     asynchronous::{Client, transport::Socket},
     context,
 };
 
-use super::{Item, Queued, timestamp};
+use super::{
+    Queued,
+    queue::{Item, Queue},
+    timestamp,
+};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -31,11 +35,11 @@ enum Failure {
     Rejected(String),
 }
 
-/// Sends what is queued, in order, until the queue is closed.
-pub(super) async fn publish(address: String, namespace: String, mut items: mpsc::UnboundedReceiver<Item>) {
+/// Sends what is queued, in order, for as long as the shim lives.
+pub(super) async fn publish(address: String, namespace: String, queue: Arc<Queue>) {
     let mut publisher = Publisher { address, namespace, client: None };
-    while let Some(item) = items.recv().await {
-        match item {
+    loop {
+        match queue.next().await {
             Item::Event(event) => publisher.deliver(&event).await,
             Item::Flush(done) => drop(done.send(())),
         }

@@ -85,6 +85,7 @@ impl Containers {
             }
         }
         lines.extend(self.calls.describe());
+        lines.push(format!("events that containerd has not received yet: {}", self.around.events.waiting()));
         lines
     }
 
