@@ -1,12 +1,20 @@
 //! Containers of one pod come and go without a sandbox that keeps their shim: each one's `start` finds the shim just when it
 //! loses its last container. Every one of them runs, in this shim or in the next.
+//!
+//! All the while somebody holds flock(2) on the folder of the shims' sockets, as every container with a read-only hostPath of
+//! `/run` can do (issue 14).
 
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Child;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use nix::fcntl::{Flock, FlockArg};
 
+const SOCKETS: &str = "/run/containerd/s";
 const ROUNDS: usize = 10;
 const AT_ONCE: usize = 3;
 
@@ -17,6 +25,7 @@ fn story(generation: Generation) {
 on_every_generation!(story);
 
 fn tell(node: &Node) -> Result<()> {
+    let _held = locked(Path::new(SOCKETS))?;
     let before = Leftovers::of(node)?;
     let mut running: Vec<(usize, Child)> = Vec::new();
     for number in 0..ROUNDS * AT_ONCE {
@@ -31,6 +40,12 @@ fn tell(node: &Node) -> Result<()> {
     }
     running.into_iter().try_for_each(ends_well)?;
     before.are_all(node)
+}
+
+fn locked(folder: &Path) -> Result<Flock<File>> {
+    fs::create_dir_all(folder).and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o700)))?;
+    let held = Flock::lock(File::open(folder)?, FlockArg::LockExclusive);
+    held.map_err(|(_, errno)| errno).context("hold the folder of the sockets")
 }
 
 fn ends_well((number, mut container): (usize, Child)) -> Result<()> {

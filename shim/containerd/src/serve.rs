@@ -11,7 +11,7 @@ use ttrpc::asynchronous::{Server, transport::Listener};
 
 use crate::{
     args::Args,
-    bootstrap::address,
+    bootstrap::{address, remove_socket},
     dump,
     events::Events,
     exits::{Exits, reap_on_sigchld},
@@ -103,7 +103,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     }
     // Known from the socket itself: the bundle we were started in may be gone long since.
     if let Some(path) = socket {
-        let _ = std::fs::remove_file(path);
+        remove_socket(&path);
     }
     server.stop_listen().await;
     around.events.flush(FLUSH_LIMIT).await;

@@ -18,7 +18,7 @@ use containerd_shim_protos::api::DeleteResponse;
 use nix::libc::SIGKILL;
 use protobuf::Message;
 
-use super::address;
+use super::{address, claim};
 use crate::{
     args::Args,
     bundle::{Bundle, SpecView},
@@ -91,8 +91,9 @@ async fn clean_up(args: &Args, bundle: &Bundle) {
 }
 
 async fn remove_socket(bundle: &Path, id: &str) {
+    let Some(socket) = address::socket_of_bundle(bundle) else { return };
     for _ in 0..DYING_SERVERS {
-        let Some(server) = address::remove_stale_socket_of_bundle(bundle) else { return };
+        let Some(server) = claim::remove_stale(&socket) else { return };
         if is_alive(server, id).await {
             return;
         }

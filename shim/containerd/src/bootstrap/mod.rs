@@ -10,6 +10,7 @@
 //! it as the v2 of the protocol, and with v2 each container has a connection and a crash clean-up of its own.
 
 pub(crate) mod address;
+mod claim;
 mod delete;
 mod group;
 mod info;
@@ -17,6 +18,7 @@ mod placement;
 mod start;
 mod stdin;
 
+pub(crate) use claim::remove as remove_socket;
 pub(crate) use delete::delete;
 pub(crate) use info::{info, version};
 pub(crate) use start::start;

@@ -9,12 +9,11 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
-    thread,
-    time::Duration,
 };
 
 use super::{
-    address::{self, Claim},
+    address,
+    claim::{Claim, claim},
     group::group_of,
     placement,
     stdin::Sent,
@@ -26,10 +25,6 @@ use crate::{
     logging, memory,
     service::{Expectation, expect},
 };
-
-/// A server that ends closes its socket within moments.
-const ENDING_TRIES: u32 = 500;
-const ENDING_PAUSE: Duration = Duration::from_millis(10);
 
 /// A server that could not be found or started.
 #[derive(Debug, thiserror::Error)]
@@ -57,42 +52,28 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
     let sent = Sent::read();
     let spec = Bundle::at(".").spec()?;
-    let socket = address::socket_of_group(&args.address, &args.namespace, &group_of(&spec, &args.id));
-    let address = format!("unix://{}", socket.display());
-    if let Some(listener) = claim(&socket, &args.id)?
-        && let Err(error) = start_server(args, &sent, listener)
-    {
-        let _ = std::fs::remove_file(&socket);
-        return Err(error);
-    }
+    let directory = Path::new(address::SOCKET_DIRECTORY);
+    let link = address::link_of_group(directory, &args.address, &args.namespace, &group_of(&spec, &args.id));
+    let claimed = claim(&link, |server| waits_for(server, &args.id)).map_err(failed("bind the shim's socket"))?;
+    let address = address::of_socket(&match claimed {
+        Claim::Serving(socket) => socket,
+        Claim::New(own) => {
+            start_server(args, &sent, own.listener())?;
+            own.hand_over()
+        }
+    });
     // Into every bundle, also of a container that joins a server: containerd 1.x reads it when it restarts.
     address::write(&address).map_err(failed("write the address into the bundle"))?;
     answer(&address).map_err(failed("answer with the address"))
 }
 
-/// The socket, to be served; None where the group has a server, which waits for this container from now on.
-fn claim(socket: &Path, id: &str) -> Result<Option<UnixListener>, StartError> {
-    for _ in 0..ENDING_TRIES {
-        match address::claim(socket).map_err(failed("bind the shim's socket"))? {
-            Claim::Bound(listener) => return Ok(Some(listener)),
-            Claim::Serving(None) => return Ok(None),
-            Claim::Serving(Some(server)) => match ask(server, id)? {
-                Expectation::Waits => return Ok(None),
-                // It takes its socket away at once.
-                Expectation::Ends => thread::sleep(ENDING_PAUSE),
-            },
-        }
-    }
-    let source = io::Error::new(io::ErrorKind::TimedOut, "the group's server is about to end, and does not");
-    Err(StartError::Step { step: "find a server of the group", source })
+/// Whether the server waits for this container from now on. One that is about to end does not.
+fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
+    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(event_loop.block_on(expect(server, id)) == Expectation::Waits)
 }
 
-fn ask(server: UnixStream, id: &str) -> Result<Expectation, StartError> {
-    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    Ok(event_loop.map_err(failed("start an event loop"))?.block_on(expect(server, id)))
-}
-
-fn start_server(args: &Args, sent: &Sent, listener: UnixListener) -> Result<(), StartError> {
+fn start_server(args: &Args, sent: &Sent, listener: &UnixListener) -> Result<(), StartError> {
     placement::schedule_apart();
     // The link, not its target: bindguard-runtime is looked for beside it after an upgrade, too.
     let program = std::env::current_exe().map_err(failed("find this program"))?;

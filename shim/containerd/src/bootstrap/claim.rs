@@ -1,0 +1,378 @@
+//! Finds the server of a group, or claims the group for a new one, without a lock.
+//!
+//! ```text
+//!   s/<hash of the group>  ── symbolic link ──►  s/<name of its own>, the socket of one server
+//! ```
+//! Every process that can read this folder could hold a flock(2) on it: a container with a read-only `/run` is enough. So each
+//! step is one system call that happens or does not:
+//! * A server's socket has a name that no other server gets. Nothing removes a socket on which another server may listen.
+//! * A socket listens before the link leads to it. Of several `start`s, symlink(2) succeeds for one.
+//! * rename(2) takes away a link to a server that is dead or about to end. A `start` that took a newer link puts it back.
+//!
+//! Three `start`s beside a dead server can still miss each other, and a pod then has two shims. Both work, because
+//! containerd knows each one by the address of its socket. docs/decisions/0021 has the alternatives.
+
+use std::{
+    fmt::Write as _,
+    fs::{self, DirBuilder, Permissions},
+    io::{self, ErrorKind},
+    os::unix::{
+        fs::{DirBuilderExt, PermissionsExt, symlink},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+};
+use sha2::{Digest, Sha256};
+
+/// Each try that fails means that another `start` succeeded, or a server ended.
+const TRIES: u32 = 50;
+
+/// Who serves the group.
+pub(super) enum Claim {
+    /// A server that is to be started with this socket.
+    New(OwnSocket),
+    /// The server that listens here.
+    Serving(PathBuf),
+}
+
+/// A socket that listens, and that nobody serves yet. It is removed when it is dropped.
+pub(super) struct OwnSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    is_handed_over: bool,
+}
+
+/// Finds the server behind the group's link, or makes the link lead to a new socket. `takes` says whether a server that
+/// accepts a connection also takes the container.
+pub(super) fn claim(link: &Path, mut takes: impl FnMut(UnixStream) -> io::Result<bool>) -> io::Result<Claim> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder_of(link))?;
+    let mut own = None;
+    for _ in 0..TRIES {
+        match find(link)? {
+            Found::Nobody => {
+                let socket = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
+                match symlink(&socket.path, link) {
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => own = Some(socket),
+                    made => return made.map(|()| Claim::New(socket)),
+                }
+            }
+            Found::Server(socket, None) => return Ok(Claim::Serving(socket)),
+            Found::Server(socket, Some(server)) => match takes(server)? {
+                true => return Ok(Claim::Serving(socket)),
+                // It removes its own socket.
+                false => retire(link, &socket)?,
+            },
+            Found::Dead(socket) => {
+                tracing::debug!(path = %socket.display(), "removing a stale socket");
+                retire(link, &socket)?;
+                let _ = fs::remove_file(socket);
+            }
+        }
+    }
+    Err(io::Error::new(ErrorKind::TimedOut, "the group's server changes all the time"))
+}
+
+/// Removes a server's socket, and the links that lead to it.
+pub(crate) fn remove(socket: &Path) {
+    for entry in fs::read_dir(folder_of(socket)).into_iter().flatten().flatten() {
+        let link = entry.path();
+        if fs::read_link(&link).is_ok_and(|leads_to| leads_to == socket) {
+            // One that stays leads nowhere, and the next `start` takes it away.
+            let _ = retire(&link, socket);
+        }
+    }
+    let _ = fs::remove_file(socket);
+}
+
+/// Removes the socket if nobody listens on it. Answers with a connection to the server that accepts one; it may have been
+/// killed a moment ago.
+pub(super) fn remove_stale(socket: &Path) -> Option<UnixStream> {
+    match connect_to(socket) {
+        Ok(server) => server,
+        Err(Errno::CONNREFUSED) => {
+            remove(socket);
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+enum Found {
+    Nobody,
+    /// Its socket, and a connection; None where its queue is so full that it did not even accept.
+    Server(PathBuf, Option<UnixStream>),
+    Dead(PathBuf),
+}
+
+fn find(link: &Path) -> io::Result<Found> {
+    let socket = match fs::read_link(link) {
+        Ok(socket) => socket,
+        // Go's shim listens at the link's place itself.
+        Err(error) if error.kind() == ErrorKind::InvalidInput => link.to_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nobody),
+        Err(error) => return Err(error),
+    };
+    match connect_to(&socket) {
+        Ok(server) => Ok(Found::Server(socket, server)),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(Found::Dead(socket)),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Never waits: a server that does not even accept, and has its queue full, is there nevertheless.
+fn connect_to(path: &Path) -> Result<Option<UnixStream>, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(Some(socket.into())),
+        Err(Errno::AGAIN) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Takes the link away if it still leads to this socket.
+fn retire(link: &Path, socket: &Path) -> io::Result<()> {
+    let aside = unique_beside(link);
+    match fs::rename(link, &aside) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        taken => taken?,
+    }
+    let leads_to = fs::read_link(&aside).unwrap_or_else(|_| link.to_owned());
+    if leads_to != socket {
+        // Another `start` was faster. Where a third one has made a link meanwhile, that one stays.
+        let _ = fs::hard_link(&aside, link);
+    }
+    fs::remove_file(aside)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+/// A name that nothing else in the folder has had, as long as the group's.
+fn unique_beside(link: &Path) -> PathBuf {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let words = format!("{} {} {} {number}", link.display(), std::process::id(), since.as_nanos());
+    link.with_file_name(hash(words.as_bytes()))
+}
+
+/// In hexadecimal digits.
+pub(super) fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut name, byte| {
+        let _ = write!(name, "{byte:02x}");
+        name
+    })
+}
+
+impl OwnSocket {
+    fn bind(link: &Path) -> io::Result<Self> {
+        let path = unique_beside(link);
+        let own = Self { listener: UnixListener::bind(&path)?, path, is_handed_over: false };
+        fs::set_permissions(&own.path, Permissions::from_mode(0o600))?;
+        Ok(own)
+    }
+
+    /// What the server gets.
+    pub(super) fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// A server has it now, and removes it at its end.
+    pub(super) fn hand_over(mut self) -> PathBuf {
+        self.is_handed_over = true;
+        self.path.clone()
+    }
+}
+
+impl Drop for OwnSocket {
+    fn drop(&mut self) {
+        if !self.is_handed_over {
+            remove(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::{
+        sync::{Barrier, mpsc},
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use rustix::fs::{FlockOperation, flock};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn claimed(link: &Path) -> Claim {
+        claim(link, |_| Ok(true)).unwrap()
+    }
+
+    fn new(link: &Path) -> OwnSocket {
+        let Claim::New(own) = claimed(link) else { panic!("somebody serves") };
+        own
+    }
+
+    fn names(folder: &Path) -> usize {
+        fs::read_dir(folder).unwrap().count()
+    }
+
+    /// What another test starts has this one's sockets, too, until it has become its program.
+    fn until(is_so: impl Fn() -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !is_so() {
+            assert!(Instant::now() < deadline, "waited in vain");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Closes the socket and leaves its name and the link, as a server does that is killed.
+    fn killed(own: OwnSocket) -> PathBuf {
+        let path = own.hand_over();
+        until(|| connect_to(&path).is_err());
+        path
+    }
+
+    #[test]
+    fn a_living_server_is_found_and_a_dead_one_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, link) = (dir.path().join("s"), dir.path().join("s/group"));
+        let own = new(&link);
+        assert_eq!(fs::metadata(&link).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
+        let dead = killed(own);
+        let next = new(&link);
+        assert!(!dead.try_exists().unwrap() && names(&folder) == 2);
+        drop(next);
+        assert_eq!(names(&folder), 0);
+    }
+
+    #[test]
+    fn a_server_that_ends_does_not_keep_its_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("group");
+        let ending = new(&link);
+        let Claim::New(next) = claim(&link, |_| Ok(false)).unwrap() else { panic!("it ends") };
+        // The older one removes what is its own, and nothing else.
+        drop(ending);
+        assert!(matches!(claimed(&link), Claim::Serving(path) if path == next.path));
+    }
+
+    #[test]
+    fn a_link_that_was_taken_by_mistake_is_put_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("group");
+        let own = new(&link);
+        retire(&link, Path::new("/the/one/before")).unwrap();
+        assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
+        assert_eq!(names(dir.path()), 2);
+    }
+
+    /// Two at once, beside nothing and beside a dead server: one makes the link, the other finds it.
+    #[test]
+    fn of_two_starts_one_makes_the_server() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..200 {
+            let link = dir.path().join(format!("group{round}"));
+            if round % 2 == 1 {
+                killed(new(&link));
+            }
+            let together = Barrier::new(2);
+            let start = || {
+                together.wait();
+                claimed(&link)
+            };
+            let claims = thread::scope(|scope| {
+                let other = scope.spawn(start);
+                [start(), other.join().unwrap()]
+            });
+            match claims {
+                [Claim::New(own), Claim::Serving(found)] | [Claim::Serving(found), Claim::New(own)] => {
+                    assert_eq!(own.path, found);
+                }
+                [Claim::New(_), Claim::New(_)] => panic!("two servers in round {round}"),
+                [Claim::Serving(_), Claim::Serving(_)] => panic!("no server in round {round}"),
+            }
+        }
+    }
+
+    /// However many there are, each gets a socket that listens.
+    #[test]
+    fn every_start_gets_a_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("group");
+        for _ in 0..50 {
+            let together = Barrier::new(8);
+            let start = || {
+                together.wait();
+                claimed(&link)
+            };
+            let claims: Vec<Claim> = thread::scope(|scope| {
+                let all: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
+                all.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            for claim in &claims {
+                let path = if let Claim::Serving(path) = claim { path } else { continue };
+                assert!(connect_to(path).is_ok(), "{}", path.display());
+            }
+            claims.into_iter().for_each(|claim| {
+                if let Claim::New(own) = claim {
+                    drop(killed(own))
+                }
+            });
+        }
+    }
+
+    /// Every process that can read the folder can hold flock(2) on it.
+    #[test]
+    fn a_lock_on_the_folder_delays_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("group");
+        let reader = fs::File::open(dir.path()).unwrap();
+        flock(&reader, FlockOperation::LockExclusive).unwrap();
+        let (done, both) = mpsc::channel();
+        thread::spawn(move || {
+            let socket = killed(new(&link));
+            done.send(remove_stale(&socket).is_none() && !socket.try_exists().unwrap())
+        });
+        assert_eq!(both.recv_timeout(LIMIT), Ok(true));
+    }
+
+    #[test]
+    fn only_a_stale_socket_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("group");
+        let own = new(&link);
+        assert!(remove_stale(&own.path).is_some());
+        assert_eq!(names(dir.path()), 2);
+        let socket = killed(own);
+        assert!(remove_stale(&socket).is_none());
+        assert_eq!(names(dir.path()), 0);
+    }
+
+    #[test]
+    fn the_socket_of_gos_shim_is_found_and_replaced_when_it_is_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("group");
+        let gos = UnixListener::bind(&link).unwrap();
+        assert!(matches!(claimed(&link), Claim::Serving(path) if path == link));
+        drop(gos);
+        until(|| connect_to(&link).is_err());
+        drop(new(&link));
+        assert_eq!(names(dir.path()), 0);
+    }
+}
