@@ -6,7 +6,7 @@ use std::path::Path;
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::policy::{Alarm, PodsMay, Policy};
 use bindguard_core::report::{Container, Report};
-use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit, SpecView};
+use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit, SpecView, Text};
 use serde_json::value::RawValue;
 
 /// Panics when that is not so.
@@ -58,7 +58,7 @@ fn pointed_elsewhere(view: &SpecView<'_>, bind: usize) {
             .then(|| old.len().checked_sub(after(at).len()).filter(|end| *end >= at))
             .flatten()
             .map(|end| (&old[at..end], &old[end..]));
-        replaced.is_some_and(|(word, rest)| rest == after(at) && serde_json::from_slice::<String>(word).is_ok())
+        replaced.is_some_and(|(word, rest)| rest == after(at) && serde_json::from_slice::<Text<'_>>(word).is_ok())
     });
     assert!(found, "bytes outside of the source have changed");
     let again = SpecView::from_bytes(&edited).unwrap();
@@ -98,10 +98,10 @@ fn what_else(spec: &[u8], own: &str) -> Vec<u8> {
         let length = if *first == b'"' { string_length(rest) } else { 1 };
         let (word, tail) = rest.split_at(length);
         rest = tail;
-        let text: Option<String> = serde_json::from_slice(word).ok();
+        let text: Option<Text<'_>> = serde_json::from_slice(word).ok();
         if let Some(tail) = word.len().eq(&1).then(|| rest.strip_prefix(b"ull")).flatten().filter(|_| word == b"n") {
             rest = tail;
-        } else if !text.is_some_and(|text| text == own || ITS_WORDS.contains(&text.as_str()))
+        } else if !text.is_some_and(|Text(text)| text == own || ITS_WORDS.contains(&&*text))
             && !matches!(word, [b',' | b'[' | b']' | b'{' | b'}' | b':'])
         {
             others.extend_from_slice(word);

@@ -5,14 +5,15 @@
 //! They are written before the runtime is called first and removed when nothing of the container is left.
 //! Of `config.json` only a few fields are read; the shim never writes it.
 
+mod spec;
+
 use std::{
-    collections::HashMap,
     ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+pub(crate) use spec::SpecView;
 
 use crate::options::Options;
 
@@ -58,49 +59,6 @@ pub(crate) struct Bundle {
     path: PathBuf,
 }
 
-/// What the shim wants to know of an OCI spec.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct SpecView {
-    /// The spec's annotations.
-    pub(crate) annotations: HashMap<String, String>,
-    linux: LinuxView,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct LinuxView {
-    cgroups_path: String,
-    namespaces: Vec<NamespaceView>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct NamespaceView {
-    #[serde(rename = "type")]
-    kind: String,
-    path: String,
-}
-
-impl SpecView {
-    /// Is the cgroup path in systemd's form, `slice:prefix:name`? Kubelets with the systemd driver write it.
-    pub(crate) fn has_systemds_path(&self) -> bool {
-        let parts: Vec<&str> = self.linux.cgroups_path.split(':').collect();
-        matches!(parts[..], [slice, _, name] if !name.is_empty() && (slice.is_empty() || slice.ends_with(".slice")))
-    }
-
-    /// Where the runtime is to make the container's cgroup; empty where the spec does not say.
-    pub(crate) fn cgroups_path(&self) -> &str {
-        &self.linux.cgroups_path
-    }
-
-    /// Will the kernel end the container's other processes together with its init? Only an init that is
-    /// number 1 of a pid namespace of its own takes them along.
-    pub(crate) fn has_own_pid_namespace(&self) -> bool {
-        self.linux.namespaces.iter().any(|ns| ns.kind == "pid" && ns.path.is_empty())
-    }
-}
-
 impl Bundle {
     /// The bundle at this path; nothing is looked at yet.
     pub(crate) fn at(path: impl Into<PathBuf>) -> Self {
@@ -142,7 +100,7 @@ impl Bundle {
     pub(crate) fn spec(&self) -> Result<SpecView, BundleError> {
         let path = self.path.join(CONFIG);
         let bytes = fs::read(&path).map_err(|source| BundleError::Read { path: path.clone(), source })?;
-        serde_json::from_slice(&bytes).map_err(|error| BundleError::Parse { path, why: error.to_string() })
+        SpecView::parse(&bytes).map_err(|error| BundleError::Parse { path, why: error.to_string() })
     }
 
     /// Leaves for `delete` how this container's runtime is run.
@@ -215,25 +173,6 @@ fn read_if_there(path: &Path) -> Result<Option<String>, BundleError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn spec(linux: &str) -> SpecView {
-        serde_json::from_str(&format!(r#"{{"ociVersion":"1.0.2","linux":{linux}}}"#)).unwrap()
-    }
-
-    #[test]
-    fn systemds_form_of_a_cgroup_path() {
-        assert!(spec(r#"{"cgroupsPath":"kubepods-pod1.slice:cri-containerd:abc"}"#).has_systemds_path());
-        assert!(!spec(r#"{"cgroupsPath":"/kubepods/besteffort/pod1/abc"}"#).has_systemds_path());
-        assert!(!spec(r#"{"cgroupsPath":"a:b:c"}"#).has_systemds_path());
-        assert!(!spec("{}").has_systemds_path());
-    }
-
-    #[test]
-    fn only_a_new_pid_namespace_takes_the_children_along() {
-        assert!(spec(r#"{"namespaces":[{"type":"mount"},{"type":"pid"}]}"#).has_own_pid_namespace());
-        assert!(!spec(r#"{"namespaces":[{"type":"pid","path":"/proc/7/ns/pid"}]}"#).has_own_pid_namespace());
-        assert!(!spec("{}").has_own_pid_namespace());
-    }
 
     #[test]
     fn options_survive_the_bundle_and_a_bare_bundle_has_defaults() {

@@ -20,5 +20,6 @@ mod view;
 pub use access::AskedAccess;
 pub use bind::Bind;
 pub use edit::{EditError, SpecEdit};
+pub use object::{RawObject, Text};
 pub use propagation::{AskedPropagation, RootfsPropagation};
 pub use view::{SpecError, SpecView};

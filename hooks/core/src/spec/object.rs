@@ -1,6 +1,7 @@
 //! A JSON object as the list of what was written: keys decoded, values untouched.
 //!
-//! Duplicate keys are kept; like Go's `encoding/json`, which runc reads its config with, the last one counts.
+//! Strings are read as leniently as Go's `encoding/json` reads them, which runc and containerd use: half of a surrogate pair
+//! becomes U+FFFD. Duplicate keys are kept, and the last one counts.
 //! Every value is a slice of the buffer that was parsed, so its place in that buffer is known.
 
 use std::borrow::Cow;
@@ -14,9 +15,14 @@ use serde_json::value::RawValue;
 const USUAL_KEYS: usize = 12;
 
 /// Keys and raw values of one JSON object, in the order they were written.
-pub(super) struct RawObject<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+pub struct RawObject<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'a> RawObject<'a> {
+    /// What was written, in its order; duplicate keys included.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
+        self.0.iter().map(|(name, raw)| (&**name, *raw))
+    }
+
     /// The value that counts for `key`, `null` included: the last one.
     pub(super) fn written(&self, key: &str) -> Option<&'a RawValue> {
         self.0.iter().rev().find(|(name, _)| name == key).map(|&(_, raw)| raw)
@@ -50,8 +56,8 @@ impl<'de> Deserialize<'de> for RawObject<'de> {
 }
 
 /// A string, borrowed unless it was written with escapes.
-#[derive(Default)]
-pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Text<'a>(pub Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -63,16 +69,35 @@ impl<'de> Deserialize<'de> for Text<'de> {
                 f.write_str("a string")
             }
 
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Text(Cow::Borrowed(text)))
+            fn visit_borrowed_bytes<E>(self, text: &'de [u8]) -> Result<Self::Value, E> {
+                Ok(Text(str::from_utf8(text).map_or_else(|_| Cow::Owned(repaired(text)), Cow::Borrowed)))
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Text(Cow::Owned(text.to_owned())))
+            fn visit_bytes<E>(self, text: &[u8]) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(repaired(text))))
             }
         }
-        deserializer.deserialize_str(Words)
+        // As a str, half of a surrogate pair would be an error; as bytes it comes like any other code point.
+        deserializer.deserialize_bytes(Words)
     }
+}
+
+/// The three bytes of half a surrogate pair, and every other byte that is not UTF-8, are one U+FFFD each, as for Go.
+fn repaired(text: &[u8]) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(chunk) = rest.utf8_chunks().next() {
+        out.push_str(chunk.valid());
+        rest = &rest[chunk.valid().len()..];
+        rest = match rest {
+            [0xed, 0xa0..=0xbf, 0x80..=0xbf, behind @ ..] | [_, behind @ ..] => {
+                out.push(char::REPLACEMENT_CHARACTER);
+                behind
+            }
+            [] => rest,
+        };
+    }
+    out
 }
 
 /// Where `part` stands in `whole`, the buffer that it was parsed from.

@@ -28,6 +28,10 @@ pub(super) struct Values<'a> {
 
 impl<'a> Values<'a> {
     pub(super) fn from_text(text: &'a str) -> Result<Self, SpecError> {
+        if text.bytes().any(|byte| byte < b' ') {
+            // Line breaks, nearly always. But `Text` takes them inside of a string, too, where JSON has none.
+            serde_json::from_str::<IgnoredAny>(text).map_err(SpecError::NotAnObject)?;
+        }
         let (mut values, mut place) = (Self::default(), Place::Elsewhere);
         let mut json = serde_json::Deserializer::from_str(text);
         let read = json.deserialize_map(Spec { values: &mut values, place: &mut place }).and_then(|()| json.end());

@@ -141,4 +141,18 @@ mod tests {
             assert!(error.contains(name), "{error}");
         }
     }
+
+    #[test]
+    fn a_lone_surrogate_is_the_replacement_character_as_it_is_for_go() {
+        let json = br#"{"annotations":{"a\udfff":"\ud800x"},"mounts":[{"type":"bind","source":"/\ud800"}]}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        assert_eq!(view.annotation("a\u{fffd}"), Some("\u{fffd}x"));
+        assert_eq!(view.binds()[0].source(), Path::new("/\u{fffd}"));
+    }
+
+    #[test]
+    fn a_line_break_stands_between_values_and_not_inside_of_one() {
+        assert!(SpecView::from_bytes(b"{\n\t\"annotations\": {\"a\": \"b\"}\n}\n").is_ok());
+        assert!(SpecView::from_bytes(b"{\"annotations\":{\"a\":\"b\nc\"}}").is_err());
+    }
 }

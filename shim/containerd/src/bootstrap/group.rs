@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     fn group(annotations: &str) -> String {
-        let spec: SpecView = serde_json::from_str(&format!(r#"{{"annotations":{annotations}}}"#)).unwrap();
+        let spec = SpecView::parse(format!(r#"{{"annotations":{annotations}}}"#).as_bytes()).unwrap();
         group_of(&spec, "self")
     }
 

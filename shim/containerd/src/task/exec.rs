@@ -3,10 +3,10 @@
 //! Here it only gets its name; `Start` makes it. The process's description stays the bytes that containerd sent, but for
 //! one field: whether there is a terminal is said by the request.
 
-use std::{collections::BTreeMap, collections::hash_map::Entry, sync::Arc};
+use std::{collections::hash_map::Entry, fmt::Write as _, sync::Arc};
 
+use bindguard_core::spec::RawObject;
 use containerd_shim_protos::{api::ExecProcessRequest, events::task as proto};
-use serde_json::value::RawValue;
 
 use super::{Process, Task, TaskError};
 use crate::{events::Event, io::Streams};
@@ -51,11 +51,16 @@ impl Task {
     }
 }
 
+/// The process as it was sent, with another `terminal` behind the rest. Keys may be escaped or written twice: what they mean
+/// is left to the runtime.
 fn with_terminal(process: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
-    let mut fields: BTreeMap<&str, &RawValue> = serde_json::from_slice(process)?;
-    let word: Box<RawValue> = serde_json::value::to_raw_value(&terminal)?;
-    fields.insert("terminal", &word);
-    serde_json::to_vec(&fields)
+    let fields: Option<RawObject<'_>> = serde_json::from_slice(process)?;
+    let mut out = String::from("{");
+    for (key, value) in fields.iter().flat_map(RawObject::entries).filter(|(key, _)| *key != "terminal") {
+        let _ = write!(out, "{}:{},", serde_json::to_string(key)?, value.get());
+    }
+    let _ = write!(out, "\"terminal\":{terminal}}}");
+    Ok(out.into_bytes())
 }
 
 #[cfg(test)]
@@ -66,7 +71,14 @@ mod tests {
     fn only_the_terminal_is_said_anew() {
         let sent = br#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/"}"#;
         let got = String::from_utf8(with_terminal(sent, true).unwrap()).unwrap();
-        assert_eq!(got, r#"{"args":["sh"],"cwd":"/","terminal":true,"x-new":{"b":1,"a":1e400}}"#);
+        assert_eq!(got, r#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/","terminal":true}"#);
         assert!(with_terminal(b"{}{", true).is_err());
+    }
+
+    #[test]
+    fn keys_may_be_escaped_and_written_twice() {
+        let sent = br#"{"\u0061rgs":["sh"],"terminal":false,"cwd":"/a","cwd":"/b"}"#;
+        let got = String::from_utf8(with_terminal(sent, true).unwrap()).unwrap();
+        assert_eq!(got, r#"{"args":["sh"],"cwd":"/a","cwd":"/b","terminal":true}"#);
     }
 }
