@@ -2,6 +2,7 @@
 //! mount.
 
 use std::{
+    env,
     fs::{self, create_dir},
     io::{self, Write},
     os::unix::fs::MetadataExt,
@@ -14,6 +15,7 @@ use containerd_shim_protos::types::mount::Mount;
 use nix::{
     mount::MsFlags,
     sched::{CloneFlags, unshare},
+    sys::statvfs::{FsFlags, statvfs},
 };
 
 use super::{RootfsError, call, mount_all, take_down, unmount_all};
@@ -206,5 +208,39 @@ fn nothing_stays_of_mounts_that_fail() {
         let error = mount_all(&[mount("bind", &base, "", "rbind"), wrong], &rootfs).unwrap_err();
         assert!(error.to_string().starts_with("failed to mount rootfs component: mount bind "), "{error}");
         assert_eq!(mounts_below(dir), 0);
+    });
+}
+
+/// As under a rootless containerd: the flags of the volume are locked. The test runs itself once more in such a namespace.
+#[test]
+fn a_read_only_bind_in_a_user_namespace() {
+    const FOLDER: &str = "BINDGUARD_TEST_FOLDER";
+    if let Some(folder) = env::var_os(FOLDER) {
+        let (folder, flags) = (Path::new(&folder), ["rbind,ro", "bind,ro,relatime"]);
+        let rootfs = folder.join("rootfs");
+        for options in flags {
+            mount_all(&[mount("bind", &folder.join("volume"), "", options)], &rootfs).unwrap();
+            let has = statvfs(&rootfs).unwrap().flags();
+            assert!(has.contains(FsFlags::ST_RDONLY | FsFlags::ST_NOSUID | FsFlags::ST_NODEV), "{has:?}");
+            unmount_all(&rootfs).unwrap();
+        }
+        return;
+    }
+    in_namespace(|folder| {
+        let volume = make(folder.join("volume"));
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOATIME;
+        call(Some(Path::new("tmpfs")), &volume, Some("tmpfs"), flags, None).unwrap();
+        let in_user_namespace = |program: &Path, words: &[&str]| {
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-root-user", "--mount"]).arg(program).args(words).env(FOLDER, folder);
+            command.output().unwrap()
+        };
+        if !in_user_namespace(Path::new("true"), &[]).status.success() {
+            return skipped("no user namespace");
+        }
+        let words = ["--exact", "rootfs::live::a_read_only_bind_in_a_user_namespace", "--nocapture"];
+        let inside = in_user_namespace(&env::current_exe().unwrap(), &words);
+        assert!(inside.status.success(), "{}", String::from_utf8_lossy(&inside.stderr));
+        assert!(String::from_utf8_lossy(&inside.stdout).contains("1 passed"));
     });
 }

@@ -22,7 +22,7 @@ use std::{
 };
 
 use containerd_shim_protos::types::mount::Mount;
-use nix::mount::MsFlags;
+use nix::{mount::MsFlags, sys::statvfs::FsFlags};
 
 use crate::aside::aside;
 use fuse::Fuse;
@@ -32,6 +32,9 @@ use mount_options::MountOptions;
 use overlay::What;
 use take_down::{take_down, unmount_all};
 
+/// What a mount does about access times.
+const ATIME: MsFlags =
+    MsFlags::MS_NOATIME.union(MsFlags::MS_NODIRATIME).union(MsFlags::MS_RELATIME).union(MsFlags::MS_STRICTATIME);
 const OVERLAY: &str = "overlay";
 /// Beside the root filesystem, and only while it is being mounted.
 const MAPPED_LAYERS: &str = "mapped-layers";
@@ -151,7 +154,7 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
     // The kernel ignores every other flag of a new bind: read-only takes a second call.
     let read_only_bind = MsFlags::MS_BIND | MsFlags::MS_RDONLY;
     if options.flags.contains(read_only_bind) {
-        call(None, &target, None, options.flags | MsFlags::MS_REMOUNT, None).map_err(failed("make read-only"))?;
+        remount(&target, options.flags).map_err(failed("make read-only"))?;
     }
     match id_map.filter(|_| mount.type_ != OVERLAY) {
         Some(map) => map.apply(&target).map_err(failed("map the ids of")),
@@ -178,6 +181,30 @@ fn mount_itself(
             overlay::mount_maybe_long(&What { data: &data, ..what }, target)
         }
     }
+}
+
+/// Gives a bind its flags. In a user namespace the flags of a mount that came from outside are locked, see
+/// mount_namespaces(7): a call that leaves one out is refused. Then those are kept, and so is what the mount does about atime,
+/// which the kernel leaves alone when no flag speaks of it.
+fn remount(target: &Path, flags: MsFlags) -> io::Result<()> {
+    match call(None, target, None, flags | MsFlags::MS_REMOUNT, None) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let kept = lockable_flags(target)? | flags.difference(ATIME);
+            call(None, target, None, kept | MsFlags::MS_REMOUNT, None)
+        }
+        done => done,
+    }
+}
+
+fn lockable_flags(target: &Path) -> io::Result<MsFlags> {
+    let has = nix::sys::statvfs::statvfs(target)?.flags();
+    let lockable = [
+        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+    ];
+    Ok(lockable.into_iter().filter(|(flag, _)| has.contains(*flag)).map(|(_, flag)| flag).collect())
 }
 
 /// mount(2).
