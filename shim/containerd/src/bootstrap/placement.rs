@@ -9,7 +9,7 @@ use rustix::{
     thread::{CoreSchedulingScope, create_core_scheduling_cookie},
 };
 
-use crate::cgroup::hierarchies;
+use crate::cgroup::hierarchies_with_controllers;
 
 /// The kernel's last word before it kills nothing.
 const HIGHEST_OOM_SCORE: i32 = 1000;
@@ -42,12 +42,13 @@ fn oom_score_of(parent: Option<Pid>) -> io::Result<i32> {
     text.trim().parse().map_err(io::Error::other)
 }
 
-/// Moves the server into the cgroup the options name: below every v1 hierarchy, or in the one of v2.
+/// Moves the server into the cgroup the options name: below every v1 hierarchy, or in the one of v2. The unified
+/// hierarchy of a hybrid node gets no cgroup.
 pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     if cgroup.is_empty() {
         return;
     }
-    for hierarchy in hierarchies() {
+    for hierarchy in hierarchies_with_controllers() {
         let directory = hierarchy.join(cgroup.trim_start_matches('/'));
         let joined = make_cgroup(&hierarchy, cgroup)
             .and_then(|()| fs::write(directory.join("cgroup.procs"), server.to_string()));
@@ -57,7 +58,8 @@ pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     }
 }
 
-/// A cpuset of v1 begins without a CPU and accepts no process until it has some: it gets its parent's.
+/// A cpuset of v1 begins without a CPU and takes nobody in until it has some: it gets its parent's. In v2 an empty one has its
+/// parent's anyway, and the topmost has no such file.
 fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
     let mut directory = hierarchy.to_owned();
     for name in Path::new(cgroup.trim_start_matches('/')).components() {
@@ -69,7 +71,8 @@ fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
         }
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if fs::read_to_string(directory.join(file)).is_ok_and(|own| own.trim().is_empty()) {
-                fs::write(directory.join(file), fs::read_to_string(parent.join(file))?)?;
+                let Ok(of_parent) = fs::read_to_string(parent.join(file)) else { continue };
+                fs::write(directory.join(file), of_parent)?;
             }
         }
     }

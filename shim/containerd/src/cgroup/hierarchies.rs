@@ -13,8 +13,26 @@ pub(crate) fn hierarchies() -> Vec<PathBuf> {
     hierarchies_in(Path::new(ROOT))
 }
 
+/// Those with the controllers of this node: where there are some of v1, the unified one beside them has none, and containerd
+/// does not use it.
+pub(crate) fn hierarchies_with_controllers() -> Vec<PathBuf> {
+    with_controllers(Path::new(ROOT))
+}
+
+fn with_controllers(root: &Path) -> Vec<PathBuf> {
+    let mut all = hierarchies_in(root);
+    if all != [root] {
+        all.retain(|hierarchy| !is_unified(hierarchy));
+    }
+    all
+}
+
+fn is_unified(hierarchy: &Path) -> bool {
+    fs::metadata(hierarchy.join("cgroup.controllers")).is_ok()
+}
+
 fn hierarchies_in(root: &Path) -> Vec<PathBuf> {
-    if fs::metadata(root.join("cgroup.controllers")).is_ok() {
+    if is_unified(root) {
         return vec![root.to_owned()];
     }
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
@@ -37,5 +55,20 @@ mod tests {
         assert_eq!(hierarchies_in(dir.path()).len(), 2);
         fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
         assert_eq!(hierarchies_in(dir.path()), [dir.path()]);
+    }
+
+    #[test]
+    fn the_unified_hierarchy_of_a_hybrid_node_has_no_controllers() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = |name: &str| dir.path().join(name);
+        for name in ["memory", "unified"] {
+            fs::create_dir(folder(name)).unwrap();
+            fs::write(folder(name).join("cgroup.procs"), "").unwrap();
+        }
+        fs::write(folder("unified").join("cgroup.controllers"), "").unwrap();
+        assert_eq!(hierarchies_in(dir.path()).len(), 2);
+        assert_eq!(with_controllers(dir.path()), [folder("memory")]);
+        fs::write(folder("cgroup.controllers"), "cpu").unwrap();
+        assert_eq!(with_controllers(dir.path()), [dir.path()]);
     }
 }

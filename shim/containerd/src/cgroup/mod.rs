@@ -31,7 +31,7 @@ use containerd_shim_protos::{cgroups::metrics::Metrics as MetricsV1, cgroups_v2:
 use protobuf::{Message, well_known_types::any::Any};
 
 pub(crate) use driver::is_systemd;
-pub(crate) use hierarchies::hierarchies;
+pub(crate) use hierarchies::hierarchies_with_controllers;
 pub(crate) use oom::{OomError, OomWatch};
 pub(crate) use remains::remove_remains;
 
