@@ -32,6 +32,8 @@ export BINDGUARD_MATRIX := $(MATRIX)
 export BINDGUARD_DOORS := $(DOORS)
 export BINDGUARD_CLUSTER := $(CLUSTER)
 export BINDGUARD_DEB := $(DEB)
+# The shim shows it; empty where these sources are no clone.
+export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
 .PHONY: all build demo test stories-a stories-b fuzz lint setup matrix doors deb image-folder faults soak kernels peer bench clean
 

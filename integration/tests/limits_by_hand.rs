@@ -26,6 +26,7 @@ fn tell(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     ctr.container("web").start()?.success()?;
     let pid = ctr.pid("web")?;
+    all_controllers_reach(pid)?;
     let client = Shim::of_container(node, "web")?.connect()?;
     client.update("web", &json!({"memory": {"limit": MEMORY}, "pids": {"limit": 77}}))?;
     ensure!(limit(pid, "memory", &["memory.max", "memory.limit_in_bytes"])? == MEMORY.to_string());
@@ -36,6 +37,16 @@ fn tell(node: &Node) -> Result<()> {
     ensure!(client.update("nobody", &json!({})).is_err(), "the limits of nobody were changed");
     ensure!(limit(pid, "pids", &["pids.max"])? == "77", "a call that was refused changed something");
     ctr.remove("web")
+}
+
+/// With cgroup v2 alone the shim enables, after create, all controllers in the cgroups above the container's.
+fn all_controllers_reach(pid: u32) -> Result<()> {
+    let Ok(of_node) = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers") else { return Ok(()) };
+    let own = fs::read_to_string(cgroup(pid, "memory")?.join("cgroup.controllers"))?;
+    let missing: Vec<&str> =
+        of_node.split_whitespace().filter(|name| !own.split_whitespace().any(|own| own == *name)).collect();
+    ensure!(missing.is_empty(), "controllers that do not reach the container: {missing:?}");
+    Ok(())
 }
 
 /// A limit of the process's cgroup, from the first of these files that is there.

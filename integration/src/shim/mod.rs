@@ -12,8 +12,10 @@ mod client;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use containerd_shim_protos::bootstrap_api::{BootstrapParams, BootstrapResult};
 use containerd_shim_protos::shim::oci::Options;
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
@@ -49,13 +51,26 @@ impl Shim {
         Self::of(&Path::new("/run/containerd/io.containerd.runtime.v2.task").join(node.name()).join(id))
     }
 
-    /// Runs `start` for a bundle, as containerd does.
+    /// Runs `start` for a bundle, as containerd up to 2.2 does.
     pub fn start(node: &Node, bundle: &Bundle, options: &Options) -> Result<Self> {
         let any = options_any(options)?.write_to_bytes().context("encode the options")?;
-        let mut start = node.command(node.programs().join(SHIM))?;
-        start.args(["-namespace", node.name(), "-address", SOCKET, "-publish-binary", "none"]);
-        start.args(["-id", bundle.id(), "start"]).current_dir(bundle.path());
-        Self::at(&run_with_bytes(start, &any, LIMIT)?.success()?)
+        Self::at(&run_with_bytes(verb(node, bundle, "start")?, &any, LIMIT)?.success()?)
+    }
+
+    /// Runs `start` for a bundle, as containerd does since 2.3: with these parameters, to which its names are added.
+    pub fn start_with(node: &Node, bundle: &Bundle, params: BootstrapParams) -> Result<(Self, BootstrapResult)> {
+        let (instance_id, namespace) = (bundle.id().to_owned(), node.name().to_owned());
+        let params = BootstrapParams { instance_id, namespace, containerd_grpc_address: SOCKET.to_owned(), ..params };
+        let params = params.write_to_bytes().context("encode the parameters")?;
+        let said = run_with_bytes(verb(node, bundle, "start")?, &params, LIMIT)?.success()?;
+        let result = BootstrapResult::parse_from_bytes(said.as_bytes());
+        let result = result.with_context(|| format!("{said:?} is no BootstrapResult"))?;
+        Ok((Self::at(&result.address)?, result))
+    }
+
+    /// Runs `delete` for a bundle, as containerd does when its shim is gone.
+    pub fn delete(node: &Node, bundle: &Bundle) -> Result<()> {
+        run_with_bytes(verb(node, bundle, "delete")?, &[], LIMIT)?.success().map(drop)
     }
 
     /// Its address.
@@ -73,6 +88,13 @@ impl Shim {
         ensure!(path.is_some(), "{address:?} is no address of a shim");
         Ok(Self { socket: path.unwrap_or_default().into() })
     }
+}
+
+fn verb(node: &Node, bundle: &Bundle, verb: &str) -> Result<Command> {
+    let mut command = node.command(node.programs().join(SHIM))?;
+    command.args(["-namespace", node.name(), "-address", SOCKET, "-publish-binary", "none"]);
+    command.args(["-id", bundle.id(), verb]).current_dir(bundle.path());
+    Ok(command)
 }
 
 /// As containerd sends them.

@@ -49,7 +49,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         Verb::Serve => serve::serve(&args)?,
         Verb::Start => bootstrap::start(&args)?,
         Verb::Delete => bootstrap::delete(&args)?,
-        Verb::Info => bootstrap::info()?,
+        Verb::Info => bootstrap::info(&args)?,
         Verb::Version => bootstrap::version(),
     }
     Ok(())

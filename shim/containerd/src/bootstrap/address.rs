@@ -10,7 +10,7 @@ use super::claim::hash;
 /// The directory all of containerd's shims put their sockets in.
 pub(super) const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 /// The file in a bundle that tells containerd 1.x, after its restart, where the server is.
-const ADDRESS_FILE: &str = "address";
+pub(super) const ADDRESS_FILE: &str = "address";
 
 /// The link to a group's server: a hash, since paths of sockets are short. Another containerd, or another namespace, has
 /// another. Go's shim has its socket there, so that each finds the other's server.

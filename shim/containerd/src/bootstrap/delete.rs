@@ -18,7 +18,7 @@ use containerd_shim_protos::api::DeleteResponse;
 use nix::libc::SIGKILL;
 use protobuf::Message;
 
-use super::{address, claim};
+use super::{address, claim, pod::joined};
 use crate::{
     args::Args,
     bundle::{Bundle, SpecView},
@@ -62,10 +62,15 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
     let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
     event_loop.map_err(failed("start an event loop"))?.block_on(async {
-        if !bundle.is_settled() {
-            clean_up(args, &bundle).await;
+        let crashed = !bundle.is_settled();
+        if crashed {
+            clean_up(args, &args.id, &bundle).await;
         }
-        remove_socket(bundle.path(), &args.id).await;
+        if remove_socket(bundle.path(), &args.id).await && crashed {
+            for (id, bundle) in joined(bundle.path(), &args.id) {
+                clean_up(args, &id, &bundle).await;
+            }
+        }
     });
     let answer = DeleteResponse {
         pid,
@@ -76,7 +81,7 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
     io::stdout().write_all(&answer.write_to_bytes()?).map_err(failed("answer"))
 }
 
-async fn clean_up(args: &Args, bundle: &Bundle) {
+async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     let options = bundle.read_options().unwrap_or_else(|error| {
         tracing::warn!(%error, "the usual runtime is asked to delete the container");
         Options::default()
@@ -87,17 +92,19 @@ async fn clean_up(args: &Args, bundle: &Bundle) {
     });
     let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), Arc::new(Exits::default()));
     let (rootfs, cgroups_path) = (bundle.rootfs(), spec.cgroups_path());
-    Rollback { runtime: &runtime, id: &args.id, rootfs, cgroups_path }.run().await;
+    Rollback { runtime: &runtime, id, rootfs, cgroups_path }.run().await;
 }
 
-async fn remove_socket(bundle: &Path, id: &str) {
-    let Some(socket) = address::socket_of_bundle(bundle) else { return };
+/// Answers whether no server listens on it any more.
+async fn remove_socket(bundle: &Path, id: &str) -> bool {
+    let Some(socket) = address::socket_of_bundle(bundle) else { return false };
     for _ in 0..DYING_SERVERS {
-        let Some(server) = claim::remove_stale(&socket) else { return };
+        let Some(server) = claim::remove_stale(&socket) else { return true };
         if is_alive(server, id).await {
-            return;
+            return false;
         }
     }
+    false
 }
 
 /// `-bundle` where it is given. Older containerds start us in the bundle; its last part is the id in any case.
@@ -128,7 +135,7 @@ mod tests {
             let _ = connection.read(&mut [0]);
             drop(listener);
         });
-        remove_socket(bundle.path(), "c").await;
+        assert!(remove_socket(bundle.path(), "c").await);
         killed.join().unwrap();
         assert!(!path.try_exists().unwrap());
     }

@@ -9,7 +9,10 @@ use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use protobuf::{Message, MessageField, well_known_types::any::Any};
 
 use super::stdin::Sent;
-use crate::{RUNTIME_NAME, runtime::look_up};
+use crate::{RUNTIME_NAME, args::Args, runtime::look_up};
+
+/// Of the sources; the Makefile knows it.
+const REVISION: Option<&str> = option_env!("BINDGUARD_REVISION");
 
 /// The name Go's containerd registers the runtime spec's features under.
 const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
@@ -25,10 +28,11 @@ pub(crate) enum InfoError {
     Stdout(#[from] io::Error),
 }
 
-/// Answers with a RuntimeInfo. containerd 2.x requests it to learn, above all, whether the runtime can id-map mounts.
-pub(crate) fn info() -> Result<(), InfoError> {
-    let sent = Sent::read();
-    let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), ..Default::default() };
+/// Answers with a RuntimeInfo. containerd 2.x asks for it to learn, above all, whether the runtime can id-map mounts.
+pub(crate) fn info(args: &Args) -> Result<(), InfoError> {
+    let sent = Sent::read(args);
+    let revision = REVISION.unwrap_or_default().to_owned();
+    let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), revision, ..Default::default() };
     let info = RuntimeInfo {
         name: RUNTIME_NAME.to_owned(),
         version: MessageField::some(version),
@@ -49,5 +53,6 @@ fn features(binary: &str) -> Option<Any> {
 
 /// Prints the version for people.
 pub(crate) fn version() {
-    println!("containerd-shim-bindguard-v2:\n  Version:  {}", env!("CARGO_PKG_VERSION"));
+    let revision = REVISION.filter(|revision| !revision.is_empty()).unwrap_or("unknown");
+    println!("containerd-shim-bindguard-v2:\n  Version:  {}\n  Revision: {revision}", env!("CARGO_PKG_VERSION"));
 }

@@ -1,20 +1,21 @@
 //! What containerd runs this program for besides serving: short-lived, each answering on stdout.
 //!
 //! ```text
-//!   start    finds or starts the server of a container's group   → unix://…
+//!   start    finds or starts the server of a container's group   → unix://…, or a BootstrapResult
 //!   delete   cleans up after a server that died                  → DeleteResponse
 //!   -info    what shim and runtime can do (containerd 2.x)       → RuntimeInfo
 //!   -v       the version, for people
 //! ```
-//! The answer to `start` is the plain address, not the JSON of newer shims: 1.6 and 1.7 understand nothing else, 2.x takes
-//! it as the v2 of the protocol, and with v2 each container has a connection and a crash clean-up of its own.
+//! [`answer`] says which containerd gets which answer to `start`.
 
 pub(crate) mod address;
+mod answer;
 mod claim;
 mod delete;
 mod group;
 mod info;
 mod placement;
+mod pod;
 mod start;
 mod stdin;
 

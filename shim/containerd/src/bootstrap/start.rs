@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    address,
+    address, answer,
     claim::{Claim, claim},
     group::group_of,
     placement,
@@ -32,6 +32,9 @@ pub(crate) enum StartError {
     /// The bundle's spec says which group.
     #[error(transparent)]
     Bundle(#[from] crate::bundle::BundleError),
+    /// The answer.
+    #[error("encode the answer")]
+    Encode(#[from] protobuf::Error),
     /// A step on the way.
     #[error("{step}")]
     Step {
@@ -50,9 +53,10 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> StartError {
 pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     // Without the fifo nobody hears what `start` has to say; that is no reason not to start.
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
-    let sent = Sent::read();
+    let sent = Sent::read(args);
     let spec = Bundle::at(".").spec()?;
-    let directory = Path::new(address::SOCKET_DIRECTORY);
+    let configured = sent.bootstrap.as_ref().and_then(|bootstrap| bootstrap.socket_directory.as_deref());
+    let directory = configured.unwrap_or(Path::new(address::SOCKET_DIRECTORY));
     let link = address::link_of_group(directory, &args.address, &args.namespace, &group_of(&spec, &args.id));
     let claimed = claim(&link, |server| waits_for(server, &args.id)).map_err(failed("bind the shim's socket"))?;
     let address = address::of_socket(&match claimed {
@@ -64,7 +68,8 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     });
     // Into every bundle, also of a container that joins a server: containerd 1.x reads it when it restarts.
     address::write(&address).map_err(failed("write the address into the bundle"))?;
-    answer(&address).map_err(failed("answer with the address"))
+    let answer = answer::encode(&address, sent.bootstrap.as_ref())?;
+    write_out(&answer).map_err(failed("answer with the address"))
 }
 
 /// Whether the server waits for this container from now on. One that is about to end does not.
@@ -78,10 +83,12 @@ fn start_server(args: &Args, sent: &Sent, listener: &UnixListener) -> Result<(),
     // The link, not its target: bindguard-runtime is looked for beside it after an upgrade, too.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
     let words = ["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address];
-    let words = words.into_iter().chain(args.debug.then_some("-debug"));
+    let asked = sent.bootstrap.as_ref();
+    let debug = args.debug || asked.is_some_and(|bootstrap| bootstrap.debug);
+    let words = words.into_iter().chain(debug.then_some("-debug"));
     let mut environment = vec![memory::settings()];
-    if !sent.ttrpc_address.is_empty() {
-        environment.push(("TTRPC_ADDRESS", (&sent.ttrpc_address).into()));
+    if let Some(address) = asked.map(|bootstrap| &bootstrap.ttrpc_address).filter(|address| !address.is_empty()) {
+        environment.push(("TTRPC_ADDRESS", address.into()));
     }
     let nowhere = OpenOptions::new().write(true).open("/dev/null").map_err(failed("open /dev/null"))?;
     let server = Launch {
@@ -103,8 +110,8 @@ fn start_server(args: &Args, sent: &Sent, listener: &UnixListener) -> Result<(),
     Ok(())
 }
 
-fn answer(address: &str) -> io::Result<()> {
+fn write_out(answer: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(address.as_bytes())?;
+    stdout.write_all(answer)?;
     stdout.flush()
 }

@@ -1,18 +1,24 @@
 //! containerd's input to `start` and `-info` on stdin.
 //!
-//! Up to 2.2 it is an `Any` with the runtime's options, or nothing at all; from 2.3 on `BootstrapParams`, which carries what
-//! the flags and the environment carry, too. Nothing says which, and both begin with two strings; only the newer message has
-//! more than that. Whatever cannot be read is passed over: a `start` that fails here would fail for every container.
+//! Up to 2.2 it is an `Any` with the runtime's options, or nothing at all; to `start` from 2.3 on it is `BootstrapParams`, which
+//! carries what the flags and the environment carry, too, and the folder for sockets. Both messages begin with two strings, and
+//! either can be read as the other. `BootstrapParams` repeats the flags `-id` and `-namespace`, which an `Any` does not.
+//! Whatever cannot be read is passed over: a `start` that fails here would fail for every container.
 
-use std::io::{self, Read};
+use std::{
+    io::{self, Read},
+    path::PathBuf,
+};
 
-use containerd_shim_protos::bootstrap_api::BootstrapParams;
-use protobuf::{Message, well_known_types::any::Any};
+use containerd_shim_protos::bootstrap_api::{BootstrapParams, LogLevel};
+use protobuf::{Enum as _, Message, well_known_types::any::Any};
 
-use crate::options::Options;
+use crate::{args::Args, options::Options};
 
 /// More is no message of containerd's.
 const LONGEST: u64 = 4 * 1024 * 1024;
+/// A socket's path has at most 107 bytes, see unix(7): a slash and the 64 digits of a name belong to it.
+const LONGEST_DIRECTORY: usize = 107 - 1 - 64;
 
 /// The content of stdin.
 #[derive(Debug, Default)]
@@ -21,34 +27,50 @@ pub(super) struct Sent {
     pub(super) options: Options,
     /// The message the options came in, to be handed back by `-info`.
     pub(super) any: Option<Any>,
-    /// containerd's event socket, sent by 2.3 and later.
+    /// What only 2.3 and later send.
+    pub(super) bootstrap: Option<Bootstrap>,
+}
+
+/// The rest of `BootstrapParams`. A containerd that sends it also understands a `BootstrapResult`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Bootstrap {
+    /// containerd's event socket; may be empty.
     pub(super) ttrpc_address: String,
+    /// Where the config says that shims put their sockets.
+    pub(super) socket_directory: Option<PathBuf>,
+    /// Log more.
+    pub(super) debug: bool,
 }
 
 impl Sent {
     /// Reads stdin to its end.
-    pub(super) fn read() -> Self {
+    pub(super) fn read(args: &Args) -> Self {
         let mut bytes = Vec::new();
         if let Err(error) = io::stdin().lock().take(LONGEST).read_to_end(&mut bytes) {
             tracing::debug!(%error, "nothing to read on stdin");
         }
-        Self::parse(&bytes)
+        Self::parse(&bytes, args)
     }
 
-    fn parse(bytes: &[u8]) -> Self {
+    fn parse(bytes: &[u8], args: &Args) -> Self {
         if bytes.is_empty() {
             return Self::default();
         }
         match BootstrapParams::parse_from_bytes(bytes) {
-            Ok(params) if is_bootstrap(&params) => Self::from_bootstrap(params),
+            Ok(params) if is_bootstrap(&params, args) => Self::from_bootstrap(params),
             _ => Self::from_any(Any::parse_from_bytes(bytes).ok()),
         }
     }
 
     fn from_bootstrap(params: BootstrapParams) -> Self {
+        let bootstrap = Bootstrap {
+            debug: params.log_level.value() <= LogLevel::LOG_LEVEL_DEBUG.value(),
+            socket_directory: params.socket_dir.filter(|directory| !directory.is_empty()).and_then(usable),
+            ttrpc_address: params.containerd_ttrpc_address,
+        };
         let mut values = params.extensions.into_iter().filter_map(|extension| extension.value.into_option());
         let options = values.find(|any| any.type_url.ends_with(".Options"));
-        Self { ttrpc_address: params.containerd_ttrpc_address, ..Self::from_any(options) }
+        Self { bootstrap: Some(bootstrap), ..Self::from_any(options) }
     }
 
     fn from_any(any: Option<Any>) -> Self {
@@ -56,15 +78,20 @@ impl Sent {
             tracing::debug!(%error, "options that cannot be read here; `create` will say so");
             Options::default()
         });
-        Self { options, any, ttrpc_address: String::new() }
+        Self { options, any, bootstrap: None }
     }
 }
 
-fn is_bootstrap(params: &BootstrapParams) -> bool {
-    !params.containerd_ttrpc_address.is_empty()
-        || !params.containerd_grpc_address.is_empty()
-        || !params.containerd_version.is_empty()
-        || !params.extensions.is_empty()
+fn is_bootstrap(params: &BootstrapParams, args: &Args) -> bool {
+    !args.id.is_empty() && (&params.instance_id, &params.namespace) == (&args.id, &args.namespace)
+}
+
+fn usable(directory: String) -> Option<PathBuf> {
+    let is_usable = directory.starts_with('/') && directory.len() <= LONGEST_DIRECTORY;
+    if !is_usable {
+        tracing::warn!(directory, "the configured folder for sockets is not used: its path is relative or too long");
+    }
+    is_usable.then(|| directory.into())
 }
 
 #[cfg(test)]
@@ -83,30 +110,62 @@ mod tests {
         }
     }
 
+    fn args() -> Args {
+        Args::parse("-namespace k8s.io -id abc start".split(' ').map(str::to_owned)).unwrap()
+    }
+
+    fn params() -> BootstrapParams {
+        BootstrapParams { instance_id: "abc".into(), namespace: "k8s.io".into(), ..Default::default() }
+    }
+
+    fn sent(params: &BootstrapParams) -> Sent {
+        Sent::parse(&params.write_to_bytes().unwrap(), &args())
+    }
+
     #[test]
     fn options_of_a_containerd_before_2_3() {
-        let sent = Sent::parse(&options().write_to_bytes().unwrap());
-        assert_eq!(sent.options.shim_cgroup, "/shims");
+        let sent = Sent::parse(&options().write_to_bytes().unwrap(), &args());
+        assert_eq!((sent.options.shim_cgroup.as_str(), sent.bootstrap), ("/shims", None));
     }
 
     #[test]
     fn bootstrap_params_since_2_3() {
-        let params = BootstrapParams {
-            instance_id: "abc".into(),
-            namespace: "k8s.io".into(),
+        let sent = sent(&BootstrapParams {
             containerd_ttrpc_address: "/run/t.sock".into(),
             extensions: vec![Extension { value: MessageField::some(options()), ..Default::default() }],
-            ..Default::default()
-        };
-        let sent = Sent::parse(&params.write_to_bytes().unwrap());
+            socket_dir: Some("/run/s".into()),
+            log_level: LogLevel::LOG_LEVEL_TRACE.into(),
+            ..params()
+        });
         assert_eq!(sent.options.shim_cgroup, "/shims");
-        assert_eq!(sent.ttrpc_address, "/run/t.sock");
+        let (ttrpc_address, socket_directory) = ("/run/t.sock".into(), Some("/run/s".into()));
+        assert_eq!(sent.bootstrap, Some(Bootstrap { ttrpc_address, socket_directory, debug: true }));
+    }
+
+    /// containerd may send nothing beyond what the flags say.
+    #[test]
+    fn bare_params_are_params_and_those_of_another_container_are_not() {
+        assert_eq!(sent(&params()).bootstrap, Some(Bootstrap::default()));
+        assert_eq!(sent(&BootstrapParams { namespace: "moby".into(), ..params() }).bootstrap, None);
+    }
+
+    #[test]
+    fn a_folder_in_which_no_socket_can_be_bound_is_not_used() {
+        for (directory, expected) in
+            [(42, true), (43, false)].map(|(length, ok)| (format!("/{:a<1$}", "", length - 1), ok))
+        {
+            let sent = sent(&BootstrapParams { socket_dir: Some(directory), ..params() });
+            assert_eq!(sent.bootstrap.unwrap().socket_directory.is_some(), expected);
+        }
+        let relative = BootstrapParams { socket_dir: Some("s".into()), ..params() };
+        assert_eq!(sent(&relative).bootstrap.unwrap().socket_directory, None);
     }
 
     #[test]
     fn nothing_and_nonsense_are_defaults() {
         for bytes in [&b""[..], b"\xff\xff\xff", b"{\"json\":1}"] {
-            assert_eq!(Sent::parse(bytes).options, Options::default());
+            let sent = Sent::parse(bytes, &args());
+            assert_eq!((sent.options, sent.bootstrap), (Options::default(), None));
         }
     }
 }

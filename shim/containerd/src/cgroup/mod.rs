@@ -11,6 +11,7 @@
 //! Nothing here sets a limit or moves a process; that is the runtime's. What a kernel, or a cgroup without some
 //! controller, does not report is left out of the message; it is never an error of the whole.
 
+mod controllers;
 mod directory;
 mod driver;
 mod hierarchies;
@@ -84,7 +85,15 @@ impl Cgroup {
         if metrics.is_empty() { Err(CgroupError::Gone) } else { Ok(metrics) }
     }
 
-    /// Watches for kills from now on; earlier ones are not reported. Call it inside the event loop.
+    /// Enables all controllers for it that the node has, as Go's shim does. Only the unified hierarchy needs that.
+    pub(crate) fn enable_controllers(&self) {
+        match &self.0 {
+            Version::V1(_) => {}
+            Version::V2(directory) => controllers::enable(directory.path()),
+        }
+    }
+
+    /// Watches for kills from now on; earlier ones are not told. Call it inside the event loop.
     pub(crate) fn watch_oom(&self) -> Result<OomWatch, OomError> {
         OomWatch::open(&self.0)
     }

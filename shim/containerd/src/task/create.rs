@@ -150,7 +150,10 @@ impl Task {
     /// A container is none the worse for a cgroup that cannot be found: it has no figures then.
     fn find_cgroup(&self, pid: u32) {
         match Cgroup::of_process(pid) {
-            Ok(cgroup) => drop(self.cgroup.set(cgroup)),
+            Ok(cgroup) => {
+                cgroup.enable_controllers();
+                drop(self.cgroup.set(cgroup));
+            }
             Err(error) => tracing::warn!(id = self.id, error = with_causes(&error), "no figures of this container"),
         }
     }

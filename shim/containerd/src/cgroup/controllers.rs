@@ -1,0 +1,64 @@
+//! Controllers of the unified hierarchy: a cgroup has those that every cgroup above it hands down in its
+//! `cgroup.subtree_control`, see cgroups(7).
+//!
+//! A runtime enables what the container's limits need, or leaves it to systemd. Go's shim enables all of the root's after
+//! each create, so that the figures are there. So does this one, but it writes only what is missing.
+
+use std::{fs, io, path::Path};
+
+const CONTROLLERS: &str = "cgroup.controllers";
+const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
+
+/// Enables the controllers of the topmost cgroup in all that are above this one. What cannot be enabled stays as it is: a
+/// cgroup that has processes of its own hands nothing down, and in a user namespace the upper ones are somebody else's.
+pub(super) fn enable(cgroup: &Path) {
+    let mut above: Vec<&Path> =
+        cgroup.ancestors().skip(1).take_while(|path| fs::metadata(path.join(SUBTREE_CONTROL)).is_ok()).collect();
+    above.reverse();
+    let Some(all) = above.first().and_then(|root| fs::read_to_string(root.join(CONTROLLERS)).ok()) else { return };
+    for cgroup in above {
+        if let Err(error) = hand_down(cgroup, &all) {
+            tracing::debug!(%error, cgroup = %cgroup.display(), "some controllers stay disabled");
+        }
+    }
+}
+
+fn hand_down(cgroup: &Path, all: &str) -> io::Result<()> {
+    let file = cgroup.join(SUBTREE_CONTROL);
+    let enabled = fs::read_to_string(&file)?;
+    let is_missing = |name: &&str| !enabled.split_whitespace().any(|enabled| enabled == *name);
+    let mut result = Ok(());
+    // One at a time: the kernel takes all that is in a write, or nothing.
+    for name in all.split_whitespace().filter(is_missing) {
+        result = write(&file, name).and(result);
+    }
+    result
+}
+
+fn write(file: &Path, name: &str) -> io::Result<()> {
+    io::Write::write_all(&mut fs::OpenOptions::new().append(true).open(file)?, format!("+{name}").as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a folder beside the hierarchy, whose files keep what is written.
+    #[test]
+    fn what_is_missing_is_enabled_from_the_top_down_to_the_parent() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, slice) = (dir.path().join("cgroup"), dir.path().join("cgroup/pods"));
+        let container = slice.join("c");
+        fs::create_dir_all(&container).unwrap();
+        let control = |cgroup: &Path| fs::read_to_string(cgroup.join(SUBTREE_CONTROL)).unwrap();
+        for (cgroup, enabled) in [(&root, "cpu memory"), (&slice, "cpu "), (&container, "")] {
+            fs::write(cgroup.join(CONTROLLERS), "cpu io memory pids\n").unwrap();
+            fs::write(cgroup.join(SUBTREE_CONTROL), enabled).unwrap();
+        }
+        enable(&container);
+        assert_eq!(control(&root), "cpu memory+io+pids");
+        assert_eq!(control(&slice), "cpu +io+memory+pids");
+        assert_eq!(control(&container), "", "a container decides for itself");
+        enable(Path::new("/nowhere/at/all"));
+    }
+}
