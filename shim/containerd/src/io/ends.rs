@@ -3,6 +3,7 @@
 use std::{os::fd::OwnedFd, sync::Arc};
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl},
     pipe::{PipeFlags, pipe_with},
 };
@@ -35,6 +36,26 @@ pub(super) fn owned_pipe(stream: &'static str, owner: Owner) -> Result<(OwnedFd,
 pub(super) fn nonblocking(fd: &OwnedFd) -> Result<(), IoError> {
     let set = || fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK);
     set().map_err(|errno| IoError::Watch(errno.into()))
+}
+
+/// Takes what is in a pipe now, whether its end blocks or not. A pipe holds a mebibyte at most (pipe(7)); a writer that goes
+/// on keeps nobody here.
+pub(super) fn unread(pipe: &OwnedFd) -> Vec<u8> {
+    const STEP: usize = 16 * 1024;
+    const MOST: usize = 1 << 20;
+    let (mut bytes, mut buffer) = (Vec::new(), [0; STEP]);
+    while bytes.len() < MOST && has_bytes(pipe) {
+        match rustix::io::read(pipe, &mut buffer) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+        }
+    }
+    bytes
+}
+
+fn has_bytes(pipe: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pipe, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..)) && fds[0].revents().contains(PollFlags::IN)
 }
 
 /// For the event loop, to be read.

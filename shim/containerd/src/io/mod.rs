@@ -9,7 +9,8 @@
 //!   terminal: both ways through the one pty master that the runtime sends over the console socket
 //! ```
 //! First everything is opened (`Wiring`), then the runtime runs with the container's ends, and only when it has succeeded
-//! do the copies begin (`Attached`). A create that is tried again uses the same wiring.
+//! do the copies begin (`Attached`). A create that is tried again uses the same wiring, without what the failed try wrote
+//! (`Wiring::hold_back`). A logging program reads its pipes itself: it gets the words of failed tries, too.
 
 mod console;
 mod copy;
@@ -19,6 +20,7 @@ mod fifo;
 mod file_writer;
 mod logger;
 mod open;
+mod pending_log;
 mod progress;
 mod stream;
 mod wiring;

@@ -3,7 +3,7 @@
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use tokio::io::Interest;
@@ -11,13 +11,16 @@ use tokio::io::Interest;
 use super::{
     Attached, Author, Copy, IoError, Sink, Streams,
     console::ConsoleSocket,
-    ends::{Owner, nonblocking, owned_pipe, readable, watched, writable},
+    ends::{Owner, nonblocking, owned_pipe, readable, unread, watched, writable},
     fifo::Input,
-    file_writer::FileWriter,
     logger::Logger,
     open::{Opened, Outlet},
+    pending_log::PendingLog,
     stream::Program,
 };
+
+/// So much of what a failed try of the runtime wrote is enough for an error.
+const LAST_WORDS: usize = 2048;
 
 /// Opened streams, waiting for their process.
 #[derive(Default)]
@@ -27,6 +30,8 @@ pub(crate) struct Wiring {
     stdin: Option<StdinPair>,
     console: Option<ConsoleSocket>,
     console_out: Option<OwnedFd>,
+    logs: Vec<PendingLog>,
+    last_words: Mutex<Vec<u8>>,
     sinks: Vec<Sink>,
 }
 
@@ -106,8 +111,7 @@ impl Wiring {
         owner: Owner,
     ) -> Result<OwnedFd, IoError> {
         let (read, write) = owned_pipe(name, owner)?;
-        let writer = FileWriter::start(read, file).map_err(|source| IoError::Writer { path, source })?;
-        self.sinks.push(Sink::File(writer));
+        self.logs.push(PendingLog::new(read, file, &path));
         Ok(write)
     }
 
@@ -150,6 +154,33 @@ impl Wiring {
         self.child[2].is_some()
     }
 
+    /// A try of the runtime failed: what it wrote does not get into the output of a container that another try makes.
+    pub(crate) fn hold_back(&self) {
+        let of_pairs = self.pairs.iter().map(|pair| unread(&pair.from));
+        let text = of_pairs.chain(self.logs.iter().map(PendingLog::hold_back)).collect::<Vec<_>>().concat();
+        if !text.is_empty() {
+            *self.last_words.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        }
+    }
+
+    /// The end of what the last try wrote, where it failed and wrote anything.
+    pub(crate) fn last_words(&self) -> Option<String> {
+        self.hold_back();
+        let text = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = &text[text.len().saturating_sub(LAST_WORDS)..];
+        Some(String::from_utf8_lossy(end).trim().to_owned()).filter(|words| !words.is_empty())
+    }
+
+    /// No other try follows: a log file gets what the runtime wrote. Whoever reads a fifo gets the answer to `Create` alone,
+    /// as with Go's shim.
+    pub(crate) fn write_failure(&self) {
+        for log in &self.logs {
+            if let Err(error) = log.write_failure() {
+                tracing::warn!(%error, "the runtime's error is not in the log file");
+            }
+        }
+    }
+
     /// Where the runtime is to send the terminal, if there is one.
     pub(crate) fn console_socket(&self) -> Option<PathBuf> {
         self.console.as_ref().map(|socket| socket.path().to_owned())
@@ -159,6 +190,9 @@ impl Wiring {
     pub(crate) fn attach(self) -> Result<Attached, IoError> {
         let mut attached = Attached::default();
         attached.sinks = self.sinks;
+        for log in self.logs {
+            attached.sinks.push(Sink::File(log.begin()?));
+        }
         let mut stdin_target = None;
         for pair in self.pairs {
             attached.outputs.push(Copy::spawn(readable(pair.from)?, writable(pair.to)?));

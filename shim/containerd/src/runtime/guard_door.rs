@@ -14,7 +14,8 @@
 //! In the last two cases, and where no guard is installed, the runtime is run without it: a guard that breaks creates is worse
 //! than the fault it guards against. Where policy refuses anything the container is refused: what it refuses may be there.
 //! After a failure of the runtime the guard is asked again, up to three times: a volume may have been updated between its look
-//! and the runtime's mount (kubernetes#127602). What the runtime says is not looked at.
+//! and the runtime's mount (kubernetes#127602). What the runtime says is not looked at; what a failed try wrote to the
+//! container's stderr is not in the output of a container that the next try makes.
 
 use std::{
     ffi::OsString,
@@ -84,6 +85,10 @@ enum Passage {
 impl Runtime {
     /// Makes the container, admitted by the guard where there is one.
     pub(super) async fn make(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
+        self.make_by_guard(call).await.map_err(|error| error.for_good(call.wiring))
+    }
+
+    async fn make_by_guard(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
         self.resolve_binary()?;
         let Some(guard) = guard_program() else {
             return self.make_unguarded(call, &format!("{GUARD} is not installed")).await;
@@ -101,6 +106,7 @@ impl Runtime {
         let mut failure = first;
         for attempt in 1..=RETRIES {
             self.clear_away(call.id).await;
+            call.wiring.hold_back();
             match self.pass(guard, call, attempt).await? {
                 Passage::Created(created) => {
                     tracing::info!(id = call.id, attempt, "created after a mount was mended; before: {failure}");

@@ -47,8 +47,16 @@ pub(crate) enum RuntimeError {
     /// The runtime says no; the text is its own.
     #[error("{message}")]
     Failed {
-        /// Its last error, or the end of its stderr, or its exit status.
+        /// Its last error, or the end of its stderr.
         message: String,
+    },
+    /// The runtime failed, and neither its log nor a stderr of the shim's own says why.
+    #[error("{verb}: exit status {status}")]
+    Unexplained {
+        /// What was asked.
+        verb: &'static str,
+        /// As a shell would say it.
+        status: u32,
     },
     /// The guard's policy says no.
     #[error("refused by bindguard: {reason}")]
@@ -179,7 +187,9 @@ impl Running {
         if exit.status == 0 {
             return Ok(self.answer.map(|file| read_from(file, 0)).unwrap_or_default());
         }
-        Err(RuntimeError::Failed { message: self.message(exit, last_error) })
+        let unexplained = RuntimeError::Unexplained { verb: self.verb, status: exit.status };
+        Err(unexplained
+            .unless_said(last_error.filter(|text| !text.is_empty()).or_else(|| self.complaint.and_then(tail))))
     }
 
     /// Resolves once, when it has ended.
@@ -199,18 +209,30 @@ impl Running {
     pub(crate) fn forward_log(&self) {
         self.log.read();
     }
+}
 
-    fn message(self, exit: Exit, last_error: Option<String>) -> String {
-        let tail = |file: File| {
-            let length = file.metadata().map_or(0, |meta| meta.len());
-            let bytes = read_from(file, length.saturating_sub(STDERR_TAIL));
-            Some(String::from_utf8_lossy(&bytes).trim().to_owned()).filter(|text| !text.is_empty())
-        };
-        last_error
-            .filter(|message| !message.is_empty())
-            .or_else(|| self.complaint.and_then(tail))
-            .unwrap_or_else(|| format!("{}: exit status {}", self.verb, exit.status))
+impl RuntimeError {
+    /// The error of the last try. A runtime that explains itself on the process's stderr alone, as crun does where a program is
+    /// missing, is quoted from there; a log file gets all that it wrote.
+    pub(super) fn for_good(self, wiring: &Wiring) -> Self {
+        let words = wiring.last_words();
+        wiring.write_failure();
+        self.unless_said(words)
     }
+
+    /// With these words as the reason, where it has none.
+    fn unless_said(self, words: Option<String>) -> Self {
+        match (self, words) {
+            (Self::Unexplained { .. }, Some(message)) => Self::Failed { message },
+            (error, _) => error,
+        }
+    }
+}
+
+fn tail(file: File) -> Option<String> {
+    let length = file.metadata().map_or(0, |meta| meta.len());
+    let bytes = read_from(file, length.saturating_sub(STDERR_TAIL));
+    Some(String::from_utf8_lossy(&bytes).trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 fn memory_file() -> io::Result<File> {

@@ -119,7 +119,7 @@ impl Runtime {
         }
         args.push(id.into());
         let call = Call::new(self, self.resolve_binary()?, "exec", args);
-        call.run(Ends::Process(exec.wiring)).await.map(drop)
+        call.run(Ends::Process(exec.wiring)).await.map(drop).map_err(|error| error.for_good(exec.wiring))
     }
 
     /// Does the runtime still keep state of this container? runc, crun and youki have a directory per container. What

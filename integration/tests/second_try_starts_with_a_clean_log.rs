@@ -1,0 +1,180 @@
+//! The configMap changes between the guard's look and the runtime's mount, and the shim creates the container a second time: its
+//! log begins with its own first line. Where no retry follows, the log file has the runtime's words (issue 14, item 14).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::programs::Oci;
+use bindguard_integration::runtime::{Gate, ObedientRuntime};
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::shim::{Bundle, Client, Shim, spec};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Generation, Node, Setup, VolumeKind};
+use containerd_shim_protos::api::CreateTaskRequest;
+use containerd_shim_protos::shim::oci::Options;
+use nix::libc::O_NONBLOCK;
+use serde_json::json;
+
+const SCRIPT: [&str; 3] = ["sh", "-c", "cat /etc/app.conf; echo err >&2"];
+
+#[test]
+fn runc() {
+    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
+        let before = Leftovers::of(node)?;
+        tell(node)?;
+        before.are_all(node)
+    });
+}
+
+/// Without a look at what is left: crun makes a folder where a node of this machine has no unified hierarchy.
+#[test]
+fn crun() {
+    Setup::on(Generation::V2_1).oci(Oci::Crun(Generation::V2_1)).obedient_runtime().story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    for kind in [Kind::Fifos, Kind::File, Kind::TwoFiles, Kind::Terminal, Kind::TerminalIntoAFile] {
+        starts_at_the_second_try(node, kind).with_context(|| format!("{kind:?}"))?;
+    }
+    fails_for_good(node)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Fifos,
+    File,
+    TwoFiles,
+    Terminal,
+    TerminalIntoAFile,
+}
+
+impl Kind {
+    fn has_terminal(self) -> bool {
+        matches!(self, Self::Terminal | Self::TerminalIntoAFile)
+    }
+}
+
+/// Where a container's output goes.
+struct Streams {
+    kind: Kind,
+    files: [PathBuf; 2],
+    fifos: Vec<File>,
+}
+
+impl Streams {
+    fn open(kind: Kind, node: &Node, bundle: &Bundle) -> Result<Self> {
+        let is_fifo = matches!(kind, Kind::Fifos | Kind::Terminal);
+        let file = |name: &str| match is_fifo {
+            true => bundle.fifo(name),
+            false => Ok(node.disk().join(format!("{}-{name}.log", bundle.id()))),
+        };
+        let out = file("out")?;
+        let err = if matches!(kind, Kind::Fifos | Kind::TwoFiles) { file("err")? } else { out.clone() };
+        let files = [out, err];
+        // for both, so that it opens before its writer and never ends
+        let open = |path: &PathBuf| OpenOptions::new().read(true).write(true).custom_flags(O_NONBLOCK).open(path);
+        let fifos = if is_fifo { files.iter().map(open).collect::<Result<_, _>>()? } else { Vec::new() };
+        Ok(Self { kind, files, fifos })
+    }
+
+    fn are_of(&self, request: &mut CreateTaskRequest) {
+        let scheme = if self.fifos.is_empty() { "file://" } else { "" };
+        let [out, err] = self.files.each_ref().map(|file| format!("{scheme}{}", file.display()));
+        request.terminal = self.kind.has_terminal();
+        request.stdout = out;
+        if !request.terminal {
+            request.stderr = err;
+        }
+    }
+
+    /// All that was written to each.
+    fn written(&mut self) -> Result<[String; 2]> {
+        let mut texts = [String::new(), String::new()];
+        for (at, text) in texts.iter_mut().enumerate() {
+            match self.fifos.get_mut(at) {
+                // the end is that nothing more is there
+                Some(fifo) => drop(fifo.read_to_string(text)),
+                None => *text = fs::read_to_string(&self.files[at])?,
+            }
+        }
+        Ok(texts)
+    }
+}
+
+fn starts_at_the_second_try(node: &Node, kind: Kind) -> Result<()> {
+    let id = format!("{kind:?}").to_lowercase();
+    let pod = node.kubelet().pod(&id)?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one\n")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let mut spec = spec(node, &id, &SCRIPT);
+    let options = ["rbind", "rprivate", "ro"];
+    let bind = json!({"destination": "/etc/app.conf", "type": "bind", "source": subpath.bind()?, "options": options});
+    spec["mounts"].as_array_mut().context("the spec has no mounts")?.push(bind);
+    spec["process"]["terminal"] = kind.has_terminal().into();
+    let bundle = Bundle::create_with(node, &id, &spec)?;
+    let mut streams = Streams::open(kind, node, &bundle)?;
+    let mut request = bundle.request();
+    streams.are_of(&mut request);
+
+    let (runtime, gate) = (ObedientRuntime::of(&node.programs()), Gate::of(&node.programs()));
+    let calls = creates(&runtime)?;
+    gate.close()?;
+    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    let client = thread::scope(|scope| {
+        let create = scope.spawn(|| client.create(&request).map(|_| client));
+        let update = gate.wait_for_call().and_then(|()| volume.update(&[("app.conf", "two\n")]));
+        gate.open()?;
+        let client = create.join().map_err(|_| anyhow!("the creating thread panicked"))??;
+        update.map(|()| client)
+    })?;
+    ensure!(creates(&runtime)? == calls + 2, "not two tries: {:?}", runtime.calls()?);
+    only_a_current_mount(&subpath)?;
+    client.start(&id, "")?;
+    end(&client, &id)?;
+
+    let written = streams.written()?;
+    let expected = match kind {
+        Kind::Fifos | Kind::TwoFiles => ["two\n", "err\n"],
+        Kind::File => ["two\nerr\n"; 2],
+        Kind::Terminal => ["two\r\nerr\r\n", ""],
+        Kind::TerminalIntoAFile => ["two\r\nerr\r\n"; 2],
+    };
+    ensure!(written == expected, "its log: {written:?}");
+    pod.delete()
+}
+
+/// The container's program is not there: that no repair can help.
+fn fails_for_good(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "hopeless", &["/no/such/program"])?;
+    let mut streams = Streams::open(Kind::File, node, &bundle)?;
+    let mut request = bundle.request();
+    streams.are_of(&mut request);
+    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    let error = match client.create(&request) {
+        Err(error) => error.to_string(),
+        // crun looks for the program when it starts it
+        Ok(_) => client.start("hopeless", "").err().context("it was started")?.to_string(),
+    };
+    ensure!(error.contains("/no/such/program"), "{error}");
+    let _ = client.delete("hopeless", "");
+    until("the log file has the runtime's words", || Ok(streams.written()?[0].contains("/no/such/program")))?;
+    Ok(client.shut_down("hopeless")?)
+}
+
+fn creates(runtime: &ObedientRuntime) -> Result<usize> {
+    let calls = runtime.calls().unwrap_or_default();
+    Ok(calls.iter().filter(|call| call.split(' ').any(|word| word == "create")).count())
+}
+
+fn end(client: &Client, id: &str) -> Result<()> {
+    let status = client.wait(id, "")?;
+    client.delete(id, "")?;
+    client.shut_down(id)?;
+    ensure!(status == 0, "{status}");
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! A log file (`file://`) whose process is not there yet.
+//!
+//! The runtime writes its errors to the stderr that the container gets. Until the runtime succeeds nobody reads the pipe, so
+//! what a failed try wrote can be kept out of the log of a container that starts at the next try.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    mem,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use super::{IoError, ends::unread, file_writer::FileWriter};
+
+const STACK: usize = 256 * 1024;
+
+/// A pipe to be copied into a file.
+pub(super) struct PendingLog {
+    pipe: OwnedFd,
+    file: OwnedFd,
+    path: PathBuf,
+    /// The output of the last failed try.
+    failure: Mutex<Vec<u8>>,
+}
+
+impl PendingLog {
+    /// `pipe` is the end to read.
+    pub(super) fn new(pipe: OwnedFd, file: OwnedFd, path: &Path) -> Self {
+        Self { pipe, file, path: path.to_owned(), failure: Mutex::default() }
+    }
+
+    /// Takes what a failed try wrote out of the pipe: another try may follow.
+    pub(super) fn hold_back(&self) -> Vec<u8> {
+        let text = unread(&self.pipe);
+        if !text.is_empty() {
+            self.failure().clone_from(&text);
+        }
+        text
+    }
+
+    /// Writes what the last failed try wrote: no other follows. Nobody waits for the disk.
+    pub(super) fn write_failure(&self) -> io::Result<()> {
+        let text = mem::take(&mut *self.failure());
+        if text.is_empty() {
+            return Ok(());
+        }
+        let (mut file, path) = (File::from(self.file.try_clone()?), self.path.clone());
+        thread::Builder::new().stack_size(STACK).spawn(move || {
+            if let Err(error) = file.write_all(&text) {
+                tracing::warn!(%error, path = %path.display(), "the runtime's error is not in the log file");
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Starts the copying: the process is there.
+    pub(super) fn begin(self) -> Result<FileWriter, IoError> {
+        let Self { pipe, file, path, .. } = self;
+        FileWriter::start(pipe, file).map_err(|source| IoError::Writer { path, source })
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::io::progress::Patience;
+
+    struct Log {
+        pending: PendingLog,
+        process: File,
+        file: tempfile::NamedTempFile,
+    }
+
+    fn log() -> Log {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (read, write) = io::pipe().unwrap();
+        let pending = PendingLog::new(read.into(), file.reopen().unwrap().into(), file.path());
+        Log { pending, process: OwnedFd::from(write).into(), file }
+    }
+
+    #[tokio::test]
+    async fn what_failed_tries_wrote_is_not_in_the_log_of_a_process() {
+        let Log { pending, mut process, file } = log();
+        for _ in 0..3 {
+            process.write_all(b"runc create failed\n").unwrap();
+            pending.hold_back();
+        }
+        process.write_all(b"its own\n").unwrap();
+        drop(process);
+        let long = Duration::from_secs(60);
+        pending.begin().unwrap().finish_or_stall(Patience { silent: long, whole: long }).await;
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "its own\n");
+    }
+
+    #[test]
+    fn the_last_failure_is_written_once() {
+        let Log { pending, mut process, file } = log();
+        for text in [&b"first\n"[..], b"again\n", b""] {
+            process.write_all(text).unwrap();
+            pending.hold_back();
+        }
+        pending.write_failure().unwrap();
+        pending.write_failure().unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while std::fs::read_to_string(file.path()).unwrap() != "again\n" {
+            assert!(std::time::Instant::now() < deadline, "{:?}", std::fs::read_to_string(file.path()));
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
