@@ -35,3 +35,5 @@ pub use verify::verify_container;
 
 /// Reads a small file that may lie on a server that does not answer: nobody waits for that.
 pub use bindguard_sys::read_file;
+/// Does something in which a write beyond RLIMIT_FSIZE is an error, not the process's end.
+pub use bindguard_sys::with_size_errors;

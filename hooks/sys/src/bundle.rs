@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::fault::{self, FaultPoint};
+use crate::size_errors::with_size_errors;
 
 /// A spec larger than this is not looked at: containerd's are some tens of KiB, and the guard's memory is bounded.
 const LARGEST_SPEC: u64 = 16 << 20;
@@ -102,7 +103,7 @@ fn write_like(old: &Path, new: &Path, bytes: &[u8]) -> io::Result<()> {
     let mode = fs::metadata(old)?.permissions().mode();
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
     fault::reach(FaultPoint::SpecBegun);
-    file.write_all(bytes)?;
+    with_size_errors(|| file.write_all(bytes))?;
     file.set_permissions(fs::Permissions::from_mode(mode))
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A line goes out in one `write` to a file opened with `O_APPEND`, which local filesystems keep whole; what a full disk
 //! took of a line is taken back. When the file is full it is renamed to `<name>.1`, replacing the one before it: the journal
-//! is bounded to twice its size (four times where a reader locks it), and what it loses are its oldest lines.
+//! is bounded to twice its size, and what it loses are its oldest lines. Only a regular file is a journal: a fifo or a device
+//! would keep a container waiting for its reader, and a line that it took in part could not be taken back.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -10,14 +11,18 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::libc::{O_NOCTTY, O_NONBLOCK};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::apart::Apart;
+use crate::at_hand;
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
 use crate::probe::{Patience, listen};
+use crate::size_errors::with_size_errors;
 
 /// Size from which the journal is rotated, in bytes.
 const FULL: u64 = 4 << 20;
@@ -45,18 +50,21 @@ pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
 /// How long a journal on a server may take: the container waits meanwhile.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Its folder is on a local filesystem; or nobody can tell, before Linux 5.12.
+/// It and its folder are on a local filesystem; or nobody can tell, before Linux 5.12.
 fn is_at_hand(journal: &Path) -> bool {
-    match Handle::try_cached(journal.parent().unwrap_or(journal)) {
-        Ok(folder) => Mounts::default().is_local(&folder),
+    let mounts = Mounts::default();
+    let folder = match Handle::try_cached(journal.parent().unwrap_or(journal)) {
+        Ok(folder) => mounts.is_local(&folder),
         Err(error) => error.kind() == io::ErrorKind::InvalidInput,
-    }
+    };
+    // The journal may be a symlink to a server's file.
+    folder && at_hand::is_at_hand(journal, |handle| mounts.is_local(handle))
 }
 
 /// By a process that may hang in this one's place.
 fn append_apart(journal: &Path, line: &str) -> io::Result<()> {
     let mut apart = Apart::start(|pipe| {
-        let failed = |error: io::Error| error.raw_os_error().unwrap_or_else(|| Errno::NOSPC.raw_os_error());
+        let failed = |error: io::Error| error.raw_os_error().unwrap_or_else(|| Errno::INVAL.raw_os_error());
         let answer = try_append(journal, line).map_or_else(failed, |()| 0);
         // A reader that has gone has stopped caring.
         let _ = pipe.write_all(&answer.to_ne_bytes());
@@ -76,11 +84,29 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     if let Some(directory) = journal.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
     }
-    let mut file = OpenOptions::new().append(true).create(true).mode(0o640).open(journal)?;
-    write_whole(&mut file, format!("{line}\n").as_bytes())?;
+    let mut file = open(journal)?;
+    with_size_errors(|| write_whole(&mut file, format!("{line}\n").as_bytes()))?;
     fault::reach(FaultPoint::Journaled);
     let written = file.metadata()?;
     if written.len() >= FULL { rotate(journal, &file, &written) } else { Ok(()) }
+}
+
+/// Opens a regular file, and waits for nobody: to open a fifo is to wait for its reader, and some devices begin their work.
+fn open(journal: &Path) -> io::Result<File> {
+    let regular = |is_file: bool| match is_file {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+    };
+    match fs::metadata(journal) {
+        Ok(found) => regular(found.is_file())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let flags = O_NONBLOCK | O_NOCTTY;
+    let file = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags).open(journal)?;
+    // Another may have its name since.
+    regular(file.metadata()?.is_file())?;
+    Ok(file)
 }
 
 /// All of it or nothing.
@@ -94,7 +120,8 @@ fn write_whole(file: &mut File, line: &[u8]) -> io::Result<()> {
     if file.metadata()?.len() == end {
         file.set_len(end - taken as u64)?;
     }
-    Err(io::ErrorKind::StorageFull.into())
+    let at_limit = getrlimit(Resource::Fsize).current.is_some_and(|limit| limit <= end);
+    Err(if at_limit { Errno::FBIG } else { Errno::NOSPC }.into())
 }
 
 /// One guard alone moves a full file away: the others would move the new one over it.

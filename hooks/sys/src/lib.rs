@@ -28,6 +28,7 @@ mod mountinfo;
 mod mounts;
 mod payload;
 mod read_file;
+mod size_errors;
 mod statmount;
 mod target;
 
@@ -38,4 +39,5 @@ pub use handle::{Handle, HandleError};
 pub use mountinfo::{MountinfoError, read_mount_table};
 pub use mounts::{MountOf, Mounts};
 pub use read_file::read_file;
+pub use size_errors::with_size_errors;
 pub use target::{OpenedTarget, TargetError, open_target};

@@ -3,11 +3,13 @@
 //! Nearly always it is [at hand](crate::at_hand), and is read here. Otherwise a process apart reads it, which may hang in
 //! this one's place.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use nix::libc;
 use rustix::io::Errno;
 
 use crate::apart::Apart;
@@ -21,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// Reads a file, or its first `most` bytes.
 ///
 /// # Errors
-/// The kernel's, and `TimedOut` when nobody answers.
+/// The kernel's, `TimedOut` when nobody answers, and `InvalidInput` for a fifo: its writer may never come.
 pub fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if is_on_this_node(path) { read_here(path, most) } else { read_apart(path, most) }
 }
@@ -34,7 +36,11 @@ fn is_on_this_node(path: &Path) -> bool {
 
 fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.file_type().is_fifo() {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "it is a fifo"));
+    }
+    file.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -85,5 +91,14 @@ mod tests {
                 assert_eq!(read(&path, 10).unwrap_err().kind(), ErrorKind::NotFound);
             }
         }
+    }
+
+    #[test]
+    fn a_fifo_keeps_nobody_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        assert_eq!(read_file(&fifo, 10).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert!(read_file(Path::new("/dev/null"), 10).unwrap().is_empty());
     }
 }

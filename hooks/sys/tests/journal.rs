@@ -8,6 +8,7 @@ mod namespace;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -118,4 +119,60 @@ fn what_a_full_disk_took_of_a_line_is_taken_back() {
     append(&journal, &line(0, written, 5000)).unwrap();
     let text = fs::read_to_string(&journal).unwrap();
     assert_eq!(text.lines().map(told).collect::<Vec<_>>(), (0..=written).map(|n| (0, n)).collect::<Vec<_>>());
+}
+
+/// A copy of this program appends one line with that limit on the size of its files, while the caller looks at its end.
+fn append_limited(journal: &Path, limit: u64) -> std::process::ExitStatus {
+    let task = format!("0 1 900 {}", journal.display());
+    let mut copy = Command::new("prlimit");
+    copy.arg(format!("--fsize={limit}")).arg(env::current_exe().unwrap());
+    copy.args(["--exact", "a_writer_that_is_refused", "--ignored"]).env(WRITER, task);
+    copy.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
+}
+
+#[test]
+#[ignore = "what the other tests start as a process of its own"]
+fn a_writer_that_is_refused() {
+    let Ok(task) = env::var(WRITER) else { return };
+    let journal = task.splitn(4, ' ').nth(3).unwrap();
+    let error = append(Path::new(journal), &line(0, 1, 900)).unwrap_err();
+    assert_eq!(error.source.raw_os_error(), Some(nix::libc::EFBIG), "{error:?}");
+}
+
+/// Issue 14, item 18: SIGXFSZ ended the guard. A guard that is under the limit only in part leaves no part of a line.
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_no_death() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    append(&journal, &line(0, 0, 900)).unwrap();
+    let length = fs::metadata(&journal).unwrap().len();
+    for limit in [length / 2, length, length + 100] {
+        let ended = append_limited(&journal, limit);
+        assert!(ended.success(), "under a limit of {limit} bytes: {ended}");
+    }
+    let text = fs::read_to_string(&journal).unwrap();
+    assert_eq!(text.lines().map(told).collect::<Vec<_>>(), [(0, 0)]);
+}
+
+/// Issue 14, item 18: to open a fifo that nobody reads waits for ever.
+#[test]
+fn only_a_regular_file_is_a_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    let [fifo, read] = ["fifo", "read"].map(|name| folder.path().join(name));
+    for path in [&fifo, &read] {
+        nix::unistd::mkfifo(path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    }
+    let mut reader = fs::OpenOptions::new().read(true).write(true).open(&read).unwrap();
+    let refused = |journal: PathBuf| {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || drop(tell.send(append(&journal, "{}"))));
+        // The thread stays where this fails: the test ends with its program.
+        let told = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits for a reader");
+        assert_eq!(told.unwrap_err().source.kind(), std::io::ErrorKind::InvalidInput);
+    };
+    [fifo, read, "/dev/null".into(), "/dev/full".into(), folder.path().to_owned()].into_iter().for_each(refused);
+    reader.write_all(b"nothing else").unwrap();
+    let mut text = [0; 12];
+    reader.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"nothing else");
 }
