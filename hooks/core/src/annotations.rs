@@ -10,11 +10,15 @@
 use std::borrow::Cow;
 
 use crate::policy::{Alarm, FailedRepair, Mode, Policy, ReadOnlyBinds};
+use crate::text::cut;
 
 /// Names the mode in a pod's annotations.
 pub const MODE: &str = "bindguard.io/mode";
 /// Names the propagation in a pod's annotations.
 pub const PROPAGATION: &str = "bindguard.io/propagation";
+
+/// So much of a value that makes no sense is quoted: a pod may have written a quarter of a mebibyte.
+const QUOTED: usize = 64;
 
 /// The policy for one pod: the node's, and what the pod's annotations change of it. What could not be followed is said in
 /// the second part, and changes nothing.
@@ -28,6 +32,7 @@ pub fn policy_of_pod<'a, 'p>(
         if !allowed {
             problems.push(format!("annotation {name} is not followed: the node's config does not allow it"));
         } else if !change(policy.to_mut(), value) {
+            let value = cut(value, QUOTED);
             problems.push(format!("annotation {name} is not followed: {value:?} is not one of its values"));
         }
     };
@@ -104,5 +109,7 @@ mod tests {
             assert_eq!(policy, open);
             assert!(problems[0].contains(name) && problems[0].contains(&format!("{value:?}")), "{problems:?}");
         }
+        let (_, problems) = asked(&open, MODE, &"x".repeat(100_000));
+        assert!(problems[0].len() < 200, "{} bytes", problems[0].len());
     }
 }

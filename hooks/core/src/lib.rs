@@ -25,3 +25,4 @@ pub mod policy;
 pub mod report;
 pub mod source;
 pub mod spec;
+pub mod text;

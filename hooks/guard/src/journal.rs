@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use bindguard_core::report::{BindReport, Container, Report};
+use bindguard_core::text;
 use bindguard_sys::journal::append;
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -89,9 +90,5 @@ fn shortened(report: &Report) -> (Report, usize) {
 }
 
 fn cut(text: &str) -> String {
-    if text.len() <= LONGEST_TEXT {
-        return text.to_owned();
-    }
-    let end = (0..=LONGEST_TEXT).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    format!("{}...", &text[..end])
+    text::cut(text, LONGEST_TEXT).into_owned()
 }

@@ -9,10 +9,14 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use bindguard_core::text::cut;
 use rustix::io::FdFlags;
 
 const FD: &str = "BINDGUARD_HANDOVER_FD";
 const ATTEMPT: &str = "BINDGUARD_ATTEMPT";
+
+/// The shim reads a line of 4096 bytes.
+const LONGEST_REASON: usize = 2048;
 
 /// What the shim sets for the guard, and the runtime need not see.
 pub const VARIABLES: [&str; 2] = [FD, ATTEMPT];
@@ -35,6 +39,11 @@ impl Handover {
         self.attempt
     }
 
+    /// A shim of bindguard's listens.
+    pub fn is_heard(&self) -> bool {
+        self.pipe.is_some()
+    }
+
     /// The runtime begins now. `verify`: what it makes is worth a look afterwards.
     pub fn hand_over(&self, verify: bool) {
         self.say(if verify { "handover verify\n" } else { "handover\n" });
@@ -47,7 +56,7 @@ impl Handover {
 
     /// Policy refuses the container.
     pub fn refuse(&self, reason: &str) {
-        self.say(&format!("refused {}\n", reason.replace('\n', " ")));
+        self.say(&format!("refused {}\n", cut(reason, LONGEST_REASON).replace('\n', " ")));
     }
 
     fn say(&self, line: &str) {

@@ -10,6 +10,7 @@ mod become_runtime;
 mod handover;
 mod privilege;
 mod remarks;
+mod stderr;
 mod verify;
 
 use std::env;
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
     let Some(invocation) = Invocation::creating(&args) else {
         return become_runtime::exec(&args, loaded.config.runtime(), &Remarks::on_stderr());
     };
-    let remarks = Remarks::for_invocation(&invocation);
+    let remarks = Remarks::for_invocation(&invocation, handover.is_heard());
     if let Some(problem) = &loaded.problem {
         remarks.problem(&format!("the defaults are in force: {}", problem.in_full()));
     }
@@ -72,7 +73,7 @@ fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, remarks:
 fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
     let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
     let admission = admit(&invocation.bundle, config.policy(), which);
-    remarks.tell(&admission.report);
+    // First of all: whatever comes of the rest, the journal has the line.
     if let Some(journal) = config.journal() {
         let entry = Entry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };
         if let Err(problem) = record(journal, &entry)
@@ -81,5 +82,6 @@ fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remark
             remarks.problem(&problem);
         }
     }
+    remarks.tell(&admission.report);
     admission
 }

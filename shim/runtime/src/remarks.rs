@@ -2,22 +2,32 @@
 //!
 //! Under a shim, stderr is the container's own: remarks go to the runtime's log file then, which shims read, at levels
 //! that are never mistaken for the runtime's last error. Without a log file they go to stderr. What keeps the guard from
-//! its work (a broken config.json, say) is said in both places.
+//! its work (a broken config.json, say) is said in both places, unless bindguard's own shim listens: that one passes the log
+//! file on to containerd's log, and the container's log stays clean.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use bindguard_core::report::{BindReport, Loudness, Report};
+use bindguard_core::text::cut;
+use bindguard_guard::with_size_errors;
+use nix::libc::O_NONBLOCK;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::argv::Invocation;
+use crate::stderr;
+
+/// A remark is no longer than this, in bytes: two paths and what is said of them.
+const LONGEST: usize = 16 << 10;
 
 /// The places to say something.
 #[derive(Debug)]
 pub struct Remarks {
     log: Option<Log>,
+    log_is_passed_on: bool,
 }
 
 #[derive(Debug)]
@@ -27,15 +37,16 @@ struct Log {
 }
 
 impl Remarks {
-    /// For a call that creates a container.
-    pub fn for_invocation(invocation: &Invocation) -> Self {
+    /// For a call that creates a container. `log_is_passed_on`: the caller shows what the log file says, whatever comes of
+    /// the call.
+    pub fn for_invocation(invocation: &Invocation, log_is_passed_on: bool) -> Self {
         let log = invocation.log.clone().map(|path| Log { path, json: invocation.log_is_json });
-        Self { log }
+        Self { log, log_is_passed_on }
     }
 
     /// For a call that is not looked at.
     pub fn on_stderr() -> Self {
-        Self { log: None }
+        Self { log: None, log_is_passed_on: false }
     }
 
     /// Says what was found and done.
@@ -46,7 +57,7 @@ impl Remarks {
         for (loudness, remark) in report.binds.iter().filter_map(BindReport::remark) {
             let written = self.log.as_ref().is_some_and(|log| log.append(level(loudness), &remark).is_ok());
             if !written && loudness == Loudness::Warning {
-                on_stderr(&remark);
+                stderr::say(&remark);
             }
         }
     }
@@ -62,11 +73,10 @@ impl Remarks {
     }
 
     fn say(&self, level: &str, text: &str) {
-        if let Some(log) = &self.log {
-            // Stderr is next.
-            let _ = log.append(level, text);
+        let written = self.log.as_ref().is_some_and(|log| log.append(level, text).is_ok());
+        if !(written && self.log_is_passed_on) {
+            stderr::say(text);
         }
-        on_stderr(text);
     }
 }
 
@@ -74,13 +84,15 @@ impl Log {
     /// Appends a line in the form that runc's own lines have.
     fn append(&self, level: &str, text: &str) -> io::Result<()> {
         let time = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
-        let msg = format!("bindguard: {text}");
+        let msg = format!("bindguard: {}", cut(text, LONGEST));
         let line = if self.json {
             format!("{}\n", serde_json::json!({ "level": level, "msg": msg, "time": time }))
         } else {
             format!("time=\"{time}\" level={level} msg={msg:?}\n")
         };
-        OpenOptions::new().append(true).create(true).open(&self.path)?.write_all(line.as_bytes())
+        // A fifo that nobody reads is an error, not a wait.
+        let mut file = OpenOptions::new().append(true).create(true).custom_flags(O_NONBLOCK).open(&self.path)?;
+        with_size_errors(|| file.write_all(line.as_bytes()))
     }
 }
 
@@ -95,26 +107,5 @@ fn level(loudness: Loudness) -> &'static str {
     match loudness {
         Loudness::Info => "info",
         Loudness::Warning => "warning",
-    }
-}
-
-fn on_stderr(text: &str) {
-    // There is no third place to complain in.
-    let _ = writeln!(io::stderr(), "bindguard: {}", in_one_line(text));
-}
-
-/// Paths and annotations are the pod's: they begin no line of their own, and do nothing to a terminal.
-fn in_one_line(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(shown).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_characters_are_shown_and_not_done() {
-        assert_eq!(in_one_line("a\nb\u{1b}[2J \u{e9}"), "a\\nb\\u{1b}[2J \u{e9}");
     }
 }

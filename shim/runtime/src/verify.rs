@@ -31,7 +31,7 @@ impl Verification {
 
     /// Looks, and tells what is not as it should be.
     pub fn run(&self, config: &Config) -> ExitCode {
-        let remarks = Remarks::for_invocation(&self.invocation);
+        let remarks = Remarks::for_invocation(&self.invocation, true);
         let report = verify_container(&self.invocation.bundle, self.pid, config.policy());
         remarks.tell(&report);
         let all_well = report.binds.iter().all(|bind| bind.verdict == Verdict::Current.name());

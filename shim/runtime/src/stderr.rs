@@ -1,0 +1,49 @@
+//! Lines on stderr, which may be the container's own.
+//!
+//! Under a shim nobody reads that pipe before the container is there. A guard that waited for room would be killed at its
+//! deadline, and a guard that left no room would have the runtime wait for ever when it reports an error. So a line is
+//! written only where it fits at once, and only a few KiB of them.
+
+use std::io::stderr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bindguard_core::text::cut;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// With what stands around it less than 4096 bytes, `PIPE_BUF`: a pipe that can be written takes that much at once (pipe(7)).
+const LONGEST: usize = 2048;
+/// Of all lines together: an eighth of a pipe.
+const MOST: usize = 8192;
+
+static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Writes a line, cut if it is long. It is lost where it would have to wait.
+pub fn say(text: &str) {
+    let line = format!("bindguard: {}\n", cut(&in_one_line(cut(text, LONGEST).as_ref()), LONGEST));
+    let written = WRITTEN.load(Ordering::Relaxed) + line.len();
+    if written <= MOST && takes_a_line() && rustix::io::write(stderr(), line.as_bytes()).is_ok() {
+        WRITTEN.store(written, Ordering::Relaxed);
+    }
+}
+
+fn takes_a_line() -> bool {
+    let stderr = stderr();
+    let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..)) && fds[0].revents().contains(PollFlags::OUT)
+}
+
+/// Paths and annotations are the pod's: they begin no line of their own, and do nothing to a terminal.
+fn in_one_line(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown_and_not_done() {
+        assert_eq!(in_one_line("a\nb\u{1b}[2J \u{e9}"), "a\\nb\\u{1b}[2J \u{e9}");
+    }
+}
