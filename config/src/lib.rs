@@ -8,8 +8,9 @@
 mod file;
 
 use std::env;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -151,7 +152,13 @@ pub struct Loaded {
 /// Reads the node's config: the file that `BINDGUARD_CONFIG` names, else `/etc/bindguard/config.toml` if it is there.
 /// Never fails.
 pub fn load() -> Loaded {
-    load_by(read_here)
+    load_by(|path, most| {
+        // Opening a fifo would wait for a writer, and nobody is there to give up.
+        match fs::metadata(path)?.file_type().is_fifo() {
+            true => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a fifo")),
+            false => read_here(path, most),
+        }
+    })
 }
 
 /// The same, for who has a way of their own to read a file, or its first so many bytes: without waiting for a server, say.

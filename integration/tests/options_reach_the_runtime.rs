@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
 use bindguard_integration::shim::{Bundle, Shim, options_any, spec};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::shim::oci::Options;
 use serde_json::json;
@@ -59,7 +60,8 @@ fn shim_cgroup(node: &Node) -> Result<()> {
     // a cgroup that the options name is its owner's to remove
     for hierarchy in fs::read_dir("/sys/fs/cgroup")?.flatten() {
         let group = hierarchy.path().join(node.name()).join("of-the-shim");
-        while group.is_dir() && fs::remove_dir(&group).is_err() {}
+        // busy until the shim's process is gone
+        until("the shim leaves its cgroup", || Ok(!group.is_dir() || fs::remove_dir(&group).is_ok()))?;
     }
     Ok(())
 }

@@ -1,60 +1,68 @@
-//! On which terms the guard stands before the runtime, as the node's config says it and the pod's annotations.
+//! The terms of the guard before the runtime: what the node's config sets, and what the pod's annotations change of it.
 
-use std::{
-    io,
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
-};
+use std::{io, time::Duration};
 
-use bindguard_config::{Config, Loaded};
+use bindguard_config::{Config, Error, Loaded};
 use bindguard_core::annotations::policy_of_pod;
-use tokio::time::timeout;
+use tokio::{sync::Semaphore, time::timeout};
 
-use crate::{aside::aside, bundle::SpecView, causes::with_causes, runtime::GuardTerms};
+use crate::{aside::aside, bundle::SpecView, runtime::GuardTerms};
 
 /// How long the config may take to be read: it can lie on a server that hangs, and the event loop serves the whole pod.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// A reading that hangs keeps its thread until the server comes back: with so many there is no other.
-const MOST_READINGS: usize = 64;
-
-static READINGS: AtomicUsize = AtomicUsize::new(0);
+/// A reading that hangs keeps its thread until the server comes back: there are no more of them at a time.
+static READINGS: Semaphore = Semaphore::const_new(64);
 
 /// Read for each create and restore, so that a pod that runs for months sees a change of the config.
 pub(super) async fn guard_terms(spec: &SpecView) -> GuardTerms {
-    let config = config_in_force().await;
-    // What is not followed the guard itself says.
+    let config = active_config().await;
+    // The guard itself reports the annotations that are not followed.
     let (policy, _) = policy_of_pod(config.policy(), |name| spec.annotations.get(name).map(String::as_str));
     GuardTerms { deadline: config.deadline(), policy: policy.into_owned() }
 }
 
-async fn config_in_force() -> Config {
-    match timeout(PATIENCE, read()).await {
-        Ok(Ok(Loaded { config, problem: None })) => config,
-        Ok(Ok(Loaded { config, problem: Some(problem) })) => {
-            tracing::warn!("the config is not in force, defaults are: {}", with_causes(&problem));
-            config
-        }
-        Ok(Err(error)) => {
-            tracing::warn!("the config is not in force, defaults are: {}", with_causes(&error));
-            Config::default()
-        }
-        Err(_) => {
-            tracing::warn!("the config is not in force, defaults are: it did not answer within {PATIENCE:?}");
-            Config::default()
-        }
+async fn active_config() -> Config {
+    let (config, problem) = match timeout(PATIENCE, read()).await {
+        Ok(Ok(Loaded { config, problem })) => (config, problem.as_ref().map(Error::in_full)),
+        Ok(Err(error)) => (Config::default(), Some(error.to_string())),
+        Err(_) => (Config::default(), Some(format!("it did not answer within {PATIENCE:?}"))),
+    };
+    if let Some(problem) = problem {
+        tracing::warn!("the config is not in force, defaults are: {problem}");
     }
+    config
 }
 
 async fn read() -> io::Result<Loaded> {
-    if READINGS.load(Ordering::Relaxed) >= MOST_READINGS {
-        return Err(io::Error::other("so far it has not answered"));
-    }
-    READINGS.fetch_add(1, Ordering::Relaxed);
-    aside(|| {
-        let loaded = bindguard_config::load();
-        READINGS.fetch_sub(1, Ordering::Relaxed);
+    aside(reading(&READINGS, bindguard_config::load)?).await
+}
+
+/// The slot belongs to the reading, so that it is free again when the reading ends, panics, or gets no thread.
+fn reading<T>(slots: &'static Semaphore, load: fn() -> T) -> io::Result<impl FnOnce() -> T + Send + 'static>
+where
+    T: Send + 'static,
+{
+    let slot = slots.try_acquire().map_err(|_| io::Error::other("so far it has not answered"))?;
+    Ok(move || {
+        let loaded = load();
+        drop(slot);
         loaded
     })
-    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_reading_gives_its_slot_back_however_it_ends() {
+        static SLOTS: Semaphore = Semaphore::const_new(1);
+        let without_a_thread = reading(&SLOTS, || ()).unwrap();
+        assert!(reading(&SLOTS, || ()).is_err(), "two readings in one slot");
+        drop(without_a_thread);
+        assert!(aside(reading(&SLOTS, || panic!("no config")).unwrap()).await.is_err());
+        aside(reading(&SLOTS, || ()).unwrap()).await.unwrap();
+        assert_eq!(SLOTS.available_permits(), 1);
+    }
 }
