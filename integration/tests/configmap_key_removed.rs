@@ -1,12 +1,15 @@
 //! The key that a container mounts was removed from its configMap: no repair is possible.
 //!
 //! A real kubelet fails once and then mounts an empty *directory* where the file was. bindguard lets the create fail with
-//! runc's own error, says why in the log, and never makes a directory appear.
+//! runc's own error, says beside it and in the log why, and never makes a directory appear.
 
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, on_every_generation};
+
+const REASON: &str = "bindguard: the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is \
+                      deleted, and app.conf is no longer in its volume: put it back, or remove the subPath from the pod";
 
 fn story(generation: Generation) {
     Setup::on(generation).story(tell);
@@ -27,6 +30,8 @@ fn tell(node: &Node) -> Result<()> {
             words.contains("no such file or directory") && words.contains("volume-subpaths"),
             "not runc's error: {words}"
         );
+        // issue 14, item 23: the pod's owner sees this error alone, in the pod's events
+        ensure!(words.contains(REASON), "neither bindguard's reason nor the next step: {words}");
         node.ctr().forget(attempt)?;
         let kind = fs::symlink_metadata(source).context("look at the subpath")?;
         ensure!(kind.is_file(), "something else than a file is at the subpath: {kind:?}");

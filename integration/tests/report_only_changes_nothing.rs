@@ -20,6 +20,9 @@ fn tell(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     let words = ctr.container("app").mount(bind).start()?.failure()?;
     ensure!(words.contains("no such file or directory"), "not runc's error: {words}");
+    let reason =
+        "bindguard: the subPath of volume conf at /etc/app.conf is stale: the file it was bound from is deleted";
+    ensure!(words.contains(reason) && words.contains("bindguard diagnose"), "not the reason: {words}");
     ctr.forget("app")?;
     ensure!(
         subpath.mounts()?.iter().all(mounts::Mount::is_deleted),

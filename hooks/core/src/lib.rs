@@ -26,3 +26,4 @@ pub mod report;
 pub mod source;
 pub mod spec;
 pub mod text;
+pub mod unrepaired;

@@ -11,6 +11,7 @@ use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{SpecEdit, SpecView};
+use bindguard_core::unrepaired::explain_unrepaired;
 use bindguard_sys::bundle;
 use bindguard_sys::fault::{self, FaultPoint};
 
@@ -36,6 +37,8 @@ pub struct Admission {
     pub report: Report,
     /// Policy wants the container refused, and this is why. Unless a repair failed, nothing was done then.
     pub refusal: Option<String>,
+    /// What was not repaired and a runtime can fail on, with the next step: to be said if it does.
+    pub unrepaired: Option<String>,
     /// Something was mended that the runtime can have failed on: creating again makes sense.
     pub worth_another_try: bool,
     /// A host-root bind asks for rslave now: whether the container's mount is one shows once it was made.
@@ -59,14 +62,15 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
         Done { refusal, ..Done::default() }
     });
     report.took(start.elapsed());
-    let Done { refusal, worth_another_try, worth_verifying } = done;
-    Admission { report, refusal, worth_another_try, worth_verifying }
+    let Done { refusal, unrepaired, worth_another_try, worth_verifying } = done;
+    Admission { report, refusal, unrepaired, worth_another_try, worth_verifying }
 }
 
 /// What an admission did, beside what its report says.
 #[derive(Default)]
 struct Done {
     refusal: Option<String>,
+    unrepaired: Option<String>,
     worth_another_try: bool,
     worth_verifying: bool,
 }
@@ -115,8 +119,12 @@ fn try_admit(
         Some(Outcome::Failed { why }) => refusal_of_failed(finding, &why, &policy),
         _ => None,
     });
-    let worth_another_try = is_worth_another_try(&findings, &outcomes);
-    Ok(Done { refusal, worth_another_try, worth_verifying: is_worth_verifying(&findings, &policy) })
+    Ok(Done {
+        refusal,
+        unrepaired: explain_unrepaired(&findings, |finding| outcome_of(finding, &outcomes)),
+        worth_another_try: is_worth_another_try(&findings, &outcomes),
+        worth_verifying: is_worth_verifying(&findings, &policy),
+    })
 }
 
 /// Re-binds one subpath. Where that is impossible, or was in vain before, the edit that does without it.

@@ -1,8 +1,9 @@
 //! Telling the shim how far the guard got.
 //!
 //! The shim gives the guard the write end of a pipe and a deadline. One line says that the runtime begins now, or that
-//! there was nothing to mend; a pipe that closes without a line says that the guard died. Without a shim, or under a
-//! shim that knows nothing of bindguard, nobody listens.
+//! there was nothing to mend; a pipe that closes without a line says that the guard died. A second line, which an older shim
+//! does not read, explains a failure of the runtime. Without a shim, or under a shim that knows nothing of bindguard, nobody
+//! listens.
 
 use std::env;
 use std::fs;
@@ -44,19 +45,24 @@ impl Handover {
         self.pipe.is_some()
     }
 
-    /// The runtime begins now. `verify`: what it makes is worth a look afterwards.
-    pub fn hand_over(&self, verify: bool) {
-        self.say(if verify { "handover verify\n" } else { "handover\n" });
+    /// The runtime begins now. `verify`: what it makes is worth a look afterwards. `unrepaired`: why it may fail.
+    pub fn hand_over(&self, verify: bool, unrepaired: Option<&str>) {
+        self.say_with(if verify { "handover verify" } else { "handover" }, unrepaired);
     }
 
-    /// Nothing was mended that a create can have failed on: it would fail again.
-    pub fn unchanged(&self) {
-        self.say("unchanged\n");
+    /// Nothing was mended that a create can have failed on: it would fail again. `unrepaired`: why.
+    pub fn unchanged(&self, unrepaired: Option<&str>) {
+        self.say_with("unchanged", unrepaired);
     }
 
     /// Policy refuses the container.
     pub fn refuse(&self, reason: &str) {
-        self.say(&format!("refused {}\n", cut(reason, LONGEST_REASON).replace('\n', " ")));
+        self.say(&format!("refused {}\n", in_one_line(reason)));
+    }
+
+    fn say_with(&self, word: &str, unrepaired: Option<&str>) {
+        let second = unrepaired.map(|reason| format!("unrepaired {}\n", in_one_line(reason))).unwrap_or_default();
+        self.say(&format!("{word}\n{second}"));
     }
 
     fn say(&self, line: &str) {
@@ -65,6 +71,11 @@ impl Handover {
             let _ = fs::File::from(pipe).write_all(line.as_bytes());
         }
     }
+}
+
+/// Paths are the pod's.
+fn in_one_line(reason: &str) -> String {
+    cut(reason, LONGEST_REASON).replace(char::is_control, " ")
 }
 
 /// The inherited descriptor, made to close when the runtime begins.

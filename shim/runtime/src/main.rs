@@ -52,10 +52,10 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     if handover.attempt() > 0 && !admission.worth_another_try {
-        handover.unchanged();
+        handover.unchanged(admission.unrepaired.as_deref());
         return ExitCode::SUCCESS;
     }
-    handover.hand_over(admission.worth_verifying);
+    handover.hand_over(admission.worth_verifying, admission.unrepaired.as_deref());
     become_runtime::exec(&args, loaded.config.runtime(), &remarks)
 }
 

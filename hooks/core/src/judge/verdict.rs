@@ -147,6 +147,17 @@ pub enum Lack {
     },
 }
 
+impl Lack {
+    /// What the pod's owner can do: no mount can help.
+    fn next_step(&self) -> &'static str {
+        match self {
+            Self::Payload => "delete the pod, so that the kubelet writes the volume anew",
+            Self::Key(_) => "put it back, or remove the subPath from the pod",
+            Self::OtherKind { .. } => "make it what it was, or delete the pod",
+        }
+    }
+}
+
 /// How a stale subpath can be mended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy {
@@ -207,7 +218,10 @@ impl Verdict {
             Self::Current | Self::Foreign => None,
             Self::Stale { cause, remedy: Ok(_) } => Some(cause.to_string()),
             Self::Stale { cause, remedy: Err(why) } => Some(format!("{cause}; {why}")),
-            Self::Orphaned { cause, lacks, .. } => Some(format!("{cause}, and {lacks}")),
+            Self::Orphaned { cause, lacks, remake: Some(_) } => Some(format!("{cause}, and {lacks}")),
+            Self::Orphaned { cause, lacks, remake: None } => {
+                Some(format!("{cause}, and {lacks}: {}", lacks.next_step()))
+            }
             Self::Unmounted(unmounted) => Some(unmounted.to_string()),
             Self::Pinning(pinning) => Some(pinning.reason()),
             Self::WithoutMaster => {

@@ -8,6 +8,7 @@
 //!   handover verify   likewise, and once it made the container the guard wants to look at its mounts
 //!   refused REASON    policy; the call fails with the reason
 //!   unchanged         (only when asked again after a failure) nothing was stale: the failure stands
+//!   unrepaired REASON (a second line) what the guard left as it was: said beside the runtime's error if it fails
 //!   end of file       the guard died
 //!   nothing in time   the guard hangs, on a dead mount perhaps: it is killed and not waited for
 //! ```
@@ -31,7 +32,7 @@ use tokio::net::unix::pipe;
 
 use super::{
     Runtime,
-    handover::{Word, hear, word},
+    handover::{Word, hear, hear_reason, word},
     invoke::{Call, Ends, Running, RuntimeError},
     is_program, look_up,
 };
@@ -77,7 +78,8 @@ enum Passage {
     Created(Created),
     RuntimeFailed(RuntimeError),
     Refused(String),
-    Unchanged,
+    /// What the guard left as it was.
+    Unchanged(Option<String>),
     /// No runtime ran; why.
     NoGuard(String),
 }
@@ -97,7 +99,7 @@ impl Runtime {
             Passage::Created(created) => Ok(created),
             Passage::Refused(reason) => Err(RuntimeError::Refused { reason }),
             Passage::RuntimeFailed(failure) => self.make_again(&guard, call, failure).await,
-            Passage::Unchanged => self.make_unguarded(call, "the guard answered as if asked again").await,
+            Passage::Unchanged(_) => self.make_unguarded(call, "the guard answered as if asked again").await,
             Passage::NoGuard(why) => self.make_unguarded(call, &format!("the guard did not hand over ({why})")).await,
         }
     }
@@ -114,7 +116,7 @@ impl Runtime {
                 }
                 Passage::Refused(reason) => return Err(RuntimeError::Refused { reason }),
                 Passage::RuntimeFailed(again) => failure = again,
-                Passage::Unchanged => return Err(failure),
+                Passage::Unchanged(unrepaired) => return Err(failure.beside(unrepaired)),
                 Passage::NoGuard(why) => {
                     tracing::warn!(id = call.id, attempt, "no second look at the mounts: {why}");
                     return Err(failure);
@@ -147,13 +149,13 @@ impl Runtime {
         match word(&said) {
             Some(Word::Handover { verify }) => Ok(match running.finish().await {
                 Ok(_) => Passage::Created(Created { is_worth_verifying: verify }),
-                Err(error) => Passage::RuntimeFailed(error),
+                Err(error) => Passage::RuntimeFailed(error.beside(hear_reason(&mut line, &mut said).await)),
             }),
             other => {
                 self.dismiss(running, KILL_GRACE).await;
                 Ok(match other {
                     Some(Word::Refused(reason)) => Passage::Refused(reason),
-                    Some(Word::Unchanged) => Passage::Unchanged,
+                    Some(Word::Unchanged) => Passage::Unchanged(hear_reason(&mut line, &mut said).await),
                     _ => Passage::NoGuard(format!("it said {:?}", String::from_utf8_lossy(&said))),
                 })
             }

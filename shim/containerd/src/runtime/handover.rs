@@ -1,14 +1,20 @@
 //! The line on which the guard says what it did.
 //!
-//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its first word is read, so
-//! that a later guard may say more.
+//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its first word is looked at, so
+//! that a later guard may say more. A second line, `unrepaired REASON`, says what the guard left as it was and a runtime can
+//! fail on: it is read when the runtime failed.
+
+use std::time::Duration;
 
 use tokio::{io::AsyncReadExt, net::unix::pipe};
 
 /// A reason longer than that is cut.
 const LONGEST_LINE: usize = 4096;
 
-/// The guard's one line.
+/// For the second line, which was written together with the first: the pipe closes when the runtime begins.
+const REST: Duration = Duration::from_millis(500);
+
+/// The guard's first line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// From here on the process is the runtime.
@@ -24,9 +30,21 @@ pub(super) enum Word {
     Garbled,
 }
 
-/// Reads up to the end of the line, or of the pipe.
+/// Reads up to the end of the first line, or of the pipe.
 pub(super) async fn hear(line: &mut pipe::Receiver, said: &mut Vec<u8>) {
-    while said.len() < LONGEST_LINE && !said.contains(&b'\n') {
+    read_while(line, said, |said| !said.contains(&b'\n')).await;
+}
+
+/// Reads what follows, and answers why the runtime can have failed.
+pub(super) async fn hear_reason(line: &mut pipe::Receiver, said: &mut Vec<u8>) -> Option<String> {
+    let _ = tokio::time::timeout(REST, read_while(line, said, |_| true)).await;
+    let text = String::from_utf8_lossy(said);
+    let reason = text.lines().skip(1).find_map(|line| line.strip_prefix("unrepaired "));
+    reason.map(str::to_owned)
+}
+
+async fn read_while(line: &mut pipe::Receiver, said: &mut Vec<u8>, wants_more: impl Fn(&[u8]) -> bool) {
+    while said.len() < LONGEST_LINE && wants_more(said) {
         match line.read_buf(said).await {
             Ok(0) => return,
             Ok(_) => {}
@@ -64,5 +82,22 @@ mod tests {
         assert_eq!(word(b"refused /mnt is not mounted\nmore"), Some(Word::Refused("/mnt is not mounted".into())));
         assert_eq!(word(b""), None);
         assert_eq!(word(b"panic at"), Some(Word::Garbled));
+    }
+
+    #[tokio::test]
+    async fn a_second_line_is_the_reason() {
+        for (said, reason) in [
+            ("handover\n", None),
+            ("handover verify\nunrepaired app.conf is gone\n", Some("app.conf is gone")),
+            ("unchanged\nof a later guard\nunrepaired why\n", Some("why")),
+            ("unrepaired is no first line\n", None),
+        ] {
+            let (read, write) = std::io::pipe().unwrap();
+            let mut line = pipe::Receiver::from_owned_fd(read.into()).unwrap();
+            std::io::Write::write_all(&mut { write }, said.as_bytes()).unwrap();
+            let mut heard = Vec::new();
+            hear(&mut line, &mut heard).await;
+            assert_eq!(hear_reason(&mut line, &mut heard).await.as_deref(), reason, "{said:?}");
+        }
     }
 }

@@ -58,6 +58,14 @@ pub(crate) enum RuntimeError {
         /// As a shell would say it.
         status: u32,
     },
+    /// The runtime says no, and the guard had left a bind as it was that explains it.
+    #[error("{failure}; bindguard: {reason}")]
+    Unrepaired {
+        /// The runtime's own error.
+        failure: Box<RuntimeError>,
+        /// What is wrong with the bind, and the next step.
+        reason: String,
+    },
     /// The guard's policy says no.
     #[error("refused by bindguard: {reason}")]
     Refused {
@@ -220,10 +228,22 @@ impl RuntimeError {
         self.unless_said(words)
     }
 
+    /// With what the guard knows of the cause. The latest look counts.
+    pub(super) fn beside(self, unrepaired: Option<String>) -> Self {
+        match (self, unrepaired) {
+            (Self::Unrepaired { failure, .. }, Some(reason)) => Self::Unrepaired { failure, reason },
+            (error, Some(reason)) => Self::Unrepaired { failure: Box::new(error), reason },
+            (error, None) => error,
+        }
+    }
+
     /// With these words as the reason, where it has none.
     fn unless_said(self, words: Option<String>) -> Self {
         match (self, words) {
             (Self::Unexplained { .. }, Some(message)) => Self::Failed { message },
+            (Self::Unrepaired { failure, reason }, words) => {
+                Self::Unrepaired { failure: Box::new(failure.unless_said(words)), reason }
+            }
             (error, _) => error,
         }
     }

@@ -1,0 +1,110 @@
+//! The binds that a runtime can have failed on: they were not repaired, and a mount of them fails.
+//!
+//! A runtime's error names a path below `volume-subpaths` and says ENOENT. The pod's owner needs the volume, the reason and
+//! the next step, in the error that reaches the pod's events.
+
+use crate::judge::{Finding, Verdict};
+use crate::report::Outcome;
+use crate::source::SourceKind;
+use crate::text::cut;
+
+/// So many binds are named: an event has room for a kibibyte.
+const MOST: usize = 3;
+/// What is said of one bind is no longer, in bytes.
+const LONGEST: usize = 320;
+
+/// The reasons in one line, with the next step; `None` when no bind explains a failure of the runtime.
+pub fn explain_unrepaired(findings: &[Finding], outcome: impl Fn(&Finding) -> Option<Outcome>) -> Option<String> {
+    let reasons: Vec<String> = findings.iter().filter_map(|finding| explain(finding, outcome(finding))).collect();
+    let named: Vec<_> = reasons.iter().take(MOST).map(|reason| cut(reason, LONGEST)).collect();
+    let more = match reasons.len().saturating_sub(MOST) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    (!named.is_empty()).then(|| format!("{}{more}", named.join("; ")))
+}
+
+fn explain(finding: &Finding, outcome: Option<Outcome>) -> Option<String> {
+    let failed = match outcome {
+        None | Some(Outcome::WouldBe { .. }) => String::new(),
+        Some(Outcome::Failed { why }) => format!("; could not be repaired: {why}"),
+        Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached | Outcome::Refused) => return None,
+        Some(Outcome::PointedAtVolume { .. } | Outcome::MadeRslave | Outcome::NeedsSharedMount { .. }) => return None,
+    };
+    let next = match &finding.verdict {
+        // The reason has it: it is the same for everybody who reads it.
+        Verdict::Orphaned { remake: None, .. } => "",
+        Verdict::Orphaned { remake: Some(_), .. } | Verdict::Stale { .. } => {
+            "; delete the pod, or run on its node: bindguard diagnose"
+        }
+        Verdict::Dead(_) => "; mount it anew on the node",
+        // A mount of these succeeds, or nobody knows.
+        Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::WithoutMaster => return None,
+        Verdict::Foreign | Verdict::NotProbed | Verdict::Unknown(_) => return None,
+    };
+    let reason = finding.verdict.reason()?;
+    Some(format!("{} is {}: {reason}{failed}{next}", place(finding), finding.verdict.name()))
+}
+
+/// As the pod's owner knows it: the runtime's error has the source's path.
+fn place(finding: &Finding) -> String {
+    let path = finding.destination.as_deref().unwrap_or(&finding.source).display();
+    match &finding.kind {
+        SourceKind::Subpath(subpath) => format!("the subPath of volume {} at {path}", subpath.volume()),
+        SourceKind::MountedVolume(_) => format!("the volume at {path}"),
+        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => format!("the mount at {path}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::judge::{Lack, StaleCause, Unmounted};
+    use crate::policy::Policy;
+
+    fn finding(verdict: Verdict) -> Finding {
+        let source = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0");
+        Finding {
+            bind: Some(0),
+            source: source.to_owned(),
+            destination: Some("/etc/app.conf".into()),
+            kind: SourceKind::from_path(source, None, &Policy::default()),
+            verdict,
+        }
+    }
+
+    fn without_its_key() -> Finding {
+        let lacks = Lack::Key("app.conf".into());
+        finding(Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks, remake: None })
+    }
+
+    #[test]
+    fn a_key_that_is_gone_is_named_with_the_next_step() {
+        assert_eq!(
+            explain_unrepaired(&[finding(Verdict::Current), without_its_key()], |_| None).unwrap(),
+            "the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is deleted, and app.conf is \
+             no longer in its volume: put it back, or remove the subPath from the pod"
+        );
+    }
+
+    #[test]
+    fn what_was_repaired_or_mounts_all_the_same_explains_nothing() {
+        let stale = || finding(Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) });
+        let repaired = Outcome::Rebound { tries: 1 };
+        assert_eq!(explain_unrepaired(&[stale()], |_| Some(repaired.clone())), None);
+        assert_eq!(explain_unrepaired(&[finding(Verdict::Unmounted(Unmounted::Subpath))], |_| None), None);
+        let failed = |_: &Finding| Some(Outcome::Failed { why: "no such kernel".to_owned() });
+        let told = explain_unrepaired(&[stale()], failed).unwrap();
+        assert!(told.contains("why; could not be repaired: no such kernel; delete the pod"), "{told}");
+    }
+
+    #[test]
+    fn an_event_has_room_for_it() {
+        let lacks = Lack::Key("k".repeat(5000).into());
+        let long = finding(Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks, remake: None });
+        let told = explain_unrepaired(&vec![long; 9], |_| None).unwrap();
+        assert!(told.len() < 1024 && told.ends_with("; and 6 more"), "{} bytes", told.len());
+    }
+}
