@@ -34,9 +34,7 @@ fn spec_is_cut(node: &Node) -> Result<()> {
     for bytes in [&spec[..spec.len() / 2], b"", b"[]"] {
         broken(bytes)?;
         let error = client.create(&bundle.request()).err().context("it was created")?.to_string();
-        // an empty list is JSON, and a runtime's to refuse
-        let words = if bytes == b"[]" { "cannot unmarshal array" } else { "parse /run/bundles/cut/config.json" };
-        ensure!(error.contains(words), "{error}");
+        ensure!(error.contains("parse /run/bundles/cut/config.json"), "{error}");
     }
     broken(&spec)?;
     client.create(&bundle.request())?;
