@@ -233,7 +233,7 @@ impl Outcome {
             Self::NeedsSharedMount { command } => format!("for it to have one, run on the host: {command}"),
             Self::Refused => "the container is refused".to_owned(),
             Self::WouldBe { done } => format!("would be {done}"),
-            Self::Failed { why } => format!("could not be mended: {why}"),
+            Self::Failed { why } => format!("could not be repaired: {why}"),
         }
     }
 }

@@ -170,7 +170,7 @@ fn a_repair_that_fails_refuses_the_container_when_policy_says_so() {
     assert!(scene.admitted(&scene.policy()).refusal.is_none());
     let strict = Policy { failed_repairs: FailedRepair::Refuse, ..scene.policy() };
     let refusal = scene.admitted(&strict).refusal.unwrap();
-    assert!(refusal.contains("is stale and could not be mended") && refusal.contains("cloning"), "{refusal}");
+    assert!(refusal.contains("is stale and could not be repaired") && refusal.contains("cloning"), "{refusal}");
     change(MsFlags::MS_SHARED);
     assert_eq!(scene.told(&strict).2, REBOUND);
 }

@@ -87,7 +87,7 @@ pub enum StaleCause {
     #[error("it shows the whole volume")]
     WrongRoot,
     /// The kubelet bound a directory of its own making because the key was missing then.
-    #[error("a directory stands in for its key")]
+    #[error("a directory has the place of its key")]
     Placeholder,
 }
 

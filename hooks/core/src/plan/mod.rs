@@ -119,5 +119,9 @@ fn refuses_unmended(policy: &Policy) -> bool {
 }
 
 fn unmended(finding: &Finding, why: &str) -> String {
-    format!("the bind source {} is {} and could not be mended: {why}", finding.source.display(), finding.verdict.name())
+    format!(
+        "the bind source {} is {} and could not be repaired: {why}",
+        finding.source.display(),
+        finding.verdict.name()
+    )
 }
