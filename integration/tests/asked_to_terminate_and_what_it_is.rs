@@ -1,5 +1,5 @@
-//! What the shim answers about itself, and what it does when somebody asks it to end, by SIGTERM or by `Shutdown`: nothing as
-//! long as a container is there. No other signal ends it either, and SIGUSR1 has it write down what it is doing.
+//! The shim's answers about itself, and its reaction to SIGTERM and `Shutdown`: nothing as
+//! long as a container is there. No other signal ends it either, and SIGUSR1 makes it log its state.
 
 use std::fs;
 use std::io::Write;

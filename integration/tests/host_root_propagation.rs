@@ -99,7 +99,7 @@ fn a_read_only_bind_is_open_to_later_mounts_unless_it_is_kept() {
     });
 }
 
-/// Whether a mount that the host makes after a container's start is in the container, and writable there.
+/// True if a mount that the host makes after a container's start is in the container, and writable there.
 fn container_writes_to_a_later_mount(node: &Node, options: &[&str]) -> Result<bool> {
     let ctr = node.ctr();
     ctr.container("monitor").mount(Bind::new("/run", "/host").options(options)).start()?.success()?;
