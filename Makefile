@@ -117,7 +117,8 @@ kubelet: build matrix
 	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
 
 # tests that run on other kernels, and on a node with systemd and cgroup v2 alone
-SYSCALLS := mounts swap target admit cifs dead_sources hostile_volumes nfs what_cannot_be_read written_by_containers
+SYSCALLS := mounts swap target admit attributes_of_the_mount cifs dead_sources hostile_volumes nfs repairers_at_once \
+  what_cannot_be_read written_by_containers
 SYSCALLS_9P := ninep
 STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit \
   shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
