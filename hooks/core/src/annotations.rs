@@ -1,11 +1,11 @@
-//! What a pod may ask for itself, where the node's config lets it.
+//! Choices that a pod may make for itself, if the node's config allows it.
 //!
 //! | annotation | value | effect on this pod's containers |
 //! |---|---|---|
 //! | `bindguard.io/mode` | `repair`, `report`, `off` | the node's choice for stale subpaths and host-root binds; `report` and `off` refuse nothing |
-//! | `bindguard.io/propagation` | `rslave`, `keep`, `keep-read-only` | host-root binds are made rslave; or all of them, or the read-only ones, are left as the pod has them and told of |
+//! | `bindguard.io/propagation` | `rslave`, `keep`, `keep-read-only` | host-root binds are made rslave; or all of them, or the read-only ones, are left unchanged and reported |
 //!
-//! The runtime hands annotations on only where it is told to: containerd's `pod_annotations = ["bindguard.io/*"]`.
+//! The runtime passes annotations on only if it is configured to: containerd's `pod_annotations = ["bindguard.io/*"]`.
 
 use std::borrow::Cow;
 
@@ -17,11 +17,11 @@ pub const MODE: &str = "bindguard.io/mode";
 /// Names the propagation in a pod's annotations.
 pub const PROPAGATION: &str = "bindguard.io/propagation";
 
-/// So much of a value that makes no sense is quoted: a pod may have written a quarter of a mebibyte.
+/// The quoted length of an invalid value: a pod may have written a quarter of a mebibyte.
 const QUOTED: usize = 64;
 
-/// The policy for one pod: the node's, and what the pod's annotations change of it. What could not be followed is said in
-/// the second part, and changes nothing.
+/// The policy for one pod: the node's, with the changes of the pod's annotations. The second part names annotations that
+/// could not be followed; they change nothing.
 pub fn policy_of_pod<'a, 'p>(
     node: &'p Policy,
     annotation: impl Fn(&str) -> Option<&'a str>,

@@ -1,25 +1,25 @@
-//! What was seen of a bind source, before anyone judges it.
+//! The evidence about a bind source, before any verdict.
 //!
-//! Plain data: `bindguard-sys` fills it in from the kernel, tests write it down. Each thing that could be looked at is
-//! [`Observed`], so "could not read" can never look like "is not there".
+//! Plain data: `bindguard-sys` fills it in from the kernel, tests write it as literals. Each part that may be unreadable is
+//! [`Observed`], so "could not read" can never look like "does not exist".
 
 use std::path::PathBuf;
 
 use crate::kubelet::{Layout, Plugin, TimestampDirectory};
 use crate::mount_table::{Device, FsType, MountRoot};
 
-/// The result of a look.
+/// The result of one observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
-    /// It is there.
+    /// It exists.
     Seen(T),
-    /// It is known not to be there.
+    /// It is known not to exist.
     Absent,
-    /// The look failed, and this is why.
+    /// The observation failed, for this reason.
     Unreadable(String),
 }
 
-/// What kind of file something is, as far as bind mounts care.
+/// The kind of a file, as far as bind mounts distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A directory: it can be bound over a directory only.
@@ -28,7 +28,7 @@ pub enum FileKind {
     File,
 }
 
-/// Which file something is, whatever its paths.
+/// The identity of a file, independent of its paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileIdentity {
     /// `st_dev`; compared only with another `st_dev`.
@@ -40,39 +40,39 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// A file that is gone, of which no more is known than its kind: the same as no other. Nothing has the inode number 0.
+    /// A deleted file of which only the kind is known. It equals no other file: no file has the inode number 0.
     pub fn of_what_is_gone(kind: FileKind) -> Self {
         Self { device: 0, inode: 0, kind }
     }
 }
 
-/// What is known of one volume-subpath.
+/// The evidence about one volume-subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathEvidence {
     /// The mount that a bind of the subpath would be made from. [`Observed::Absent`]: the path is not a mount point.
     pub mount: Observed<SubpathMount>,
-    /// What it answered. Local filesystems are not asked.
+    /// Its answer to a probe. Local filesystems are not probed.
     pub reach: Reach,
-    /// The volume. [`Observed::Absent`]: none of the plugins that the guard understands has a volume of that name, and the
-    /// filesystem of the mount was not looked for, or not found, on the host.
+    /// The volume. [`Observed::Absent`]: no plugin that the guard understands has a volume of that name, and the filesystem of
+    /// the mount was not searched for, or not found, on the host.
     pub volume: Observed<Volume>,
-    /// What the kubelet would bind today for the same sub path. Looked for only when the two above were seen and the
-    /// sub path could be told from them; [`Observed::Absent`] otherwise, and when the volume holds no payload.
+    /// The target that the kubelet would bind today for the same sub path. It is read only if mount and volume were seen and
+    /// the sub path could be derived from them. Otherwise, and if the volume has no payload, it is [`Observed::Absent`].
     pub target: Observed<Target>,
 }
 
 /// The topmost mount at a volume-subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathMount {
-    /// What of its filesystem it shows.
+    /// Its root: the path in its filesystem that it shows.
     pub root: MountRoot,
     /// Its device.
     pub device: Device,
     /// Its filesystem's type.
     pub fs_type: FsType,
-    /// The file that it shows, as far as the kernel knows without asking a server.
+    /// The file that it shows, as far as the kernel knows without a query to a server.
     pub identity: Observed<FileIdentity>,
-    /// Another mount lies directly below it at the same path: an earlier swap was cut off before its last step.
+    /// Another mount is directly below it at the same path: an earlier swap was interrupted before its last step.
     pub covers_its_equal: bool,
 }
 
@@ -89,15 +89,15 @@ pub struct Volume {
     pub fs_type: FsType,
     /// Its place within that filesystem.
     pub place: PathBuf,
-    /// Whether it is a mount of its own.
+    /// True if it is a mount of its own.
     pub is_mount_point: bool,
-    /// Whether that mount was made after the subpath's. Looked for only where the two are of different devices; `true` otherwise.
+    /// True if that mount was made after the subpath's. Checked only if the two are of different devices; otherwise `true`.
     pub is_newer: bool,
-    /// How its files lie.
+    /// The layout of its files.
     pub layout: Layout,
 }
 
-/// What a sub path leads to today.
+/// The target of a sub path today.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// The payload directory that `..data` names; `None` in volumes that have no payload.
@@ -106,16 +106,16 @@ pub struct Target {
     pub file: Observed<FileIdentity>,
 }
 
-/// What is mounted where a volume has to be mounted.
+/// The mount at a path where a volume must be mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeMount {
     /// Its filesystem's type.
     pub fs_type: FsType,
-    /// What it was bound from is deleted: nothing can be bound from it any more.
+    /// Its root is deleted: nothing can be bound from it any more.
     pub deleted: bool,
 }
 
-/// What a source answered to a walk and a stat(2), asked by a process that may hang.
+/// The answer of a source to a walk and a stat(2), made by a process that may hang.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reach {
     /// It is there.
@@ -129,19 +129,19 @@ pub enum Reach {
         /// The error in words.
         words: String,
     },
-    /// It should have been probed, and there was no time left, or no process to do it.
+    /// A probe was due, but there was no time left, or no process to do it.
     NotProbed,
-    /// Nobody asked.
+    /// No probe was due.
     NotAsked,
 }
 
 impl Reach {
-    /// What dead mounts answer. errno(3): EIO, ECONNABORTED (a FUSE connection that was aborted), ENOTCONN (a FUSE daemon
-    /// that died), ETIMEDOUT, ECONNREFUSED (one that died before it had begun, Linux 7), EHOSTDOWN, EHOSTUNREACH, ESTALE
-    /// (an NFS handle that the server forgot), EREMOTEIO.
+    /// The errors of dead mounts. errno(3): EIO, ECONNABORTED (an aborted FUSE connection), ENOTCONN (a FUSE daemon that died),
+    /// ETIMEDOUT, ECONNREFUSED (one that died before it had begun, Linux 7), EHOSTDOWN, EHOSTUNREACH, ESTALE (an NFS handle that
+    /// the server forgot), EREMOTEIO.
     const DEAD: [i32; 9] = [5, 103, 107, 110, 111, 112, 113, 116, 121];
 
-    /// The words of a source that is dead for certain. One that is only silent may yet answer.
+    /// The error text of a source that is certainly dead. A source that is only silent may still answer.
     pub fn words_of_the_dead(&self) -> Option<&str> {
         match self {
             Self::Refused { number, words } if Self::DEAD.contains(number) => Some(words),
@@ -149,12 +149,12 @@ impl Reach {
         }
     }
 
-    /// Somebody says that nothing is there.
+    /// True if the answer is that nothing is there.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { number: 2, .. })
     }
 
-    /// Somebody behind it answers, if only that nothing is there.
+    /// True if something behind it answers, even if only that nothing is there.
     pub fn is_answer(&self) -> bool {
         match self {
             Self::Alive => true,
@@ -164,10 +164,10 @@ impl Reach {
     }
 }
 
-/// What is known of the mount that a host-root bind would be made from.
+/// The evidence about the mount that a host-root bind would be made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostMount {
-    /// Where it is mounted.
+    /// Its mount point.
     pub mount_point: PathBuf,
     /// It is shared or a slave: an rslave copy of it receives umounts.
     pub passes_umounts_on: bool,

@@ -1,8 +1,8 @@
-//! The vocabulary of bindguard and every decision it takes.
+//! The types of bindguard and every decision it takes.
 //!
-//! Nothing here reads a file, asks a clock or makes a syscall: what the world looks like arrives as plain data
-//! ([`evidence`]), what should be done leaves as plain data ([`plan`]). So each rule can be tested with a literal,
-//! and a fixture captured on a node judges the same as the node itself.
+//! This crate reads no file and no clock and makes no syscall. Evidence arrives as plain data ([`evidence`]), and planned
+//! actions leave as plain data ([`plan`]). So each rule can be tested with a literal, and a fixture captured on a node gives
+//! the same verdicts as the node itself.
 //!
 //! ```text
 //! config.json ─ spec ─► binds ─ source ─► kinds ─┐

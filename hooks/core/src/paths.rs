@@ -1,18 +1,18 @@
 //! Paths compared by their names alone.
 //!
-//! As the standard library does, but for every bind of a spec with every directory that policy knows: the first byte in
-//! which two paths differ nearly always settles it.
+//! The result is that of the standard library, but every bind of a spec is compared with every directory of the policy.
+//! The first byte in which two paths differ nearly always decides.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
-/// Whether `path` is `directory`, or lies in it.
+/// True if `path` is `directory` or is in it.
 pub fn lies_in(path: &Path, directory: &Path) -> bool {
     below(path, directory).is_some()
 }
 
-/// What of `path` comes behind `directory`; `None` when it does not lie in it.
+/// The part of `path` after `directory`; `None` if `path` is not in it.
 pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
     match by_bytes(bytes(path), bytes(directory)) {
         Told::Below(rest) => Some(rest),
@@ -21,22 +21,22 @@ pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
     }
 }
 
-/// Whether `..` is one of the names of a path: then nobody can tell where it leads without walking there.
+/// True if `..` is one of the names of a path: then only a walk shows where it leads.
 pub fn climbs(path: &Path) -> bool {
     // Nearly every path has no two dots in it.
     bytes(path).windows(2).any(|pair| pair == b"..") && path.components().any(|name| name == Component::ParentDir)
 }
 
-/// Whether a path is `/`, `//` and `/.` included.
+/// True if a path is `/`, `//` and `/.` included.
 pub fn is_root(path: &Path) -> bool {
     !bytes(path).iter().any(|byte| is_in_name(Some(byte))) && path == Path::new("/")
 }
 
-/// What the bytes of two paths tell without their names.
+/// The result of comparing the bytes of two paths without parsing their names.
 enum Told<'p> {
     Below(&'p Path),
     Elsewhere,
-    /// Slashes and dots that mean nothing may be involved, as in `a//b` and `a/./b`.
+    /// Redundant slashes and dots may be involved, as in `a//b` and `a/./b`.
     Nothing,
 }
 
@@ -48,7 +48,7 @@ fn by_bytes<'p>(path: &'p [u8], directory: &[u8]) -> Told<'p> {
         ([b'/', rest @ ..], []) if ends_in_name && begins_with_name(rest) && is_in_name(rest.last()) => {
             Told::Below(Path::new(OsStr::from_bytes(rest)))
         }
-        // One name ends where the other goes on, or they go on differently. What follows a slash is another name, or nothing.
+        // One name ends where the other continues, or both continue differently. A slash is followed by another name, or nothing.
         ([b'/', ..], []) => Told::Nothing,
         ([], [b'/', next @ ..]) if !is_in_name(next.first()) => Told::Nothing,
         (path, directory) if ends_in_name || is_in_name(path.first()) && is_in_name(directory.first()) => {
@@ -63,7 +63,7 @@ fn is_in_name(byte: Option<&u8>) -> bool {
     byte.is_some_and(|byte| !b"/.".contains(byte))
 }
 
-/// `..data` is a name, and so is `..`; of what begins with a dot only `.` is none.
+/// `..data` and `..` are names; a single dot is none.
 fn begins_with_name(path: &[u8]) -> bool {
     is_in_name(path.first()) || path.starts_with(b"..")
 }

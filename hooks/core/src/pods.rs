@@ -1,11 +1,11 @@
-//! Pods by the names that people and the kubelet's folders give them.
+//! Pods by the names that people use and by the uids in the kubelet's folders.
 //!
-//! The kubelet's folders know a pod's uid only; a person at night knows a name. Who can tell both (a container runtime's
-//! CRI, the annotations of bundles) fills in [`PodName`]s, and everything else asks [`PodAsked`].
+//! The kubelet's folders contain only a pod's uid; an operator knows its name. Code that knows both (a container runtime's
+//! CRI, the annotations of bundles) fills in [`PodName`]s. All other code selects pods with [`PodAsked`].
 
 use serde::Serialize;
 
-/// A pod, by what is known of it.
+/// The known names of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct PodName {
     /// Its uid; for a static pod, the hash of its manifest.
@@ -20,7 +20,7 @@ pub struct PodName {
 }
 
 impl PodName {
-    /// A pod of which the uid alone is known.
+    /// A pod of which only the uid is known.
     pub fn of_uid(uid: &str) -> Self {
         Self { uid: Some(uid.to_owned()), ..Self::default() }
     }
@@ -34,7 +34,7 @@ impl PodName {
     }
 }
 
-/// A container of a pod, as its runtime knows it.
+/// A container of a pod, as its runtime reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodContainer {
     /// Its id.
@@ -42,21 +42,21 @@ pub struct PodContainer {
     /// Its name in the pod; none for the pod's sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `created`, `running`, `exited` or `unknown`; none where nobody could tell.
+    /// `created`, `running`, `exited` or `unknown`; none if no source reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<&'static str>,
-    /// How often the container was made anew.
+    /// The number of times the container was created again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
     /// Its pod.
     #[serde(skip)]
     pub pod: PodName,
-    /// Whether the guard runs before its create; none where no running process shows it.
+    /// True if the guard runs before its create; none if no running process shows it.
     #[serde(skip)]
     pub guarded: Option<bool>,
 }
 
-/// All pods of a node that somebody could name.
+/// All pods of a node whose names are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pods {
     /// Their sandboxes and containers.
@@ -64,7 +64,7 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// The pod with this uid; one of which nothing but the uid is known, if nobody knows more.
+    /// The pod with this uid. If no more is known, it has only the uid.
     pub fn of_uid(&self, uid: &str) -> PodName {
         let known = self.containers.iter().map(|container| &container.pod);
         known.into_iter().find(|pod| pod.uid.as_deref() == Some(uid)).cloned().unwrap_or_else(|| PodName::of_uid(uid))
@@ -78,7 +78,7 @@ impl Pods {
         self.containers.iter().filter(named).max_by_key(|container| container.attempt)
     }
 
-    /// Whether a container of that name may be running; `None` where no container runtime reported any pod.
+    /// True if a container of that name may be running; `None` if no container runtime reported any pod.
     pub fn may_run(&self, uid: &str, name: &str) -> Option<bool> {
         if !self.containers.iter().any(|container| container.pod.uid.is_some()) {
             return None;
@@ -87,7 +87,7 @@ impl Pods {
         Some(container.is_some_and(|container| container.state != Some("exited")))
     }
 
-    /// Whether the guard runs before the creates of a pod. All containers of a pod share its sandbox's runtime.
+    /// True if the guard runs before the creates of a pod. All containers of a pod share its sandbox's runtime.
     pub fn is_guarded(&self, uid: &str) -> Option<bool> {
         let of_pod = self.containers.iter().filter(|container| container.pod.uid.as_deref() == Some(uid));
         of_pod.filter_map(|container| container.guarded).reduce(|one, other| one || other)
@@ -99,7 +99,7 @@ impl Pods {
     }
 }
 
-/// Which pod somebody means: `UID`, `NAME` or `NAMESPACE/NAME`.
+/// A pod named on the command line: `UID`, `NAME` or `NAMESPACE/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodAsked {
     namespace: Option<String>,
@@ -107,7 +107,7 @@ pub struct PodAsked {
 }
 
 impl PodAsked {
-    /// Takes an argument apart. Neither uids nor names hold a slash.
+    /// Parses an argument. Neither uids nor names contain a slash.
     pub fn from_argument(argument: &str) -> Self {
         match argument.split_once('/') {
             Some((namespace, name)) => Self { namespace: Some(namespace.to_owned()), name: name.to_owned() },
@@ -115,7 +115,7 @@ impl PodAsked {
         }
     }
 
-    /// Whether this pod is meant.
+    /// True if the argument names this pod.
     pub fn is(&self, pod: &PodName) -> bool {
         let is_name = pod.name.as_deref() == Some(self.name.as_str());
         match &self.namespace {
@@ -124,7 +124,7 @@ impl PodAsked {
         }
     }
 
-    /// As it was asked for.
+    /// The argument as it was given.
     pub fn for_people(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{namespace}/{}", self.name),

@@ -1,4 +1,4 @@
-//! What is told of one look at a bundle or a node: the same words in the journal, in logs and on the command line.
+//! The report of one check of a bundle or a node, with one wording for the journal, logs and the command line.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use serde::{Serialize, Serializer};
 use crate::judge::{Finding, Verdict};
 use crate::spec::SpecView;
 
-/// The report of one admission or inspection. Its JSON form is what `--json` prints and what the journal holds.
+/// The report of one admission or inspection. `--json` and the journal contain its JSON form.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// The bundle that was looked at. Its path need not be text.
+    /// The checked bundle. Its path need not be text.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_shown")]
     pub bundle: Option<PathBuf>,
     /// The container, as the spec's annotations name it.
@@ -19,22 +19,22 @@ pub struct Report {
     pub container: Container,
     /// Every bind that is not foreign.
     pub binds: Vec<BindReport>,
-    /// How many binds are foreign.
+    /// The number of foreign binds.
     pub foreign: usize,
-    /// What went wrong with the look itself.
+    /// Errors of the check itself.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// What it took until every bind was judged, in microseconds.
+    /// Time until every bind was judged, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub looked_us: Option<u64>,
-    /// What it took in all, in microseconds.
+    /// Total time, in microseconds.
     pub took_us: u64,
 }
 
-/// How loud a remark is.
+/// The severity of a remark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loudness {
-    /// Something was mended.
+    /// Something was repaired.
     Info,
     /// Something was not.
     Warning,
@@ -46,7 +46,7 @@ impl Report {
         Self { bundle: Some(bundle.to_owned()), ..Self::default() }
     }
 
-    /// Takes in findings, and what came of each.
+    /// Adds findings and the outcome of each.
     pub fn tell(&mut self, findings: &[Finding], outcome: impl Fn(&Finding) -> Option<Outcome>) {
         let (foreign, ours): (Vec<_>, Vec<_>) =
             findings.iter().partition(|finding| finding.verdict == Verdict::Foreign);
@@ -54,12 +54,12 @@ impl Report {
         self.binds = ours.into_iter().map(|finding| BindReport::from_finding(finding, outcome(finding))).collect();
     }
 
-    /// Sets how long it took until every bind was judged.
+    /// Sets the time until every bind was judged.
     pub fn looked(&mut self, elapsed: Duration) {
         self.looked_us = Some(microseconds(elapsed));
     }
 
-    /// Sets how long it took in all.
+    /// Sets the total time.
     pub fn took(&mut self, elapsed: Duration) {
         self.took_us = microseconds(elapsed);
     }
@@ -73,7 +73,7 @@ fn microseconds(elapsed: Duration) -> u64 {
     u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A container by the names that its annotations give it.
+/// A container, by the names in its annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Container {
     /// Its name in the pod.
@@ -118,20 +118,20 @@ pub struct BindReport {
     /// Its destination in the container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destination: Option<PathBuf>,
-    /// `subpath` or `host-root`.
+    /// `subpath`, `volume`, `in-volume` or `host-root`.
     pub kind: &'static str,
     /// The verdict's name.
     pub verdict: &'static str,
     /// Why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What was done, or would be done.
+    /// The action that was taken or would be taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
 }
 
 impl BindReport {
-    /// The report of a finding, and what came of it.
+    /// The report of a finding and its outcome.
     pub fn from_finding(finding: &Finding, outcome: Option<Outcome>) -> Self {
         Self {
             source: finding.source.clone(),
@@ -143,7 +143,7 @@ impl BindReport {
         }
     }
 
-    /// The report of a volume that no plugin has to mount, and that nothing but a look at the node speaks of.
+    /// The report of a volume that no plugin has to mount; only a check of the node reports it.
     pub fn of_volume(directory: &Path, verdict: &Verdict) -> Self {
         Self {
             source: directory.to_owned(),
@@ -155,7 +155,7 @@ impl BindReport {
         }
     }
 
-    /// What a log should say of it; `None` when all is well.
+    /// The log message; `None` if the bind is healthy.
     pub fn remark(&self) -> Option<(Loudness, String)> {
         let reason = self.reason.as_deref()?;
         let loudness = match &self.outcome {
@@ -173,42 +173,42 @@ impl BindReport {
     }
 }
 
-/// What would be done to a container whose source policy does not accept.
+/// The action for a container whose source policy does not accept.
 pub const REFUSED: &str = "refused";
 
-/// What came of a finding.
+/// The outcome of a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub enum Outcome {
-    /// The current target is bound in the stale one's place.
+    /// The current target is bound in place of the stale one.
     Rebound {
-        /// How often it had to be tried while the volume changed.
+        /// The number of tries; the volume changed during the earlier ones.
         tries: u32,
     },
-    /// Somebody else had mended it meanwhile.
+    /// Another process repaired it meanwhile.
     AlreadyCurrent,
-    /// The stale mount is taken away; the kubelet binds anew when it starts the container next.
+    /// The stale mount is detached; the kubelet binds again when it next starts the container.
     Detached,
     /// The spec's source points at the volume's own path.
     PointedAtVolume {
         /// The new source.
         source: PathBuf,
     },
-    /// The spec asks for rslave now.
+    /// The spec now requests rslave.
     MadeRslave,
-    /// The spec asks for rslave, which helps only once this command was run on the host.
+    /// The spec now requests rslave, which helps only after this command is run on the host.
     NeedsSharedMount {
         /// The command.
         command: String,
     },
-    /// What would be done if it were not only looked at.
+    /// The action that a repair would take; this run only checked.
     WouldBe {
         /// In words.
         done: &'static str,
     },
-    /// The container is refused, as policy wants it.
+    /// Policy refused the container.
     Refused,
-    /// It was tried and failed; the runtime gets the bind as it was.
+    /// The repair failed; the runtime gets the bind as it was.
     Failed {
         /// Why.
         why: String,
@@ -216,7 +216,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// What helps when a mount on the host is private: mount(8), and what systemd does with `/` at boot.
+    /// The command that helps if a mount on the host is private: mount(8). systemd does the same with `/` at boot.
     pub fn needs_shared(mount_point: &Path) -> Self {
         Self::NeedsSharedMount { command: format!("mount --make-rshared {}", mount_point.display()) }
     }

@@ -1,30 +1,30 @@
-//! What a bind's source is, told from its path.
+//! The kind of a bind's source, derived from its path.
 
 use std::path::Path;
 
 use crate::kubelet::{MountedVolume, Plugin, PodPath, VolumeSubpath};
 use crate::policy::Policy;
 
-/// The kinds of source that the guard tells apart.
+/// The kinds of source that the guard distinguishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceKind {
     /// A bind that the kubelet made for a `subPath`.
     Subpath(VolumeSubpath),
-    /// A volume that is nothing without its mount.
+    /// A volume that requires its mount.
     MountedVolume(MountedVolume),
-    /// A name in a kubelet-written volume: the kubelet binds such volumes whole, so an earlier admission of this very
-    /// bundle pointed the spec there.
+    /// A name in a kubelet-written volume. The kubelet binds such volumes whole, so an earlier admission of this very bundle
+    /// pointed the spec there.
     InVolume,
-    /// The host's `/`, a directory in which the kubelet or a runtime mounts things, or an ancestor of one. So is a folder
-    /// inside a runtime's that holds mounts; that takes a look at the mount table.
+    /// The host's `/`, a directory in which the kubelet or a runtime mounts things, or an ancestor of one. A folder with mounts
+    /// inside a runtime's directory is one, too, but only the mount table shows that.
     HostRoot,
-    /// Everything else: not bindguard's to touch.
+    /// Any other source: bindguard does not touch it.
     Foreign,
 }
 
 impl SourceKind {
-    /// The kind of an absolute path. `resolved` is the same path with its symlinks followed, where that is known: the
-    /// kubelet's paths are recognised as written, the host's root also behind a link such as `/var/run`.
+    /// The kind of an absolute path. `resolved` is the same path with its symlinks followed, if known. The kubelet's paths are
+    /// recognised as written, the host's root also behind a link such as `/var/run`.
     pub fn from_path(source: &Path, resolved: Option<&Path>, policy: &Policy) -> Self {
         if let Some(kind) = PodPath::from_path(source, policy.kubelet_roots()).and_then(|path| Self::of_pod(&path)) {
             return kind;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// The text, or its first `most` bytes at most with three dots behind them.
+/// The text, or at most its first `most` bytes followed by three dots.
 pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);

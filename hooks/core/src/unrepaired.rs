@@ -1,4 +1,4 @@
-//! The binds that a runtime can have failed on: they were not repaired, and a mount of them fails.
+//! The binds that can explain a runtime's error: they were not repaired, and mounting them fails.
 //!
 //! A runtime's error names a path below `volume-subpaths` and says ENOENT. The pod's owner needs the volume, the reason and
 //! the next step, in the error that reaches the pod's events.
@@ -8,9 +8,9 @@ use crate::report::Outcome;
 use crate::source::SourceKind;
 use crate::text::cut;
 
-/// So many binds are named: an event has room for a kibibyte.
+/// The number of binds that are named: an event has room for a kibibyte.
 const MOST: usize = 3;
-/// What is said of one bind is no longer, in bytes.
+/// The maximum length of the text for one bind, in bytes.
 const LONGEST: usize = 320;
 
 /// The reasons in one line, with the next step; `None` when no bind explains a failure of the runtime.
@@ -32,13 +32,13 @@ fn explain(finding: &Finding, outcome: Option<Outcome>) -> Option<String> {
         Some(Outcome::PointedAtVolume { .. } | Outcome::MadeRslave | Outcome::NeedsSharedMount { .. }) => return None,
     };
     let next = match &finding.verdict {
-        // The reason has it: it is the same for everybody who reads it.
+        // The reason contains the next step, which is the same for every reader.
         Verdict::Orphaned { remake: None, .. } => "",
         Verdict::Orphaned { remake: Some(_), .. } | Verdict::Stale { .. } => {
             "; delete the pod, or run on its node: bindguard diagnose"
         }
         Verdict::Dead(_) => "; mount it anew on the node",
-        // A mount of these succeeds, or nobody knows.
+        // A mount of these succeeds, or its result is unknown.
         Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::WithoutMaster => return None,
         Verdict::Foreign | Verdict::NotProbed | Verdict::Unknown(_) => return None,
     };
@@ -46,7 +46,7 @@ fn explain(finding: &Finding, outcome: Option<Outcome>) -> Option<String> {
     Some(format!("{} is {}: {reason}{failed}{next}", place(finding), finding.verdict.name()))
 }
 
-/// As the pod's owner knows it: the runtime's error has the source's path.
+/// The bind in the pod owner's terms: the runtime's error contains the source's path.
 fn place(finding: &Finding) -> String {
     let path = finding.destination.as_deref().unwrap_or(&finding.source).display();
     match &finding.kind {

@@ -1,10 +1,10 @@
-//! containerd's effective runtimes: does any pod get bindguard, and does this containerd hear what its config says?
+//! Checks containerd's effective runtimes: one must use bindguard, and this containerd must support its settings.
 
 use super::Point;
 
 const NAME: &str = "containerd";
 
-/// What was seen of a containerd.
+/// A detected containerd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerdSeen {
     /// Its version, such as `1.7.24`.
@@ -45,7 +45,7 @@ impl RuntimeEntry {
     }
 }
 
-/// How a runtime leads to the guard.
+/// The setting by which a runtime starts the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Door {
     Type,
@@ -53,7 +53,7 @@ enum Door {
     Wrapper,
 }
 
-/// The point on containerd: what it is, or why it could not be asked; `Ok(None)`: none runs here.
+/// The point for containerd. `Ok(None)`: none runs here; `Err`: why containerd could not be queried.
 pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     let seen = match seen {
         Ok(Some(seen)) => seen,
@@ -84,8 +84,8 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     Point::good(NAME, format!("containerd {version}: bindguard is the runtime {}{default}", names.join(", ")))
 }
 
-/// A runtime of bindguard's without runc's cgroup driver. By its own type, the shim tells the driver from the form of the
-/// cgroup's path.
+/// Finds a bindguard runtime with another cgroup driver than runc's. A runtime of bindguard's own type needs no check: the
+/// shim detects the driver from the form of the cgroup's path.
 fn other_cgroup_driver(seen: &ContainerdSeen, doors: &[(&RuntimeEntry, Door)]) -> Option<String> {
     let usual = seen.runtimes.iter().find(|entry| entry.name == "runc")?;
     let mut by_option = doors.iter().filter(|(_, door)| *door != Door::Type).map(|(entry, _)| *entry);

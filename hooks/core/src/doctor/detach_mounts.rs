@@ -1,5 +1,5 @@
-//! `fs.may_detach_mounts`: on RHEL 7 a mount point can be removed while another namespace has something mounted on it only
-//! when this is 1. Every kernel since 3.18 does it unasked and has no such key.
+//! `fs.may_detach_mounts`: RHEL 7 removes a mount point that another namespace has a mount on only if this is 1.
+//! Every kernel since 3.18 does so by default and has no such key.
 
 use crate::evidence::Observed;
 
@@ -7,7 +7,7 @@ use super::Point;
 
 const NAME: &str = "detach-mounts";
 
-/// The point on it; `setting` is the text of `/proc/sys/fs/may_detach_mounts`.
+/// The point for it; `setting` is the text of `/proc/sys/fs/may_detach_mounts`.
 pub fn detach_mounts(setting: &Observed<String>) -> Point {
     match setting {
         Observed::Absent => Point::good(NAME, "this kernel lets mount points be removed that are in use elsewhere"),

@@ -1,15 +1,15 @@
-//! The distribution of a node by os-release(5), and how packages come onto it.
+//! The distribution of a node by os-release(5), and the way to install packages on it.
 
 /// A node's distribution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Distribution {
     /// Its name for people: `Rocky Linux 9.4 (Blue Onyx)`.
     pub name: String,
-    /// How packages come onto it.
+    /// The way to install packages on it.
     pub packages: Packages,
 }
 
-/// How packages come onto a node.
+/// The way to install packages on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packages {
     /// Debian, Ubuntu and their relatives.
@@ -22,7 +22,7 @@ pub enum Packages {
     Apk,
     /// Arch.
     Pacman,
-    /// The node's file system is an image: what is missing, the image must bring.
+    /// The node's file system is an image, and the image must contain missing programs.
     Image,
     /// A distribution that is not known here.
     Unknown,

@@ -1,5 +1,5 @@
-//! FUSE daemons that live in the kubelet's cgroup: whoever restarts the kubelet ends them, and every mount of theirs
-//! answers "transport endpoint is not connected" from then on (Kubernetes' PR 49640 starts its own by `systemd-run --scope`).
+//! FUSE daemons in the kubelet's cgroup: a restart of the kubelet ends them. From then on all their mounts fail with
+//! "transport endpoint is not connected" (Kubernetes' PR 49640 starts its own by `systemd-run --scope`).
 
 use super::Point;
 
@@ -10,13 +10,13 @@ const NAME: &str = "fuse-daemons";
 pub struct Daemon {
     /// Its pid.
     pub pid: u32,
-    /// Its name, as the kernel cuts it.
+    /// Its name, truncated by the kernel.
     pub command: String,
     /// Its cgroups.
     pub cgroup: String,
 }
 
-/// The point on them. `kubelets`: the kubelets of this node; `daemons`: the processes that have /dev/fuse open.
+/// The point for them. `kubelets`: the kubelets of this node; `daemons`: the processes that have /dev/fuse open.
 pub fn fuse_daemons(kubelets: &[Daemon], daemons: &[Daemon]) -> Point {
     let homes: Vec<(&str, &str)> = kubelets.iter().filter_map(|kubelet| home(&kubelet.cgroup)).collect();
     let lives_in = |daemon: &&Daemon| {
@@ -35,7 +35,7 @@ pub fn fuse_daemons(kubelets: &[Daemon], daemons: &[Daemon]) -> Point {
     Point::bad(NAME, told, into_a_scope(first.pid))
 }
 
-/// systemd makes a scope of its own for a process that runs: what `systemd-run --scope` does for one that begins.
+/// The command that moves a running process into its own scope, as `systemd-run --scope` does for a new one.
 fn into_a_scope(pid: u32) -> String {
     format!(
         "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit \
@@ -43,7 +43,7 @@ fn into_a_scope(pid: u32) -> String {
     )
 }
 
-/// The cgroup that ends with the kubelet: systemd's. Where systemd tells none, any hierarchy's that is more than a slice.
+/// The cgroup that ends with the kubelet: systemd's. If systemd's is `/`, that of any hierarchy that is more than a slice.
 fn home(cgroup: &str) -> Option<(&str, &str)> {
     let is_systemds = |hierarchy: &str| hierarchy.is_empty() || hierarchy == "name=systemd";
     let told = |(_, path): &(&str, &str)| *path != "/";

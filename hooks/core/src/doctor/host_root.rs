@@ -1,4 +1,4 @@
-//! Whether the host's `/` is shared: only then does rslave let umounts in, and an older kernel's re-bind through.
+//! Checks that the host's `/` is shared: rslave needs that to receive umounts, and older kernels need it for a re-bind.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::Point;
 
 const NAME: &str = "host-root";
 
-/// The point on the host's `/`.
+/// The point for the host's `/`.
 pub fn host_root(table: &MountTable) -> Point {
     match table.stack_at(Path::new("/")).last() {
         Some(root) if root.propagation.passes_umounts_on() => {

@@ -1,24 +1,24 @@
-//! What this kernel can do for a re-bind, and what is fallen back to where it cannot.
+//! Kernel features that a re-bind uses, and the fallback for a missing one.
 
 use super::Point;
 
-/// What a kernel was seen to know. Asked of the kernel itself: distributions backport.
+/// Features that the running kernel supports. They are probed, not derived from its version: distributions backport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Features {
     /// `uname -r`
     pub release: String,
-    /// openat2(2), Linux 5.6: targets are opened beneath their volume.
+    /// openat2(2), Linux 5.6: opens targets beneath their volume.
     pub openat2: bool,
-    /// `STATX_MNT_ID` and mount roots, Linux 5.8: the mount that a path is on can be told.
+    /// `STATX_MNT_ID` and mount roots, Linux 5.8: identify the mount of a path.
     pub mount_ids: bool,
-    /// `MOVE_MOUNT_BENEATH`, Linux 6.5: a mount is swapped without a gap.
+    /// `MOVE_MOUNT_BENEATH`, Linux 6.5: swaps a mount without a gap.
     pub beneath: bool,
     /// statmount(2), Linux 6.8: one mount costs the same among 100 and 30,000.
     pub statmount: bool,
 }
 
-/// The point on the kernel. `kubelet_is_shared`: the mount that the kubelet's folders are on is shared, which the way of
-/// older kernels needs.
+/// The point for the kernel. `kubelet_is_shared`: the mount of the kubelet's folders is shared, which re-binds on older
+/// kernels require.
 pub fn kernel(features: &Features, kubelet_is_shared: bool) -> Point {
     const NAME: &str = "kernel";
     let release = &features.release;

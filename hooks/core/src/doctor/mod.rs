@@ -1,6 +1,6 @@
-//! A node, point by point: what of it makes bindguard's work harder, or mounts lie.
+//! Checks of a node: each point is a condition that hinders bindguard or leaves mounts in a wrong state.
 //!
-//! Each point is a function over plain evidence in a file of its own. One that fails says what to run.
+//! Each point is a function over plain evidence, in its own file. A failed point names the command to run.
 
 mod containerd;
 mod detach_mounts;

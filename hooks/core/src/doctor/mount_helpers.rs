@@ -1,5 +1,5 @@
-//! The programs that the kubelet needs to mount the volumes in use: without one, `MountVolume.SetUp failed ... wrong fs
-//! type ... need a /sbin/mount.<type> helper program`.
+//! The programs that the kubelet needs to mount the volumes in use. If one is missing, the kubelet reports
+//! `MountVolume.SetUp failed ... wrong fs type ... need a /sbin/mount.<type> helper program`.
 
 use std::collections::BTreeSet;
 
@@ -95,7 +95,7 @@ pub fn helper_of(plugin_folder: &str) -> Option<&'static str> {
     HELPERS.iter().find(|helper| helper.plugin_folder == plugin_folder).map(|helper| helper.program)
 }
 
-/// The point on them. `in_use`: the folders of plugins that have a volume on this node; `is_there`: whether the node has a
+/// The point for them. `in_use`: the folders of plugins that have a volume on this node; `is_there`: true if the node has a
 /// program of that name.
 pub fn mount_helpers(in_use: &BTreeSet<String>, is_there: impl Fn(&str) -> bool, distribution: &Distribution) -> Point {
     let needed: Vec<&Helper> = HELPERS.iter().filter(|helper| in_use.contains(helper.plugin_folder)).collect();

@@ -1,6 +1,6 @@
-//! Filesystems that the host has unmounted and another mount namespace keeps: what "device or resource busy" will be about.
+//! Filesystems that the host has unmounted and another mount namespace keeps: causes of "device or resource busy".
 //!
-//! A mount of another namespace counts when all of this holds (docs/decisions/0025):
+//! A mount of another namespace is pinned if all of this is true (docs/decisions/0025):
 //!
 //! ```text
 //! it is on a copy of a host's mount        mounts on the namespace's own root are the container's
@@ -19,10 +19,10 @@ use crate::policy::Policy;
 use super::Point;
 
 const NAME: &str = "pinned";
-/// How many places the point names.
+/// The number of places that the point names.
 const NAMED: usize = 3;
 
-/// The point on them. `problems`: namespaces that could not be looked at.
+/// The point for them. `problems`: namespaces that could not be read.
 pub fn pinned(own: &MountTable, others: &[SeenNamespace], problems: &[String], policy: &Policy) -> Point {
     let host = Host::of(own, policy);
     let mut found: Vec<PathBuf> = Vec::new();
@@ -63,11 +63,11 @@ impl<'t> Host<'t> {
         Self { table: MountIndex::of(own), peer_groups, policy }
     }
 
-    /// Where a pinned mount was on the host; `None`: it is not pinned.
+    /// The place of a pinned mount on the host; `None`: it is not pinned.
     fn place_of_pinned(&self, entry: &MountEntry, table: &MountIndex<'_>) -> Option<PathBuf> {
         let parent = table.parent(entry)?;
         let root = table.stack_at(Path::new("/")).last()?;
-        // A container's root is on the host, too. What is mounted in it, or in a copy of it, is the container's.
+        // The host also has a container's root mounted. Mounts in it, or in a copy of it, are the container's.
         let is_its_own = parent.device == root.device && parent.root.path.starts_with(&root.root.path);
         if is_its_own || self.unmounts_below(&parent.propagation) || self.shows(entry) {
             return None;
@@ -81,12 +81,12 @@ impl<'t> Host<'t> {
         (!is_made_there).then_some(path)
     }
 
-    /// A umount spreads by the mount that it is done on: from a peer or a master of `parent` to what is mounted there.
+    /// True if host umounts reach mounts on `parent`: a umount propagates from a peer or a master of the parent mount.
     fn unmounts_below(&self, parent: &Propagation) -> bool {
         parent.master.is_some() || parent.peer_group.is_some_and(|group| self.peer_groups.contains(&group))
     }
 
-    /// Whether the host has the same filesystem mounted anywhere. All namespaces' files are on one device.
+    /// True if the host has the same filesystem mounted anywhere. All namespaces' files are on one device.
     fn shows(&self, entry: &MountEntry) -> bool {
         let is_nsfs = entry.fs_type.0 == "nsfs";
         self.table.of_device(entry.device).iter().any(|mount| !is_nsfs || mount.root == entry.root)
@@ -104,7 +104,7 @@ impl<'t> Host<'t> {
         mounts.filter_map(path).collect::<Vec<_>>().into_iter()
     }
 
-    /// The runtime mounts on a root filesystem before the container's init makes it the root of its namespace.
+    /// True for a container's root. The runtime mounts on it before the container's init makes it the root of its namespace.
     fn is_root_of_a_container(&self, mount: &MountEntry) -> bool {
         let is_named = mount.mount_point.file_name().is_some_and(|name| name == "rootfs" || name == "merged");
         let is_overlay = matches!(mount.fs_type.0.as_str(), "overlay" | "fuse.fuse-overlayfs");
@@ -112,7 +112,7 @@ impl<'t> Host<'t> {
     }
 }
 
-/// Where runtimes mount what containers need, also in a copy of the host's own, and where nothing of the host's is busy.
+/// True for a kernel directory. Runtimes mount there for containers, also in a copy of the host's; no host mount is busy there.
 fn is_of_the_kernel(path: &Path) -> bool {
     ["/proc", "/sys", "/dev"].iter().any(|folder| path.starts_with(folder))
 }
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// runc, before it makes the root filesystem its root.
+    /// The mounts of runc before it makes the root filesystem its root.
     #[test]
     fn mounts_on_a_root_filesystem_in_the_making_are_the_runtimes() {
         let host = with_a_task();

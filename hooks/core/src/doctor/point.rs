@@ -2,44 +2,44 @@
 
 use serde::Serialize;
 
-/// How a point stands.
+/// The result of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// As it should be.
+    /// No problem found.
     Good,
-    /// Not as it should be.
+    /// A problem found.
     Bad,
-    /// It could not be told.
+    /// The check was not possible.
     NoAnswer,
 }
 
-/// A point, and what was found of it.
+/// A point and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Point {
     /// Its name: stable, for programs.
     pub name: &'static str,
-    /// How it stands.
+    /// Its result.
     pub state: State,
-    /// What was found.
+    /// The finding, as text.
     pub told: String,
-    /// What to run about it.
+    /// The command to run next.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
 }
 
 impl Point {
-    /// A point that is as it should be.
+    /// A point without a problem.
     pub fn good(name: &'static str, told: impl Into<String>) -> Self {
         Self { name, state: State::Good, told: told.into(), run: None }
     }
 
-    /// A point that is not, and the command that helps.
+    /// A point with a problem, and the command that helps.
     pub fn bad(name: &'static str, told: impl Into<String>, run: impl Into<String>) -> Self {
         Self { name, state: State::Bad, told: told.into(), run: Some(run.into()) }
     }
 
-    /// A point that could not be told.
+    /// A point that could not be checked.
     pub fn no_answer(name: &'static str, why: impl Into<String>) -> Self {
         Self { name, state: State::NoAnswer, told: why.into(), run: None }
     }
@@ -48,12 +48,12 @@ impl Point {
 /// All points. Its JSON form is what `doctor --json` prints.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct DoctorReport {
-    /// The points, in the order in which somebody would look.
+    /// The points, in the order in which an operator would check them.
     pub points: Vec<Point>,
 }
 
 impl DoctorReport {
-    /// Whether some point stands so.
+    /// True if some point has this state.
     pub fn has(&self, state: State) -> bool {
         self.points.iter().any(|point| point.state == state)
     }

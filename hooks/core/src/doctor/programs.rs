@@ -1,4 +1,4 @@
-//! The programs of bindguard and the OCI runtime behind it: are they there, and are they of one version?
+//! Checks that the programs of bindguard and the OCI runtime exist, and that bindguard's have one version.
 
 use super::Point;
 
@@ -9,12 +9,12 @@ const NAME: &str = "programs";
 pub struct ProgramSeen {
     /// Its name.
     pub name: String,
-    /// Where, and what it says of its version; `None`: not found.
+    /// Its path and the version that it reports; `None`: not found.
     pub found: Option<(String, String)>,
 }
 
-/// The point on them. `ours`: the programs of bindguard, with `version` as they should be; `runtime`: runc, or what the
-/// config names.
+/// The point for them. `ours`: the programs of bindguard, all expected to have `version`; `runtime`: runc, or the runtime
+/// that the config names.
 pub fn programs(version: &str, ours: &[ProgramSeen], runtime: &ProgramSeen) -> Point {
     if runtime.found.is_none() {
         let told = format!("the OCI runtime {} is not found: no container can be created", runtime.name);

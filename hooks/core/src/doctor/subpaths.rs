@@ -1,7 +1,7 @@
-//! Stale subpaths and volumes that are not mounted, right now.
+//! Current stale subpaths and volumes that are not mounted.
 //!
-//! A configMap that changes makes the subpaths of running containers stale. That is no fault of the node where the guard
-//! runs before the pod's next create: the point is good then, with a note.
+//! A configMap that changes makes the subpaths of running containers stale. The node is not at fault if the guard runs
+//! before the pod's next create: then the point is good, with a note.
 
 use crate::node_report::{NodeBind, NodeReport};
 use crate::policy::{Mode, Policy};
@@ -11,7 +11,7 @@ use super::{Point, State};
 const NAME: &str = "subpaths";
 const NEXT: &str = "bindguard diagnose";
 
-/// The point on them. `policy`: what the guard does at a create.
+/// The point for them. `policy`: the guard's action at a create.
 pub fn subpaths(report: &NodeReport, policy: &Policy) -> Point {
     let found = || report.binds.iter().filter(|bind| bind.is_finding());
     let care = |bind: &&NodeBind, wanted: Care| Care::of(bind, policy) == wanted;
@@ -33,12 +33,12 @@ pub fn subpaths(report: &NodeReport, policy: &Policy) -> Point {
     Point::good(NAME, format!("{} subpaths and volumes checked{stale}", report.looked_at))
 }
 
-/// Who repairs a finding.
+/// The party that repairs a finding.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Care {
     /// The guard, at the next create.
     Guard,
-    /// Nobody but the operator.
+    /// Only the operator.
     Operator,
     /// The guard if the pod runs under it, which is unknown.
     Unknown,

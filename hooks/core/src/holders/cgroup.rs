@@ -7,7 +7,7 @@
 //! /<namespace>/<id>                                                                        ctr
 //! ```
 
-/// What may be the id of the process's container: names of its cgroups, innermost first.
+/// Possible ids of the process's container: names of its cgroups, innermost first.
 pub fn container_ids(cgroup: &str) -> Vec<&str> {
     let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let mut names: Vec<&str> =
@@ -17,7 +17,7 @@ pub fn container_ids(cgroup: &str) -> Vec<&str> {
     names
 }
 
-/// Without what the systemd driver puts around an id.
+/// Removes the prefix and suffix that the systemd driver adds to an id.
 fn id(name: &str) -> &str {
     let name = name.strip_suffix(".scope").unwrap_or(name);
     match name.rsplit_once('-') {
@@ -26,7 +26,7 @@ fn id(name: &str) -> &str {
     }
 }
 
-/// What containerd, CRI-O, Docker and Podman call their containers: 64 hexadecimal digits.
+/// True for an id as containerd, CRI-O, Docker and Podman use it: 64 hexadecimal digits.
 pub fn looks_like_an_id(name: &str) -> bool {
     name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

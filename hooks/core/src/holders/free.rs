@@ -1,4 +1,4 @@
-//! What would free a mount that somebody holds.
+//! Commands that release a mount from its holder.
 
 use serde::Serialize;
 
@@ -7,17 +7,17 @@ use crate::mount_table::MountEntry;
 use super::KeptBy;
 use super::report::Holder;
 
-/// One way to free it.
+/// One way to release it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Way {
-    /// What it does.
+    /// The effect of the command.
     pub what: &'static str,
     /// The command.
     pub run: String,
 }
 
 /// A umount in another namespace with this one's umount(8): most images have none. The root directory stays this one's,
-/// and the path goes through the process's own root; `umount --namespace` wants a /proc inside that shows itself.
+/// and the path leads through the process's own root. `umount --namespace` requires a /proc inside that shows itself.
 fn from_outside(pid: u32, mount: &MountEntry) -> String {
     format!(
         "nsenter --target {pid} --mount --root=/ umount --no-canonicalize --internal-only --lazy /proc/{pid}/root{}",
@@ -26,7 +26,7 @@ fn from_outside(pid: u32, mount: &MountEntry) -> String {
 }
 
 /// The commands that release a mount, mildest first. `mount`: none if all mounts of the holder must stay; `goes_with`: the
-/// mount here whose unmount takes it along.
+/// mount here whose umount also unmounts it.
 pub(super) fn ways(
     kept_by: &KeptBy,
     holder: &Holder,

@@ -1,14 +1,14 @@
-//! Who keeps the mounts at or below a path alive: "device or resource busy", answered.
+//! Finds the holders of the mounts at or below a path: the cause of "device or resource busy".
 //!
-//! A mount namespace is a copy of another one's mounts, so a mount that is gone here may live on there. What belongs
-//! together is told in two ways, neither of which needs paths to agree between namespaces:
+//! A mount namespace is a copy of another one's mounts, so a mount that is gone here can still exist there. Two rules find
+//! related mounts. Neither needs equal paths in both namespaces:
 //!
 //! ```text
-//! the same thing is shown     its device and root are those of a mount at or below the path
-//! the same place is covered   its parent shows the very directory of the filesystem that the path names
+//! it shows the same           its device and root are those of a mount at or below the path
+//! it covers the same place    its parent shows the very directory of the filesystem that the path names
 //! ```
 //!
-//! The second finds what nobody here shows any more: after a lazy umount, and for a mount point that cannot be removed.
+//! The second rule finds mounts that no mount here shows: after a lazy umount, and on a mount point that cannot be removed.
 
 mod cgroup;
 mod free;
@@ -24,38 +24,38 @@ pub use wanted::Wanted;
 
 use crate::mount_table::MountTable;
 
-/// One mount namespace as it was seen.
+/// One mount namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenNamespace {
     /// Its number, as in `mnt:[4026531841]`.
     pub id: u64,
-    /// What keeps it alive.
+    /// The holder that keeps it alive.
     pub kept_by: KeptBy,
-    /// How many processes live in it.
+    /// The number of processes in it.
     pub processes: usize,
     /// Its mounts, or why they could not be read.
     pub table: Result<MountTable, String>,
 }
 
-/// What keeps a mount namespace alive.
+/// The holder that keeps a mount namespace alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeptBy {
-    /// Processes live in it; this is the oldest.
+    /// Processes run in it; this is the oldest.
     Process {
-        /// In the reader's numbers.
+        /// Its pid in the reader's pid namespace.
         pid: u32,
-        /// Its name, as the kernel cuts it.
+        /// Its name, truncated by the kernel.
         command: String,
         /// The text of its `/proc/PID/cgroup`.
         cgroup: String,
     },
-    /// Nobody lives in it; a process has it open.
+    /// No process runs in it; a process has it open.
     Descriptor {
         /// The process.
         pid: u32,
         /// Its name.
         command: String,
     },
-    /// Nobody lives in it; it is bind-mounted here.
+    /// No process runs in it; it is bind-mounted here.
     BindMount(std::path::PathBuf),
 }

@@ -1,4 +1,4 @@
-//! What is told of who holds what, and what would free it.
+//! The report of the holders of mounts, and of the commands that release them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,35 +14,35 @@ use super::spread::Spread;
 use super::system::SystemMounts;
 use super::{KeptBy, SeenNamespace, Wanted, container_ids, pod_uid};
 
-/// Who keeps the mounts at or below a path alive. Its JSON form is what `holders --json` prints.
+/// The holders of the mounts at or below a path. Its JSON form is what `holders --json` prints.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct HoldersReport {
-    /// What was asked about.
+    /// The path in question.
     pub path: PathBuf,
-    /// What is mounted there in the reader's own namespace.
+    /// The mounts there in the reader's own namespace.
     pub mounts: Vec<KeptMount>,
-    /// Everybody else who has it mounted.
+    /// All other holders of these mounts.
     pub holders: Vec<Holder>,
     /// Why no command is advised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// What was looked at.
+    /// The number of objects checked.
     pub looked_at: Looked,
-    /// What kept the look from being whole.
+    /// Errors that left the search incomplete.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
-/// How much was looked at.
+/// The number of objects checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Looked {
-    /// Processes whose namespace was asked for.
+    /// Processes whose namespace was queried.
     pub processes: usize,
     /// Mount namespaces; the table of each was read once.
     pub namespaces: usize,
 }
 
-/// A mount namespace in which it is mounted.
+/// A mount namespace that has a searched mount.
 #[derive(Debug, Clone, Serialize)]
 pub struct Holder {
     /// The namespace's number.
@@ -55,7 +55,7 @@ pub struct Holder {
     /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// How many processes live there.
+    /// The number of processes in it.
     pub processes: usize,
     /// Their container.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,18 +63,18 @@ pub struct Holder {
     /// Their pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
-    /// What is mounted there.
+    /// The searched mounts in it.
     pub mounts: Vec<KeptMount>,
-    /// What would free it.
+    /// Commands that would release them.
     pub free: Vec<Way>,
 }
 
 /// A mount of a holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KeptMount {
-    /// Where, as that namespace sees it.
+    /// Its path in that namespace.
     pub mount_point: PathBuf,
-    /// What of its filesystem it shows.
+    /// Its root: the path in its filesystem that it shows.
     pub root: String,
     /// Its filesystem's type.
     pub fs_type: String,
@@ -115,7 +115,7 @@ struct Own<'t> {
     index: MountIndex<'t>,
     /// The mounts at or below the path in question.
     here: Vec<&'t MountEntry>,
-    /// The effect of their unmounts.
+    /// The effect of their umounts.
     spread: Spread<'t>,
     system: SystemMounts<'t>,
 }

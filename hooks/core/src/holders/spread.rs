@@ -1,9 +1,9 @@
-//! Which umounts here reach the mounts of other namespaces.
+//! Finds the umounts here that reach the mounts of other namespaces.
 //!
-//! A umount spreads from the mount that it takes something off: to the peers of that parent, to their slaves, and to the slaves of
-//! those. What is mounted on each at the same place goes. How the mount itself is shared does not matter: a copy that
-//! is shared or a slave stays when the mount below it is private. mount_namespaces(7), `propagate_umount` in the kernel's
-//! `fs/pnode.c`
+//! A umount propagates from the parent of the unmounted mount: to the parent's peers, to their slaves, and to the slaves of
+//! those. The kernel unmounts the mount at the same place on each. The propagation of the mount itself does not matter: a
+//! shared or slave copy stays if the mount below it is private. See mount_namespaces(7) and `propagate_umount` in the
+//! kernel's `fs/pnode.c`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -13,12 +13,12 @@ use crate::mount_table::{MountEntry, MountIndex, MountTable};
 /// The umounts of some mounts of the reader's own namespace.
 #[derive(Debug, Default)]
 pub(super) struct Spread<'t> {
-    /// By the peer groups that each reaches, and its place within their filesystem.
+    /// The key is a peer group that the umount reaches, and the place within the group's filesystem.
     reached: HashMap<(u32, PathBuf), &'t MountEntry>,
 }
 
 impl<'t> Spread<'t> {
-    /// The umounts of `mounts`. `tables`: all namespaces', the reader's `own` among them.
+    /// The umounts of `mounts`. `tables`: those of all namespaces, the reader's `own` included.
     pub(super) fn of<'o>(
         mounts: &[&'t MountEntry],
         own: &MountIndex<'_>,
@@ -40,7 +40,7 @@ impl<'t> Spread<'t> {
         spread
     }
 
-    /// The mount here whose umount takes this one along. `table`: that of its own namespace.
+    /// The mount here whose umount also unmounts `entry`. `table`: that of the entry's own namespace.
     pub(super) fn reaching(&self, entry: &MountEntry, table: &MountIndex<'_>) -> Option<&'t MountEntry> {
         let parent = table.parent(entry)?;
         let place = parent.place_in_filesystem(&entry.mount_point)?;
@@ -63,7 +63,7 @@ impl Slaves {
         Self(slaves)
     }
 
-    /// The group itself and all that receive from it, through however many others.
+    /// The group itself and all groups that receive from it, directly or through others.
     fn reached_from(&self, group: u32) -> HashSet<u32> {
         let (mut reached, mut next) = (HashSet::from([group]), vec![group]);
         while let Some(group) = next.pop() {
@@ -89,7 +89,7 @@ mod tests {
 5 4 0:43 / /mnt/q/c rw shared:5 - tmpfs d rw
 ";
 
-    /// Which umount on the host takes away the mount with this id of another namespace.
+    /// The umount on the host that also unmounts the mount with this id in another namespace.
     fn reaching(elsewhere: &str, id: u32) -> Option<String> {
         let [host, other] = [HOST, elsewhere].map(|text| MountTable::from_mountinfo(text.as_bytes()).unwrap());
         let mounts: Vec<_> = host.entries().iter().filter(|it| it.mount_point.starts_with("/mnt")).collect();

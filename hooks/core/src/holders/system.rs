@@ -1,6 +1,6 @@
 //! Mounts that must stay: the node or a container runs on them.
 //!
-//! A command that unmounts one of these is never advised, whoever holds it.
+//! bindguard never advises a command that unmounts one of these, regardless of the holder.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::policy::Policy;
 
 /// Directories of the node, beside those of the kubelet and the runtimes, whose mounts the node needs.
 const DIRECTORIES: [&str; 8] = ["/boot", "/boot/efi", "/etc", "/run/lock", "/tmp", "/usr", "/var/log", "/var/tmp"];
-/// What the kernel and container runtimes mount in here, every namespace needs.
+/// Every namespace needs the mounts of the kernel and of container runtimes in these directories.
 const OF_THE_KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 /// The system mounts of a node.
@@ -29,12 +29,12 @@ impl<'p> SystemMounts<'p> {
         Self { policy, shown }
     }
 
-    /// Whether a path is that of a system mount, or of a directory in which the kubelet or a runtime mounts things.
+    /// True for the path of a system mount, or of a directory in or below which the kubelet or a runtime mounts things.
     pub fn is_at(&self, path: &Path) -> bool {
         is_system(path, self.policy)
     }
 
-    /// Whether a mount, of any namespace, is the root or one of the kernel's there, or shows what a system mount shows.
+    /// True if a mount of any namespace is its root, a kernel mount, or shows the same as a system mount.
     pub fn must_stay(&self, entry: &MountEntry) -> bool {
         entry.mount_point == Path::new("/")
             || is_of_the_kernel(&entry.mount_point)

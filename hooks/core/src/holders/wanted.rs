@@ -1,21 +1,21 @@
-//! What is asked about: mounts by what they show and by what they cover.
+//! The mounts whose holders are searched, identified by what they show and by what they cover.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use crate::mount_table::{Device, MountEntry, MountIndex, MountTable};
 
-/// The mounts at or below a path, or of a device, told in a way that holds in every namespace.
+/// The mounts at or below a path, or of a device, described in a way that is valid in every namespace.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
-    /// Any mount of these devices that shows one of these directories, or what lies below one, shows the same.
+    /// A mount of one of these devices matches if it shows one of these directories, or a path below one.
     shown: HashMap<Device, HashSet<PathBuf>>,
-    /// A mount on any of these covers the same.
+    /// A mount matches if it covers this place or a path below it.
     covered: Option<(Device, PathBuf)>,
 }
 
 impl Wanted {
-    /// What is mounted at or below `path`, as this namespace's table has it. `path` is as the kernel prints it.
+    /// The mounts at or below `path` in this namespace's table. `path` is as the kernel prints it.
     pub fn at_or_below(path: &Path, own: &MountTable) -> Self {
         let mut shown: HashMap<Device, HashSet<PathBuf>> = HashMap::new();
         for entry in own.entries().iter().filter(|entry| entry.mount_point.starts_with(path)) {
@@ -24,12 +24,12 @@ impl Wanted {
         Self { shown, covered: place_under(path, own) }
     }
 
-    /// Whatever is mounted of a device.
+    /// All mounts of a device.
     pub fn of_device(device: Device) -> Self {
         Self { shown: HashMap::from([(device, HashSet::from([PathBuf::from("/")]))]), covered: None }
     }
 
-    /// Whether a mount of a table shows or covers what is wanted.
+    /// True if `entry`, a mount of `table`, shows or covers a wanted place.
     pub fn is(&self, entry: &MountEntry, table: &MountIndex<'_>) -> bool {
         let shows = |roots: &HashSet<PathBuf>| entry.root.path.ancestors().any(|above| roots.contains(above));
         let covers = |(device, place): &(Device, PathBuf)| {
@@ -42,7 +42,7 @@ impl Wanted {
     }
 }
 
-/// The directory of the filesystem that `path` names below whatever is mounted on it.
+/// The directory of the filesystem that `path` names beneath the mounts on it.
 fn place_under(path: &Path, own: &MountTable) -> Option<(Device, PathBuf)> {
     let under = match own.stack_at(path).next() {
         Some(bottom) => own.mount(bottom.parent).filter(|parent| parent.id != bottom.id)?,

@@ -1,12 +1,12 @@
-//! When a host-root bind pins the host's mounts.
+//! Detects a host-root bind that pins the host's mounts.
 //!
-//! With rprivate (the default of the kubelet and of runc) the container holds a copy of every mount below the source
-//! that no umount on the host reaches: `device or resource busy`, loop and dm devices that stay, network namespaces
-//! that never go. rslave lets umounts in and nothing out. crun follows `linux.rootfsPropagation` for all mounts, so it
-//! has to agree; runc's default happens to.
+//! With rprivate (the default of the kubelet and of runc) the container has a copy of every mount below the source that no
+//! umount on the host reaches. The effects: `device or resource busy`, loop and dm devices that stay, network namespaces
+//! that never go. rslave lets umounts in and nothing out. crun follows `linux.rootfsPropagation` for all mounts, so that
+//! value must agree; runc's default does.
 //!
-//! rslave also lets later mounts of the host in. `ro` and `rro` make only those read-only that are there when the container
-//! starts, so a bind that has to stay read-only as a whole stays private.
+//! rslave also lets later mounts of the host in. `ro` and `rro` make only those mounts read-only that exist when the
+//! container starts, so a bind that must stay read-only as a whole stays private.
 
 use crate::evidence::{HostMount, Observed};
 use crate::policy::Kept;
@@ -14,8 +14,8 @@ use crate::spec::{AskedPropagation, RootfsPropagation};
 
 use super::verdict::{Pinning, Verdict};
 
-/// Judges one host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of the same spec asks to be
-/// shared.
+/// Judges one host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of the same spec requests
+/// shared propagation.
 pub fn judge_host_root(
     asked: AskedPropagation,
     kept: Option<Kept>,
@@ -26,7 +26,7 @@ pub fn judge_host_root(
     if asked == AskedPropagation::Shared {
         return Verdict::Current;
     }
-    // A root made `shared` for a bind that is shared stays: rslave there would lower that bind, too.
+    // A root made `shared` for a shared bind stays: rslave there would also lower that bind.
     let rootfs_may_stay = rootfs.lets_umounts_in() || (rootfs.is_shared() && any_shared);
     let private_mount = match host {
         Observed::Seen(mount) => (!mount.passes_umounts_on).then(|| mount.mount_point.clone()),

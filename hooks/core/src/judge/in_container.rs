@@ -1,14 +1,14 @@
-//! Whether a container's own mount hears of the host's umounts.
+//! Checks that a container's own mount receives the host's umounts.
 //!
-//! rslave in a spec is a wish. A runtime that does not follow it, a private mount on the host, or a rootfs propagation that
-//! overrules it leave the container with a copy of the host's mounts that no umount reaches.
+//! rslave in a spec is only a request. A runtime that ignores it, a private mount on the host, or a rootfs propagation that
+//! overrides it leave the container with a copy of the host's mounts that no umount reaches.
 
 use crate::evidence::Observed;
 use crate::mount_table::Propagation;
 
 use super::verdict::Verdict;
 
-/// Judges the mount at the destination of a bind that asks for rslave.
+/// Judges the mount at the destination of a bind that requests rslave.
 pub fn judge_in_container(mount: &Observed<Propagation>) -> Verdict {
     match mount {
         Observed::Seen(propagation) if propagation.passes_umounts_on() => Verdict::Current,

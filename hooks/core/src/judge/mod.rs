@@ -1,4 +1,4 @@
-//! From evidence to findings. Every rule of what counts as stale, orphaned or pinning is in this folder.
+//! Derives findings from evidence. Every rule for stale, orphaned or pinning is in this folder.
 
 mod host_root;
 mod in_container;

@@ -1,10 +1,10 @@
-//! When a source is dead: its server, or the daemon behind it, is gone or does not answer.
+//! Detects a dead source: its server, or the daemon behind it, is gone or does not answer.
 
 use crate::evidence::Reach;
 
 use super::verdict::Verdict;
 
-/// Judges what a source answered; `None` when it is not dead, or nobody can tell. One that was not probed for lack of time may be.
+/// Judges a source's answer; `None` if it is not dead, or if that is unknown. A source not probed for lack of time may be dead.
 pub fn judge_reach(reach: &Reach) -> Option<Verdict> {
     match reach {
         Reach::Silent(milliseconds) => Some(Verdict::Dead(format!("it did not answer within {milliseconds} ms"))),

@@ -1,9 +1,9 @@
-//! When a volume-subpath is stale.
+//! Detects stale volume-subpaths.
 //!
-//! It is *current* when it shows the very file that the kubelet would bind today for the same sub path: the volume,
-//! then `..data` where the kubelet writes it, then the path. The order of the questions matters: what could not be read
-//! is Unknown before it can be anything else, a volume that is not mounted has no files to compare with, and a target that
-//! is missing is told before one that differs.
+//! A subpath is *current* if it shows the very file that the kubelet would bind today for the same sub path: the volume,
+//! then `..data` where the kubelet writes it, then the path. The order of the checks matters. Unreadable evidence is Unknown
+//! before it can be anything else. A volume that is not mounted has no files to compare with. A missing target is reported
+//! before one that differs.
 
 use std::ffi::OsStr;
 
@@ -28,7 +28,7 @@ pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Ver
         Observed::Unreadable(why) => unreadable(mount, why),
     };
     match (judge_reach(&evidence.reach), &verdict) {
-        // Its volume is not: that answered.
+        // Its volume is not dead: that answered.
         (Some(_), Verdict::Stale { remedy: Ok(_), .. } | Verdict::Orphaned { .. } | Verdict::Unmounted(_)) => verdict,
         (Some(dead), _) => dead,
         (None, _) => verdict,
@@ -59,7 +59,7 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
     }
 }
 
-/// The mount that the volume of a subpath lacks. That an emptyDir was one of medium Memory is told by the subpath itself.
+/// The mount that the volume of a subpath lacks. Only the subpath shows that an emptyDir was one of medium Memory.
 fn missing_mount(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume) -> Option<Unmounted> {
     let required = MountedVolume::of_subpath(subpath, volume.plugin);
     if volume.is_mount_point {
@@ -72,28 +72,28 @@ fn missing_mount(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume)
     lacking.map(|volume| Unmounted::Volume { volume, found: None })
 }
 
-/// A pod's `subPath: .` of a kubelet-written volume: it lives beside the payloads and never changes.
+/// True for a pod's `subPath: .` of a kubelet-written volume: it is beside the payloads and never changes.
 fn shows_volume_itself(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath) -> bool {
     let is_root = sub_path.timestamp.is_none() && sub_path.path.as_os_str().is_empty();
     volume.plugin.writer() == Writer::Kubelet && is_root && !mount.root.deleted && mount.device == volume.device
 }
 
-/// A share whose handles went bad may resolve to its own root. On a local filesystem it is a pod's `subPath: .`; and what a
-/// sidecar mounts within its volume has a name there.
+/// True for a share that resolves to its own root, possible after its handles went bad. On a local filesystem the root is a
+/// pod's `subPath: .`; a mount that a sidecar makes within its volume has a name there.
 fn shows_whole_share(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath) -> bool {
     let is_a_volumes = volume.plugin != Plugin::host_path();
     is_a_volumes && !mount.fs_type.is_local() && sub_path.path.as_os_str().is_empty()
 }
 
-/// A file that somebody on this node deleted or replaced while it was in use: the client gave it a name that no pod asks for.
+/// True for a file deleted or replaced on this node while in use: the NFS client gave it a name that no pod requests.
 fn shows_what_was_deleted_here(mount: &SubpathMount, sub_path: &SubPath) -> bool {
     let name = sub_path.path.file_name().and_then(OsStr::to_str);
     let number = name.and_then(|name| name.strip_prefix(".nfs")).filter(|_| mount.fs_type.has_root_in_source());
     number.is_some_and(|number| number.len() == 24 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
-/// A subpath of which something could not be read that a repair needs. Its own mount was: a deleted root is certain whatever else
-/// is not, because no runtime can bind it.
+/// A subpath with evidence missing that a repair needs. Its own mount was read: a deleted root is certain in any case,
+/// because no runtime can bind it.
 fn unreadable(mount: &SubpathMount, why: &str) -> Verdict {
     match mount.root.deleted {
         true => Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why.to_owned()) },
@@ -101,7 +101,7 @@ fn unreadable(mount: &SubpathMount, why: &str) -> Verdict {
     }
 }
 
-/// A subpath of a volume that cannot be compared with: a deleted root is certain, anything else is not ours to judge.
+/// A subpath whose volume cannot be compared: a deleted root is certain, and bindguard does not judge anything else.
 fn without_remedy(mount: &SubpathMount, why: String) -> Verdict {
     if mount.root.deleted {
         Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why) }
@@ -110,7 +110,7 @@ fn without_remedy(mount: &SubpathMount, why: String) -> Verdict {
     }
 }
 
-/// A subpath beside what its sub path leads to today.
+/// A subpath and the target of its sub path today.
 struct Comparison<'a> {
     mount: &'a SubpathMount,
     volume: &'a Volume,
@@ -151,7 +151,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// How what is shown differs from what the kubelet would bind today.
+    /// The difference between the file that is shown and the one that the kubelet would bind today.
     fn difference(&self, target: &Target, shown: &FileIdentity, file: &FileIdentity) -> Option<StaleCause> {
         if let Some(words) = self.reach.words_of_the_dead() {
             return Some(StaleCause::DeadMount(words.to_owned()));
@@ -168,18 +168,18 @@ impl Comparison<'_> {
             }
             _ => {}
         }
-        // A payload directory's file can be unlinked and made again under the mount; so can any file that containers write.
+        // A payload directory's file can be unlinked and created again under the mount; so can any file that containers write.
         (shown != file).then_some(StaleCause::Replaced)
     }
 
-    /// Nothing has the sub path's name. A directory that containers wrote is nothing that only they can make; one in a payload is.
+    /// Nothing has the sub path's name. A directory that containers wrote can be made again; one in a payload cannot.
     fn vanished(&self, shown: &FileIdentity) -> Verdict {
         let is_plain = self.volume.plugin.writer() == Writer::Containers && self.sub_path.timestamp.is_none();
         let can_be_made = is_plain && shown.kind == FileKind::Directory;
         self.orphaned(Lack::Key(self.sub_path.path.clone()), can_be_made.then(|| self.remedy(Way::Remake)))
     }
 
-    /// The key was missing when the kubelet bound it, and it made an empty directory to have something to bind.
+    /// True if the key was missing at the bind: the kubelet made an empty directory to have something to bind.
     fn is_placeholder(&self) -> bool {
         self.volume.plugin.writer() == Writer::Kubelet && self.sub_path.timestamp.is_none()
     }
@@ -209,7 +209,7 @@ impl Comparison<'_> {
     }
 }
 
-/// A file cannot be mounted over a directory, nor a directory over a file: move_mount(2) says ENOTDIR.
+/// A file cannot be mounted over a directory, nor a directory over a file: move_mount(2) returns ENOTDIR.
 fn way_over(shown: &FileIdentity, file: &FileIdentity) -> Way {
     if shown.kind == file.kind { Way::Rebind } else { Way::PointSpecAtVolume }
 }

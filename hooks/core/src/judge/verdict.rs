@@ -1,4 +1,4 @@
-//! The words in which the guard speaks of a bind source.
+//! Verdicts on bind sources, with their causes and remedies.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,59 +8,59 @@ use crate::mount_table::FsType;
 use crate::policy::Kept;
 use crate::source::SourceKind;
 
-/// One bind, and what was found of its source.
+/// One bind and the verdict on its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The bind's position in the spec's `mounts`; `None` when no spec was looked at.
+    /// The bind's position in the spec's `mounts`; `None` if no spec was read.
     pub bind: Option<usize>,
     /// The bind's source.
     pub source: PathBuf,
-    /// The bind's destination in the container; `None` when no spec was looked at.
+    /// The bind's destination in the container; `None` if no spec was read.
     pub destination: Option<PathBuf>,
-    /// What the source is.
+    /// The kind of the source.
     pub kind: SourceKind,
-    /// What was found.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// What was found of a bind source.
+/// The verdict on a bind source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is what the kubelet would bind today, and lets the host's umounts in where that matters.
+    /// It is what the kubelet would bind today, and receives the host's umounts where that matters.
     Current,
-    /// It is not what the kubelet would bind today, and what would be is there.
+    /// It is not what the kubelet would bind today, and the file or directory to bind exists.
     Stale {
-        /// How that was told.
+        /// Why it is stale.
         cause: StaleCause,
-        /// What can be done, or why nothing can.
+        /// The repair, or why none is possible.
         remedy: Result<Remedy, String>,
     },
-    /// It is stale, and what the kubelet would bind today is gone, too.
+    /// It is stale, and the file or directory that the kubelet would bind today is gone, too.
     Orphaned {
-        /// How that was told.
+        /// Why it is stale.
         cause: StaleCause,
-        /// What is missing.
+        /// The part that is missing.
         lacks: Lack,
-        /// A directory that containers wrote can be made again, empty, as the kubelet does for a new container.
+        /// Set for a directory that containers wrote: it can be made again, empty, as the kubelet does for a new container.
         remake: Option<Remedy>,
     },
-    /// What has to be mounted is not.
+    /// A required mount is missing.
     Unmounted(Unmounted),
-    /// A bind that keeps the host's mounts alive, or will not hear of their umounts.
+    /// A bind that keeps the host's mounts alive, or will not receive their umounts.
     Pinning(Pinning),
-    /// A bind that was made rslave, whose mount in the container has no master all the same.
+    /// A bind that was made rslave, but its mount in the container has no master.
     WithoutMaster,
     /// Its server does not answer, or its daemon is gone.
     Dead(String),
-    /// Whether its server answers is not known: other sources took up the time in which sources are probed.
+    /// It is unknown if its server answers: other sources used up the time for probes.
     NotProbed,
-    /// Not bindguard's to judge.
+    /// bindguard does not judge it.
     Foreign,
-    /// It could not be told, and this is why.
+    /// No verdict was possible, for this reason.
     Unknown(String),
 }
 
-/// How a stale source was told.
+/// The cause that makes a source stale.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StaleCause {
     /// The kernel says that the mount's root was deleted: binding it gives ENOENT.
@@ -77,10 +77,10 @@ pub enum StaleCause {
     /// Another file has its name now.
     #[error("another file has its name now")]
     Replaced,
-    /// The volume was mounted anew since.
+    /// The volume was mounted again since.
     #[error("its volume was mounted anew since")]
     OtherDevice,
-    /// The filesystem is there again, this mount of it is dead: a daemon that was restarted, a handle that the server forgot.
+    /// The filesystem is back, but this mount of it is dead: the daemon was restarted, or the server forgot the handle.
     #[error("it answers: {0}, and its volume is alive")]
     DeadMount(String),
     /// It shows its volume's own root, which a `subPath` never names.
@@ -91,7 +91,7 @@ pub enum StaleCause {
     Placeholder,
 }
 
-/// What is not mounted.
+/// The missing mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unmounted {
     /// A volume-subpath.
@@ -128,7 +128,7 @@ impl fmt::Display for Unmounted {
     }
 }
 
-/// What a sub path lacks today.
+/// The part of a sub path that is missing today.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Lack {
     /// The volume has no payload.
@@ -137,18 +137,18 @@ pub enum Lack {
     /// Nothing has the sub path's name.
     #[error("{} is no longer in its volume", .0.display())]
     Key(PathBuf),
-    /// What has the sub path's name is a directory where it was a file, or the other way round.
+    /// The sub path's name is now a directory and was a file, or the other way round.
     #[error("{} became a {is}", path.display(), is = if *.directory { "directory" } else { "file" })]
     OtherKind {
         /// The sub path.
         path: PathBuf,
-        /// Whether it is a directory today.
+        /// True if it is a directory today.
         directory: bool,
     },
 }
 
 impl Lack {
-    /// What the pod's owner can do: no mount can help.
+    /// The next step of the pod's owner: no mount can help.
     fn next_step(&self) -> &'static str {
         match self {
             Self::Payload => "delete the pod, so that the kubelet writes the volume anew",
@@ -158,42 +158,42 @@ impl Lack {
     }
 }
 
-/// How a stale subpath can be mended.
+/// The repair of a stale subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy {
     /// The volume's directory.
     pub volume: PathBuf,
     /// The path within it.
     pub sub_path: SubPath,
-    /// Who writes into the volume.
+    /// The writer of the volume.
     pub writer: Writer,
-    /// How files lie in it.
+    /// The layout of its files.
     pub layout: Layout,
-    /// What may be done.
+    /// The permitted repair.
     pub way: Way,
 }
 
-/// The ways to mend a stale subpath.
+/// The ways to repair a stale subpath.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Bind the current target in the stale one's place.
+    /// Bind the current target in place of the stale one.
     Rebind,
-    /// A directory is in the way of a file: only the spec's source can be pointed elsewhere.
+    /// A directory is in the way of a file: only the spec's source can be changed.
     PointSpecAtVolume,
-    /// Make the directory that is gone again, then bind it.
+    /// Create the missing directory again, then bind it.
     Remake,
 }
 
-/// In what way a host-root bind pins.
+/// The reasons why a host-root bind pins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pinning {
-    /// The bind itself has to become rslave.
+    /// The bind itself must become rslave.
     pub bind: bool,
-    /// `linux.rootfsPropagation` has to become rslave.
+    /// `linux.rootfsPropagation` must become rslave.
     pub rootfs: bool,
-    /// The source's mount on the host, when it is private: rslave has no effect there.
+    /// The source's mount on the host, if it is private: rslave has no effect there.
     pub private_mount: Option<PathBuf>,
-    /// The bind is not to be changed; the fields above then only describe it.
+    /// Why the bind must not be changed; the fields above then only describe it.
     pub kept: Option<Kept>,
 }
 

@@ -1,11 +1,11 @@
-//! When a volume that has to be mounted is not; and what can be told of the others.
+//! Detects volumes that require a mount and have none, and deleted roots of all volumes.
 
 use crate::evidence::{Observed, VolumeMount};
 use crate::kubelet::MountedVolume;
 
 use super::verdict::{StaleCause, Unmounted, Verdict};
 
-/// Judges one volume. [`Observed::Absent`]: its directory is there, or not even that, and nothing is mounted on it.
+/// Judges one volume. [`Observed::Absent`]: nothing is mounted on its directory, or the directory does not exist.
 pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Verdict {
     let found = match mount {
         Observed::Seen(mount) if mount.deleted => return deleted(),
@@ -17,7 +17,7 @@ pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Ve
     Verdict::Unmounted(Unmounted::Volume { volume: volume.clone(), found })
 }
 
-/// Judges a volume that is whatever its directory holds, mounted or not.
+/// Judges a volume that requires no mount, mounted or not.
 pub fn judge_plain_volume(mount: &Observed<VolumeMount>) -> Verdict {
     match mount {
         Observed::Seen(mount) if mount.deleted => deleted(),
@@ -26,7 +26,7 @@ pub fn judge_plain_volume(mount: &Observed<VolumeMount>) -> Verdict {
     }
 }
 
-/// A driver that binds a folder of its own mounts once for a pod.
+/// A driver that binds a folder of its own mounts it once for a pod.
 fn deleted() -> Verdict {
     let why = "only its driver can mount it anew, for a new pod".to_owned();
     Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why) }

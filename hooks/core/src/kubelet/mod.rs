@@ -1,4 +1,4 @@
-//! The kubelet's folders, as paths tell them.
+//! The kubelet's folders, parsed from paths.
 //!
 //! ```text
 //! <root>/pods/<uid>/volumes/<plugin>/<volume>                          the volume

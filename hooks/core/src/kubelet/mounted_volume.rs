@@ -1,6 +1,6 @@
-//! Volumes that are nothing but a mount: without it, their directory is an empty one on the node's own disk.
+//! Volumes that require a mount: without it, their directory is an empty one on the node's own disk.
 //!
-//! A container that starts on such a directory writes to the node instead of its volume, and nobody notices until the
+//! A container that starts on such a directory writes to the node instead of its volume. The error stays hidden until the
 //! data is missed (kubernetes#109955).
 
 use std::fmt;
@@ -21,12 +21,12 @@ pub struct MountedVolume {
 }
 
 impl MountedVolume {
-    /// Takes a path apart that is such a volume, or lies in one; `None` when it is neither.
+    /// Parses the path of such a volume, or a path in one; `None` if it is neither.
     pub fn from_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> Option<Self> {
         Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
     }
 
-    /// The volume that a pod's path is, or lies in.
+    /// The volume at a pod's path, or around it.
     pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
         let &[volumes, folder, volume, ref rest @ ..] = path.names() else { return None };
         let plugin = Plugin::from_folder(folder)?;
@@ -37,7 +37,7 @@ impl MountedVolume {
         }
         let mut mount_point = path.kubelet_root().join("pods");
         mount_point.extend([path.pod_uid().as_ref(), volumes, folder, volume]);
-        // Joining nothing would leave a slash at the end.
+        // Joining an empty name would leave a slash at the end.
         if !plugin.below().is_empty() {
             mount_point.push(plugin.below());
         }
@@ -45,7 +45,7 @@ impl MountedVolume {
         Some(Self { mount_point, pod_uid, plugin, required, volume: volume.to_str()?.to_owned() })
     }
 
-    /// The volume of a subpath, when it belongs to `plugin` and that plugin mounts.
+    /// The volume of a subpath, if it belongs to `plugin` and that plugin mounts.
     pub fn of_subpath(subpath: &VolumeSubpath, plugin: Plugin) -> Option<Self> {
         Some(Self {
             mount_point: subpath.volume_directory(plugin),
@@ -56,7 +56,7 @@ impl MountedVolume {
         })
     }
 
-    /// The volume of a subpath that shows it to have been a tmpfs: an emptyDir of medium Memory, or what a driver mounted.
+    /// The volume of a subpath that shows a former tmpfs: an emptyDir of medium Memory, or a tmpfs that a driver mounted.
     pub fn of_memory(subpath: &VolumeSubpath, plugin: Plugin, directory: &Path) -> Self {
         Self {
             mount_point: directory.to_owned(),
@@ -67,7 +67,7 @@ impl MountedVolume {
         }
     }
 
-    /// The same volume where it was before its files were copied below `prefix`.
+    /// The same volume at its path before its files were copied below `prefix`.
     pub fn without_prefix(&self, prefix: &Path) -> Option<Self> {
         let below = self.mount_point.strip_prefix(prefix).ok()?;
         Some(Self { mount_point: Path::new("/").join(below), ..self.clone() })
@@ -78,12 +78,12 @@ impl MountedVolume {
         self.plugin.folder()
     }
 
-    /// Who writes into it.
+    /// The writer of its content.
     pub fn writer(&self) -> Writer {
         self.plugin.writer()
     }
 
-    /// Where the mount has to be.
+    /// The required mount point.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
     }

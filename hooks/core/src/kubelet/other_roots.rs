@@ -1,4 +1,4 @@
-//! Kubelets that nobody told bindguard of.
+//! Kubelets that bindguard's config does not name.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use crate::mount_table::MountTable;
 
 use super::VolumeSubpath;
 
-/// The roots, other than the known ones, below which volume-subpaths are mounted: their pods are not looked at.
+/// The roots, other than the known ones, below which volume-subpaths are mounted: their pods are not checked.
 pub fn other_roots<'a>(table: &MountTable, known: impl IntoIterator<Item = &'a Path>) -> BTreeSet<PathBuf> {
     let known: BTreeSet<&Path> = known.into_iter().collect();
     let roots = table.entries().iter().filter_map(|entry| root_of_subpath(&entry.mount_point));

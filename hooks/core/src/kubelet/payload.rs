@@ -7,17 +7,17 @@ use std::os::unix::ffi::OsStrExt;
 /// The link whose rename swaps the whole payload at once.
 pub const DATA_LINK: &str = "..data";
 
-/// How the files of a volume lie in its directory.
+/// The arrangement of the files in a volume's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Behind `..data`, as AtomicWriter writes them: the kubelet's own volumes, and those of drivers that use its code for
-    /// secrets, certificates and identities.
+    /// Behind `..data`, as AtomicWriter writes them: in the kubelet's own volumes, and in those of drivers that use its code
+    /// for secrets, certificates and identities.
     Payload,
-    /// As they are.
+    /// Directly in the directory.
     Plain,
 }
 
-/// A directory that holds one payload: `..2026_11_21_05_10_00.123456789`.
+/// A directory that contains one payload: `..2026_11_21_05_10_00.123456789`.
 ///
 /// Go's layout `..2006_01_02_15_04_05.` and then the digits that `os.MkdirTemp` appends.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct TimestampDirectory(String);
 impl TimestampDirectory {
     const LAYOUT: &'static [u8] = b"..dddd_dd_dd_dd_dd_dd.";
 
-    /// Takes `name` for a timestamp directory's, or not.
+    /// Parses the name of a timestamp directory; `None` if it is another name.
     pub fn from_name(name: &OsStr) -> Option<Self> {
         let (date, suffix) = name.as_bytes().split_at_checked(Self::LAYOUT.len())?;
         let fits =

@@ -1,4 +1,4 @@
-//! Volume plugins: where their volumes lie, who writes into them, and which of them are nothing without a mount.
+//! Volume plugins: the paths of their volumes, their writers, and the mounts that they require.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -8,7 +8,7 @@ use super::plugins::{FLEX_MEMORY, FLEX_VOLUME, HOST_PATH, MEMORY, PLUGINS};
 use super::pod_path::PodPath;
 use crate::mount_table::FsType;
 
-/// Who may change what is in a volume. It decides how far a path in it can be trusted.
+/// The writer of a volume's content. It decides how far a path in the volume can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
     /// The kubelet alone, through AtomicWriter.
@@ -26,12 +26,12 @@ pub struct Plugin {
     pub(super) mount: Option<RequiredMount>,
 }
 
-/// The mount that a plugin's volumes are nothing without.
+/// The mount that a plugin's volumes require.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequiredMount {
     /// The filesystems that the plugin mounts; none listed: any.
     pub(super) fs_types: &'static [&'static str],
-    /// What usually keeps it from mounting.
+    /// The usual cause if it is missing.
     pub(super) usual_cause: &'static str,
 }
 
@@ -41,39 +41,39 @@ impl Plugin {
         PLUGINS.iter().copied()
     }
 
-    /// The plugin of volumes that lie anywhere on the host.
+    /// The plugin of volumes that can be anywhere on the host.
     pub fn host_path() -> Self {
         HOST_PATH
     }
 
-    /// Those with which a subPath is used nearly always.
+    /// The plugins for nearly all uses of a subPath.
     pub fn usual() -> impl Iterator<Item = Self> {
         Self::all().take(USUAL)
     }
 
-    /// The plugin whose volumes lie in this folder. A flexVolume's is called after its driver, `vendor~driver`.
+    /// The plugin whose volumes are in this folder. A flexVolume's folder is named after its driver, `vendor~driver`.
     pub fn from_folder(folder: &OsStr) -> Option<Self> {
         let is_drivers = |folder: &str| folder.contains('~') && !folder.starts_with("kubernetes.io~");
         let flex_volume = || folder.to_str().filter(|folder| is_drivers(folder)).map(|_| FLEX_VOLUME);
         Self::all().find(|plugin| folder == plugin.folder).or_else(flex_volume)
     }
 
-    /// The folder below `volumes` that its volumes are in, `kubernetes.io~configmap`; of a flexVolume what it is called.
+    /// The folder below `volumes` that its volumes are in, such as `kubernetes.io~configmap`; for a flexVolume its kind.
     pub fn folder(self) -> &'static str {
         self.folder
     }
 
-    /// What of a volume's folder the containers get: `mount` for CSI, otherwise all of it.
+    /// The part of a volume's folder that the containers get: `mount` for CSI, otherwise all of it.
     pub fn below(self) -> &'static str {
         self.below
     }
 
-    /// Who writes into its volumes.
+    /// The writer of its volumes.
     pub fn writer(self) -> Writer {
         self.writer
     }
 
-    /// How files lie in its volumes, as far as the plugin alone tells: whoever writes into the others may do as the kubelet does.
+    /// The layout of its volumes as far as the plugin decides it: other writers than the kubelet may use the kubelet's layout.
     pub fn layout(self) -> Layout {
         match self.writer {
             Writer::Kubelet => Layout::Payload,
@@ -81,7 +81,7 @@ impl Plugin {
         }
     }
 
-    /// Whether its volumes can be mounts of their own. A driver of a flexVolume may mount, and need not.
+    /// True if its volumes can be mounts of their own. A flexVolume's driver may mount, but need not.
     pub fn may_mount(self) -> bool {
         self.mount.is_some() || self == FLEX_VOLUME
     }
@@ -91,28 +91,28 @@ impl Plugin {
         self.mount
     }
 
-    /// The mount that a volume needs which is known to have been a tmpfs.
+    /// The mount that a volume needs if it is known to have been a tmpfs.
     pub(super) fn required_tmpfs(self) -> RequiredMount {
         if self == FLEX_VOLUME { FLEX_MEMORY } else { MEMORY }
     }
 
-    /// Whether `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a kubelet-written volume.
+    /// True if `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a kubelet-written volume.
     pub fn holds_payload_path(path: &PodPath<'_, '_>) -> bool {
         let &[volumes, folder, _volume, _name, ..] = path.names() else { return false };
         volumes == "volumes" && Self::from_folder(folder).is_some_and(|plugin| plugin.writer() == Writer::Kubelet)
     }
 }
 
-/// How many of the table's plugins are usual.
+/// The number of usual plugins, the first in the table.
 const USUAL: usize = 6;
 
 impl RequiredMount {
-    /// Whether a mount of this filesystem is what the plugin makes.
+    /// True if the plugin can have made a mount of this filesystem.
     pub fn may_be(self, fs_type: &FsType) -> bool {
         self.fs_types.is_empty() || self.fs_types.contains(&fs_type.0.as_str())
     }
 
-    /// What usually keeps the volume from being mounted.
+    /// The usual cause if the volume is not mounted.
     pub fn usual_cause(self) -> &'static str {
         self.usual_cause
     }

@@ -1,8 +1,8 @@
 //! The table of volume plugins.
 //!
-//! Where a plugin's volumes lie, whether it mounts, and with which filesystem follows `GetPath` and `SetUp` of each in
-//! Kubernetes' `pkg/volume`. Secret, projected and downwardAPI volumes wrap an emptyDir of medium Memory (`wrappedVolumeSpec`),
-//! a configMap's lies on the kubelet's disk. An emptyDir is not in need of a mount: its medium is recorded nowhere.
+//! Each entry follows the plugin's `GetPath` and `SetUp` in Kubernetes' `pkg/volume`: the path of its volumes, and the
+//! filesystem that it mounts, if any. Secret, projected and downwardAPI volumes wrap an emptyDir of medium Memory
+//! (`wrappedVolumeSpec`); a configMap's is on the kubelet's disk. An emptyDir requires no mount: its medium is recorded nowhere.
 
 use super::plugin::{Plugin, RequiredMount, Writer};
 
@@ -12,13 +12,13 @@ const NFS: &str =
     "mount.nfs is missing on the node (bindguard doctor names its package), or the server could not be reached";
 const CSI: &str = "the CSI driver restarted and its FUSE daemon with it, or NodePublishVolume failed";
 
-/// What the kubelet mounts for the medium Memory.
+/// The kubelet's mount for the medium Memory.
 pub(super) const MEMORY: RequiredMount = RequiredMount {
     fs_types: &["tmpfs"],
     usual_cause: "something unmounted it: the kubelet always puts it on a tmpfs",
 };
 
-/// What a driver of a flexVolume mounted.
+/// The tmpfs that a driver of a flexVolume mounted.
 pub(super) const FLEX_MEMORY: RequiredMount =
     RequiredMount { fs_types: &["tmpfs"], usual_cause: "its driver unmounted it" };
 
@@ -30,7 +30,7 @@ pub(super) const HOST_PATH: Plugin =
 pub(super) const FLEX_VOLUME: Plugin =
     Plugin { folder: "flexVolume", below: "", writer: Writer::Containers, mount: None };
 
-/// In the order of how often a subPath is used with them.
+/// Sorted by how often a subPath is used with them.
 pub(super) const PLUGINS: &[Plugin] = &[
     unmounted("kubernetes.io~configmap", Writer::Kubelet),
     on_tmpfs("kubernetes.io~secret"),
@@ -51,7 +51,7 @@ pub(super) const PLUGINS: &[Plugin] = &[
     mounted("kubernetes.io~iscsi", &[], BLOCK),
     mounted("kubernetes.io~rbd", &[], BLOCK),
     mounted("kubernetes.io~vsphere-volume", &[], BLOCK),
-    // Those that Kubernetes had once.
+    // Plugins of earlier Kubernetes versions.
     mounted("kubernetes.io~flocker", &[], BLOCK),
     mounted("kubernetes.io~photon-pd", &[], BLOCK),
     mounted("kubernetes.io~portworx-volume", &[], BLOCK),

@@ -1,4 +1,4 @@
-//! Paths below a pod's folder, taken apart once for all that ask what they are.
+//! Paths below a pod's folder, parsed once for all checks.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path};
@@ -14,13 +14,13 @@ pub struct PodPath<'p, 'r> {
 }
 
 impl<'p, 'r> PodPath<'p, 'r> {
-    /// Takes a path apart that lies below one of the kubelet's roots; `None` when it is no pod's. Nor is one with `..` in
-    /// it: the kubelet writes none, and nobody can tell where it leads without walking there.
+    /// Parses a path below one of the kubelet's roots; `None` if it is no pod's. A path with `..` is none either: the kubelet
+    /// writes none, and only a walk shows where it leads.
     pub fn from_path(path: &'p Path, kubelet_roots: impl IntoIterator<Item = &'r Path>) -> Option<Self> {
         kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
     }
 
-    /// Whether a path looks like one below a pod's folder, whichever root that may be below.
+    /// True if a path looks like one below a pod's folder, regardless of the root.
     pub fn may_be_one(path: &Path) -> bool {
         let mut names = path.components().map(Component::as_os_str);
         names.any(|name| name == "pods")
@@ -44,7 +44,7 @@ impl<'p, 'r> PodPath<'p, 'r> {
         self.pod_uid
     }
 
-    /// What follows the pod's folder, name by name.
+    /// The names after the pod's folder.
     pub(super) fn names(&self) -> &[&'p OsStr] {
         &self.names
     }

@@ -1,6 +1,6 @@
-//! From the root of a subpath's mount back to the sub path within its volume.
+//! Derives the sub path within a volume from the root of a subpath's mount.
 //!
-//! The name is nowhere else: neither the OCI spec nor the kubelet's folders hold it. Because it comes from the
+//! The name is recorded nowhere else: neither the OCI spec nor the kubelet's folders contain it. Because it comes from the
 //! mount itself, a `subPathExpr` keeps the value that it had when the kubelet first bound it.
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub struct SubPath {
     /// The payload directory that the mount shows it in; `None` in volumes that have no payload, and for a mount of
     /// something beside the payload.
     pub timestamp: Option<TimestampDirectory>,
-    /// The path below the payload, or below the volume where it has none.
+    /// The path below the payload, or below the volume if it has no payload.
     pub path: PathBuf,
 }
 
@@ -30,7 +30,7 @@ pub enum NoSubPath {
         /// Device of the volume.
         volume: String,
     },
-    /// The mount's root does not lie in the volume.
+    /// The mount's root is not in the volume.
     #[error("its mount shows {}, which is not in the volume at {}", root.display(), volume.display())]
     Outside {
         /// The mount's root.
@@ -44,8 +44,8 @@ impl SubPath {
     /// Maps a mount's root to its volume.
     ///
     /// # Errors
-    /// When the root does not lie in the volume, or is of another filesystem that cannot be told to be an earlier
-    /// mount of the same volume.
+    /// If the root is not in the volume, or is of another filesystem that is not known to be an earlier mount of the same
+    /// volume.
     pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NoSubPath> {
         if mount.device != volume.device && !volume.is_earlier_mount(mount) {
             return Err(NoSubPath::OtherDevice { mount: mount.device.to_string(), volume: volume.device.to_string() });
@@ -58,8 +58,8 @@ impl SubPath {
         })
     }
 
-    /// Whether it begins with the name of a payload directory: what a subpath of a payload shows, or a folder of a plain volume that
-    /// is called so.
+    /// True if it begins with the name of a payload directory. A subpath of a payload does, and a folder of that name in a
+    /// plain volume.
     pub fn begins_like_a_payload(&self) -> bool {
         self.path.components().next().is_some_and(|first| TimestampDirectory::from_name(first.as_os_str()).is_some())
     }

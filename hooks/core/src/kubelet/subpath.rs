@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use super::plugin::Plugin;
 use super::pod_path::PodPath;
 
-/// What makes room for nearly every path of a pod.
+/// Capacity for nearly every path of a pod.
 const USUAL_PATH: usize = 200;
 
-/// `<root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`, taken apart.
+/// `<root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSubpath {
     kubelet_root: PathBuf,
@@ -22,13 +22,13 @@ pub struct VolumeSubpath {
 impl VolumeSubpath {
     const FOLDER: &'static str = "volume-subpaths";
 
-    /// Takes a path apart that lies below one of the kubelet's roots; `None` when it is no such bind's path.
+    /// Parses a path below one of the kubelet's roots; `None` if it is not the path of such a bind.
     pub fn from_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> Option<Self> {
         Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
     }
 
-    /// The subpath that a pod's path is, if it is one. It is none when its index has a sign or zeros before it: the kubelet
-    /// writes none.
+    /// The subpath at a pod's path, if it is one. An index with a sign or leading zeros makes it none: the kubelet writes no
+    /// such index.
     pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
         let &[folder, volume, container, index] = path.names() else { return None };
         let owned = |name: &OsStr| name.to_str().map(str::to_owned);
@@ -42,7 +42,7 @@ impl VolumeSubpath {
         })
     }
 
-    /// The path that was taken apart, without `.` and doubled slashes.
+    /// The parsed path, without `.` and doubled slashes.
     pub fn path(&self) -> PathBuf {
         self.in_pod([Self::FOLDER, &self.volume, &self.container, &self.index.to_string()])
     }
@@ -57,9 +57,9 @@ impl VolumeSubpath {
         self.in_pod([])
     }
 
-    /// Where the volume is when it belongs to `plugin`.
+    /// The path of the volume if it belongs to `plugin`.
     pub fn volume_directory(&self, plugin: Plugin) -> PathBuf {
-        // Joining nothing would leave a slash at the end.
+        // Joining an empty name would leave a slash at the end.
         let below = Some(plugin.below()).filter(|below| !below.is_empty());
         self.in_pod(["volumes", plugin.folder(), &self.volume].into_iter().chain(below))
     }
@@ -71,7 +71,7 @@ impl VolumeSubpath {
         path
     }
 
-    /// Whether both are of one volume of one pod.
+    /// True if both are of one volume of one pod.
     pub fn is_of_the_same_volume(&self, other: &Self) -> bool {
         self.volume == other.volume && self.pod_uid == other.pod_uid && self.kubelet_root == other.kubelet_root
     }

@@ -1,4 +1,4 @@
-//! From findings to what is to be done.
+//! Derives the planned actions from findings.
 
 mod rebind;
 
@@ -8,19 +8,19 @@ use crate::judge::{Finding, Pinning, Unmounted, Verdict, Way};
 use crate::policy::{Alarm, FailedRepair, Mode, Policy};
 use crate::spec::SpecEdit;
 
-/// What is to be done about a bundle's findings.
+/// The planned actions for a bundle's findings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Subpaths to bind anew.
+    /// Subpaths to re-bind.
     pub rebinds: Vec<Rebind>,
     /// Changes to the spec.
     pub edits: Vec<SpecEdit>,
-    /// Why the container is refused, when policy wants it refused.
+    /// Why the container is refused, if policy refuses it.
     pub refusal: Option<String>,
 }
 
 impl Plan {
-    /// Plans for these findings. Only what policy wants repaired gets into a plan, and nothing foreign or unknown can.
+    /// Plans for these findings. A plan contains only repairs that policy wants, and never a foreign or unknown bind.
     pub fn from_findings(findings: &[Finding], policy: &Policy) -> Self {
         let mut plan = Self::default();
         for finding in findings {
@@ -38,12 +38,12 @@ impl Plan {
         plan
     }
 
-    /// Whether there is nothing to do.
+    /// True if there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.rebinds.is_empty() && self.edits.is_empty() && self.refusal.is_none()
     }
 
-    /// Whether the bind at this position is edited.
+    /// True if the bind at this position is edited.
     pub fn edits_bind(&self, index: usize) -> bool {
         self.edits.iter().any(|edit| match edit {
             SpecEdit::Source { bind, .. } | SpecEdit::BindRslave { bind } => *bind == index,
@@ -51,7 +51,7 @@ impl Plan {
         })
     }
 
-    /// Whether `linux.rootfsPropagation` is edited.
+    /// True if `linux.rootfsPropagation` is edited.
     pub fn edits_rootfs(&self) -> bool {
         self.edits.contains(&SpecEdit::RootfsRslave)
     }
@@ -82,7 +82,7 @@ impl Plan {
     }
 }
 
-/// Why policy refuses a container of which something could not be looked at, if it does: what it refuses may be there.
+/// Why policy refuses a container that could not be checked in full, if it does: the unchecked part may be what it refuses.
 pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
     let refuses =
         policy.unmounted_volumes == Alarm::Refuse || policy.dead_sources == Alarm::Refuse || refuses_unmended(policy);

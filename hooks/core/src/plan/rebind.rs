@@ -1,4 +1,4 @@
-//! One stale subpath that can be mended.
+//! One stale subpath that can be repaired.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::spec::SpecEdit;
 
 /// The order to bind a subpath's current target in place of a stale one.
 ///
-/// It can be made from a finding with a remedy and from nothing else.
+/// Only a finding with a remedy yields one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rebind {
     bind: Option<usize>,
@@ -19,8 +19,8 @@ pub struct Rebind {
 }
 
 impl Rebind {
-    /// The re-bind for a finding; `None` when there is nothing to mend, nothing can be done, or policy does not want a
-    /// directory made again.
+    /// The re-bind for a finding; `None` if there is nothing to repair, no repair is possible, or policy does not want a
+    /// directory created again.
     pub fn from_finding(finding: &Finding, policy: &Policy) -> Option<Self> {
         let SourceKind::Subpath(subpath) = &finding.kind else { return None };
         let remedy = match &finding.verdict {
@@ -36,7 +36,7 @@ impl Rebind {
         self.bind
     }
 
-    /// The subpath to bind anew.
+    /// The subpath to re-bind.
     pub fn subpath(&self) -> &VolumeSubpath {
         &self.subpath
     }
@@ -51,21 +51,20 @@ impl Rebind {
         &self.remedy.sub_path
     }
 
-    /// Who writes into the volume.
+    /// The writer of the volume.
     pub fn writer(&self) -> Writer {
         self.remedy.writer
     }
 
-    /// What may be done.
+    /// The permitted repair.
     pub fn way(&self) -> Way {
         self.remedy.way
     }
 
-    /// The edit that points the spec's source at the volume's own path, for when binding is impossible.
+    /// The edit that points the spec's source at the volume's own path, used when binding is impossible.
     ///
-    /// `None` for volumes that containers write: a path in those may lead anywhere by the time that the runtime walks
-    /// it. A kubelet-written volume's own names are links through `..data`: the runtime walks to whatever payload is
-    /// there at that moment.
+    /// `None` for volumes that containers write: a path in those may lead anywhere by the time the runtime resolves it. A
+    /// kubelet-written volume's own names are links through `..data`: the runtime resolves them to the payload of that moment.
     pub fn spec_edit(&self) -> Option<SpecEdit> {
         let sub_path = &self.remedy.sub_path.path;
         let to = match self.remedy.writer {

@@ -1,18 +1,18 @@
-//! Whether a bind of a spec lets the container write.
+//! The access, read-write or read-only, that a bind of a spec gives the container.
 
-/// The access that the options of one bind ask for, taken together.
+/// The combined access that the options of one bind request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AskedAccess {
     /// The default.
     ReadWrite,
     /// `ro`: the bind's own mount is read-only. Mounts below it stay writable.
     ReadOnly,
-    /// `rro`: so is every mount below it at the time of the bind. mount_setattr(2), Linux 5.12
+    /// `rro`: every mount below it at the time of the bind is also read-only. mount_setattr(2), Linux 5.12
     RecursivelyReadOnly,
 }
 
 impl AskedAccess {
-    /// The access that these mount options ask for. runc and crun keep `ro` and `rro` apart; of each the last option counts.
+    /// The access that these mount options request. runc and crun treat `ro` and `rro` separately; the last of each applies.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut own, mut recursive) = (false, false);
         for option in options {

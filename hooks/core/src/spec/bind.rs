@@ -1,4 +1,4 @@
-//! One bind mount of a spec: what it says, and the bytes that say so.
+//! One bind mount of a spec: its values, and the bytes that contain them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,7 +13,7 @@ use super::propagation::AskedPropagation;
 
 /// A mount of the spec that runc would bind.
 ///
-/// runc and crun treat an entry as a bind when its type is `bind`, or when its options hold `bind` or `rbind`
+/// runc and crun treat an entry as a bind when its type is `bind`, or when its options contain `bind` or `rbind`
 /// whatever the type says (`none` is common).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bind<'a> {
@@ -26,7 +26,7 @@ pub struct Bind<'a> {
     written: Written<'a>,
 }
 
-/// What an edit replaces: slices of the spec's own text.
+/// The values that an edit replaces: slices of the spec's own text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Written<'a> {
     pub(super) source: &'a str,
@@ -35,7 +35,7 @@ pub(super) struct Written<'a> {
 }
 
 impl<'a> Bind<'a> {
-    /// The entry at `index` of `mounts`; `None` when it is no bind.
+    /// The entry at `index` of `mounts`; `None` if it is no bind.
     pub(super) fn from_entry(index: usize, entry: Entry<'a>) -> serde_json::Result<Option<Self>> {
         let Some(source) = entry.source else { return Ok(None) };
         let written: Vec<Option<Text<'_>>> = match entry.options {
@@ -64,27 +64,27 @@ impl<'a> Bind<'a> {
         self.index
     }
 
-    /// What is bound: a path on the host; a relative one is relative to the bundle.
+    /// The path on the host to bind. A relative path is relative to the bundle.
     pub fn source(&self) -> &Path {
         Path::new(&*self.source)
     }
 
-    /// Where it appears in the container.
+    /// The path in the container.
     pub fn destination(&self) -> &Path {
         Path::new(&*self.destination)
     }
 
-    /// The propagation that its options ask for.
+    /// The propagation that its options request.
     pub fn propagation(&self) -> AskedPropagation {
         self.propagation
     }
 
-    /// The access that its options ask for.
+    /// The access that its options request.
     pub fn access(&self) -> AskedAccess {
         self.access
     }
 
-    /// Whether it takes along what is mounted below its source.
+    /// True if it includes the mounts below its source.
     pub fn is_recursive(&self) -> bool {
         self.is_recursive
     }
@@ -98,8 +98,8 @@ fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
     serde_json::from_str(raw.get()).map(|Text(text)| text)
 }
 
-/// What of an entry of `mounts` bears on binds. As for Go's `encoding/json`, the last of several keys of one name counts,
-/// and a string that is `null` is as if it were not there.
+/// The values of an entry of `mounts` that concern binds. As for Go's `encoding/json`, the last of several equal keys
+/// applies, and a string that is `null` is ignored.
 #[derive(Debug, Default)]
 pub(super) struct Entry<'a> {
     kind: Option<Cow<'a, str>>,

@@ -1,4 +1,4 @@
-//! Edits of a spec, by splices: the bytes outside the edited values stay the same.
+//! Edits of a spec, by splices: the bytes outside the edited values are unchanged.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub enum EditError {
     /// The edit names an entry of `mounts` that is no bind.
     #[error("edit mounts[{0}]: it is no bind of this spec")]
     NoSuchBind(usize),
-    /// JSON strings hold Unicode; this path does not.
+    /// JSON strings contain Unicode; this path is not Unicode.
     #[error("write {} as the source of mounts[{bind}]: it is not UTF-8", to.display())]
     NotUtf8 {
         /// Position in `mounts`.
@@ -47,14 +47,14 @@ pub enum EditError {
     },
 }
 
-/// A range of the old bytes and what stands there afterwards.
+/// A range of the old bytes and its replacement.
 type Splice = (Range<usize>, String);
 
 impl SpecView<'_> {
     /// The spec's bytes with the edits made.
     ///
     /// # Errors
-    /// When an edit names no bind, or a source that JSON cannot hold; nothing is edited then.
+    /// If an edit names no bind, or a source that JSON cannot represent. Nothing is edited then.
     pub fn edited(&self, edits: &[SpecEdit]) -> Result<Vec<u8>, EditError> {
         let mut splices = Vec::new();
         for edit in edits {
@@ -103,7 +103,7 @@ impl SpecView<'_> {
         let Some(last) = options.last().map(|last| self.place(last).end) else {
             return vec![self.first_option(written)];
         };
-        // runc applies propagation options one after the other, so none that lowers may stay.
+        // runc applies propagation options one after the other, so none that lowers propagation may stay.
         let lowering: Vec<Splice> = options
             .into_iter()
             .filter(|option| keeps_host_mounts_alive(option))
@@ -122,7 +122,7 @@ impl SpecView<'_> {
         (place, format!("[{RSLAVE}]"))
     }
 
-    /// `None` cannot be: it was read once as an object.
+    /// Never returns `None`: an earlier step parsed the bytes as an object.
     fn rootfs_rslave(&self) -> Option<Splice> {
         let key = format!("\"rootfsPropagation\":{RSLAVE}");
         let spec: RawObject<'_> = serde_json::from_slice(self.bytes()).ok()?;
@@ -148,7 +148,7 @@ fn comma_before(keys: &RawObject<'_>) -> &'static str {
     if keys.is_empty() { "" } else { "," }
 }
 
-/// Each option as it is written. What was read once as a list of strings is one.
+/// Each option as it is written. An earlier step parsed them as a list of strings.
 fn options(written: &str) -> Vec<&str> {
     let options: Option<Vec<&RawValue>> = serde_json::from_str(written).unwrap_or_default();
     options.unwrap_or_default().into_iter().map(RawValue::get).collect()

@@ -1,9 +1,8 @@
-//! The OCI spec, seen without taking it apart.
+//! The OCI spec, read and edited as bytes.
 //!
-//! A spec is kept as the bytes that containerd wrote; [`read`] takes the few values out of them that the guard reads, and
-//! [`edit`] finds those and replaces them and nothing else. Unknown fields, big numbers, odd escapes and
-//! duplicate keys therefore reach the runtime exactly as they were sent, which a round trip through typed structs
-//! cannot promise.
+//! A spec is kept as the bytes that containerd wrote. [`read`] extracts the few values that the guard needs, and [`edit`]
+//! replaces only those. Unknown fields, big numbers, odd escapes and duplicate keys therefore reach the runtime unchanged.
+//! A round trip through typed structs cannot guarantee that.
 //!
 //! Mirrors the [runtime spec's `mounts` and `linux.rootfsPropagation`][spec] as runc and crun read them.
 //!

@@ -1,7 +1,7 @@
-//! A JSON object as the list of what was written: keys decoded, values untouched.
+//! A JSON object as the list of its entries: keys are decoded, values unchanged.
 //!
 //! Strings are read as leniently as Go's `encoding/json` reads them, which runc and containerd use: half of a surrogate pair
-//! becomes U+FFFD. Duplicate keys are kept, and the last one counts.
+//! becomes U+FFFD. Duplicate keys are kept, and the last one applies.
 //! Every value is a slice of the buffer that was parsed, so its place in that buffer is known.
 
 use std::borrow::Cow;
@@ -11,19 +11,19 @@ use std::ops::Range;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// What makes room for the keys of nearly every object of a spec.
+/// Capacity for the keys of nearly every object of a spec.
 const USUAL_KEYS: usize = 12;
 
 /// Keys and raw values of one JSON object, in the order they were written.
 pub struct RawObject<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'a> RawObject<'a> {
-    /// What was written, in its order; duplicate keys included.
+    /// The entries in the order they were written, duplicate keys included.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
         self.0.iter().map(|(name, raw)| (&**name, *raw))
     }
 
-    /// The value that counts for `key`, `null` included: the last one.
+    /// The value that applies to `key`: the last one, `null` included.
     pub(super) fn written(&self, key: &str) -> Option<&'a RawValue> {
         self.0.iter().rev().find(|(name, _)| name == key).map(|&(_, raw)| raw)
     }
@@ -77,12 +77,12 @@ impl<'de> Deserialize<'de> for Text<'de> {
                 Ok(Text(Cow::Owned(repaired(text))))
             }
         }
-        // As a str, half of a surrogate pair would be an error; as bytes it comes like any other code point.
+        // As a str, half of a surrogate pair would be an error; as bytes it arrives like any other code point.
         deserializer.deserialize_bytes(Words)
     }
 }
 
-/// The three bytes of half a surrogate pair, and every other byte that is not UTF-8, are one U+FFFD each, as for Go.
+/// Replaces invalid UTF-8 as Go does: half a surrogate pair (three bytes), or any other invalid byte, becomes one U+FFFD.
 fn repaired(text: &[u8]) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -100,7 +100,7 @@ fn repaired(text: &[u8]) -> String {
     out
 }
 
-/// Where `part` stands in `whole`, the buffer that it was parsed from.
+/// The place of `part` in `whole`, the buffer that it was parsed from.
 pub(super) fn place(whole: &[u8], part: &str) -> Range<usize> {
     let start = part.as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.len()

@@ -1,9 +1,9 @@
-//! What a spec asks for in the way of mount propagation, in the words of mount(8) and of the runtime spec.
+//! The mount propagation that a spec requests, in the terms of mount(8) and of the runtime spec.
 
-/// The propagation that the options of one bind ask for, taken together.
+/// The combined propagation that the options of one bind request.
 ///
-/// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is kept apart only where it changes what a host
-/// umount reaches: with plain `slave` the submounts stay as they were cloned.
+/// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it changes which mounts a
+/// host umount reaches: with plain `slave` the submounts stay as they were cloned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AskedPropagation {
     /// No propagation option at all: runc and crun make the bind rprivate.
@@ -21,9 +21,9 @@ pub enum AskedPropagation {
 }
 
 impl AskedPropagation {
-    /// What these mount options ask for. Anything shared wins: such a bind is never taken for less. Otherwise the
-    /// option that lowers most wins, because runc applies all of them in turn and a private mount made slave stays
-    /// private.
+    /// The propagation that these mount options request. Any shared option wins: such a bind is never treated as less.
+    /// Otherwise the option that lowers most wins. The reason: runc applies all of them in turn, and a private mount made slave
+    /// stays private.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
         options
             .into_iter()
@@ -31,7 +31,7 @@ impl AskedPropagation {
             .fold(Self::Nothing, |a, b| if b.rank() > a.rank() { b } else { a })
     }
 
-    /// What one mount option asks for, `None` when it says nothing of propagation.
+    /// The propagation that one mount option requests; `None` if it is no propagation option.
     pub fn from_option(option: &str) -> Option<Self> {
         match option {
             "private" | "rprivate" => Some(Self::Private),
@@ -43,7 +43,7 @@ impl AskedPropagation {
         }
     }
 
-    /// Whether host umounts would stop at this bind, or at its submounts.
+    /// True if host umounts would stop at this bind, or at its submounts.
     pub fn keeps_host_mounts_alive(self) -> bool {
         match self {
             // mount_namespaces(7): an unbindable mount is a private one.
@@ -74,12 +74,12 @@ pub enum RootfsPropagation {
 }
 
 impl RootfsPropagation {
-    /// Whether an rslave bind receives the host's umounts under runc and under crun.
+    /// True if an rslave bind receives the host's umounts under both runc and crun.
     pub fn lets_umounts_in(&self) -> bool {
         matches!(self, Self::Set(word) if word == "rslave" || word == "rshared")
     }
 
-    /// Whether the container's own mounts are meant to leave it.
+    /// True if the container's own mounts are meant to propagate out of it.
     pub fn is_shared(&self) -> bool {
         matches!(self, Self::Set(word) if word == "shared" || word == "rshared")
     }

@@ -1,7 +1,7 @@
-//! One pass over a spec's text, for the few values that the guard reads.
+//! Reads the few values that the guard needs in one pass over a spec's text.
 //!
-//! As runc reads it, with Go's `encoding/json`: the last of several keys of one name counts, annotations are taken together,
-//! and `null` is nothing.
+//! It follows runc, which uses Go's `encoding/json`: the last of several equal keys applies, annotations are merged,
+//! and `null` is no value.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,15 +12,15 @@ use super::bind::{Bind, Entry};
 use super::object::Text;
 use super::view::SpecError;
 
-/// Binds behind the first so many are not looked at. A pod's have some tens; what somebody gets by asking for a hundred
-/// thousand is a guard that is late, and a journal that is full of them.
+/// The number of binds that the guard checks. A pod has some tens. A hundred thousand would make the guard late and fill
+/// the journal.
 pub(super) const MOST_BINDS: usize = 2_000;
 
-/// What was read of a spec.
+/// The values read from a spec.
 #[derive(Debug, Default)]
 pub(super) struct Values<'a> {
     pub(super) binds: Vec<Bind<'a>>,
-    /// How many mounts behind the last bind were not looked at.
+    /// The number of mounts after the last bind that is checked.
     pub(super) overlooked: usize,
     pub(super) annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     pub(super) rootfs_propagation: Option<Cow<'a, str>>,
@@ -29,7 +29,7 @@ pub(super) struct Values<'a> {
 impl<'a> Values<'a> {
     pub(super) fn from_text(text: &'a str) -> Result<Self, SpecError> {
         if text.bytes().any(|byte| byte < b' ') {
-            // Line breaks, nearly always. But `Text` takes them inside of a string, too, where JSON has none.
+            // These are nearly always line breaks. But `Text` also accepts them inside a string, where JSON forbids them.
             serde_json::from_str::<IgnoredAny>(text).map_err(SpecError::NotAnObject)?;
         }
         let (mut values, mut place) = (Self::default(), Place::Elsewhere);
@@ -43,7 +43,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Where the reader is.
+/// The reader's position in the spec.
 enum Place {
     Elsewhere,
     Mounts,
@@ -167,7 +167,7 @@ impl<'de> Deserialize<'de> for Annotations<'de> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut annotations = Vec::new();
                 while let Some((Text(name), value)) = map.next_entry::<Text<'de>, Option<Text<'de>>>()? {
-                    // For Go, a string that is null is empty.
+                    // Go reads `null` as an empty string.
                     annotations.push((name, value.unwrap_or_default().0));
                 }
                 Ok(Annotations(annotations))

@@ -1,4 +1,4 @@
-//! A view of the few values that the guard reads, over bytes that nobody touches.
+//! A view of the few values that the guard reads; it never changes the bytes.
 
 use serde::de::Error;
 
@@ -6,7 +6,7 @@ use super::bind::Bind;
 use super::propagation::RootfsPropagation;
 use super::read::{MOST_BINDS, Values};
 
-/// The parts of a spec that bear on its binds.
+/// The parts of a spec that concern its binds.
 #[derive(Debug)]
 pub struct SpecView<'a> {
     bytes: &'a [u8],
@@ -14,7 +14,7 @@ pub struct SpecView<'a> {
     rootfs_propagation: RootfsPropagation,
 }
 
-/// Why bytes were not taken for a spec.
+/// Error for bytes that are not a spec.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// Not one JSON object.
@@ -25,28 +25,28 @@ pub enum SpecError {
     Field {
         /// The field, as a dotted path.
         field: String,
-        /// What serde_json has against it.
+        /// The error of serde_json.
         #[source]
         source: serde_json::Error,
     },
 }
 
 impl<'a> SpecView<'a> {
-    /// Looks at the bytes of a config.json.
+    /// Parses the bytes of a config.json.
     ///
     /// # Errors
-    /// When they are not one JSON object, or when `mounts`, `annotations` or `linux.rootfsPropagation` are not of
-    /// the runtime spec's shape. What stands elsewhere in the spec is not looked at, only that it is JSON.
+    /// If they are not one JSON object, or if `mounts`, `annotations` or `linux.rootfsPropagation` do not have the runtime
+    /// spec's shape. All other values only have to be JSON.
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
         let not_text = |error| SpecError::NotAnObject(serde_json::Error::custom(error));
         let values = Values::from_text(str::from_utf8(bytes).map_err(not_text)?)?;
-        // An empty string is Go's "not set".
+        // For Go, an empty string means "not set".
         let asked = values.rootfs_propagation.as_deref().filter(|word| !word.is_empty());
         let rootfs_propagation = asked.map_or(RootfsPropagation::Unset, |word| RootfsPropagation::Set(word.to_owned()));
         Ok(Self { bytes, values, rootfs_propagation })
     }
 
-    /// What to say when there are more mounts than are looked at.
+    /// A message if there are more mounts than the guard checks.
     pub fn overlooked(&self) -> Option<String> {
         let count = self.values.overlooked;
         (count > 0).then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not looked at"))
@@ -67,7 +67,7 @@ impl<'a> SpecView<'a> {
         &self.rootfs_propagation
     }
 
-    /// The bytes as they came.
+    /// The original bytes.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
