@@ -131,7 +131,7 @@ pub enum Reach {
     },
     /// A probe was due, but there was no time left, or no process to do it.
     NotProbed,
-    /// No probe was due.
+    /// No probe was requested.
     NotAsked,
 }
 

@@ -1,5 +1,5 @@
-//! What is told of a whole node: the findings in the journal's words, and beside each the pod's names, where the mount
-//! came from, and what to do next.
+//! The report of a whole node: the findings in the journal's terms, each with the pod's names, the origin of the mount, and
+//! the next step.
 
 use std::path::PathBuf;
 
@@ -12,20 +12,20 @@ use crate::pods::{PodContainer, PodName, Pods};
 use crate::policy::Policy;
 use crate::report::{BindReport, Outcome, REFUSED, Report};
 
-/// The fault that a stale volume-subpath is an instance of.
+/// The Kubernetes issue that describes stale volume-subpaths.
 pub const ISSUE: &str = "https://github.com/kubernetes/kubernetes/issues/68211";
 
 /// The subpaths and volumes of a node, judged. Its JSON form is what `diagnose --json` and `repair --json` print.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct NodeReport {
-    /// What was found of each.
+    /// The finding on each.
     pub binds: Vec<NodeBind>,
-    /// How many subpaths and volumes were looked at; more than `binds` has when what is well is left out.
+    /// The number of subpaths and volumes checked; more than in `binds` if healthy ones are left out.
     pub looked_at: usize,
-    /// What kept the look from being whole.
+    /// Errors that left the check incomplete.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// What it took, in microseconds.
+    /// Duration, in microseconds.
     pub took_us: u64,
 }
 
@@ -35,34 +35,34 @@ pub struct NodeBind {
     /// The finding.
     #[serde(flatten)]
     pub bind: BindReport,
-    /// Whose it is.
+    /// Its pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
-    /// The container that a subpath is for, where its runtime knows it.
+    /// The container that a subpath is for, if its runtime knows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<PodContainer>,
-    /// Where a stale subpath's mount came from.
+    /// The origin of a stale subpath's mount.
     #[serde(flatten)]
     pub origin: Option<Origin>,
-    /// Whether the guard runs before the creates of the pod, for a subpath that it repairs.
+    /// True if the guard runs before the creates of the pod; set for a subpath that the guard repairs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarded: Option<bool>,
-    /// What the finding means for the pod.
+    /// Effects of the finding on the pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<&'static str>,
-    /// The command that helps, or the one that tells more.
+    /// The command that helps, or one that shows more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// What a stale mount was bound from and to, as the mount table writes it.
+/// The source and destination of a stale mount, as in the mount table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Origin {
-    /// The issue that tells why such a mount keeps a container from starting.
+    /// The issue that explains why such a mount keeps a container from starting.
     pub issue: &'static str,
-    /// What was bound: the mount's root, with the kernel's `//deleted`.
+    /// The mount's root, with the kernel's `//deleted`.
     pub original_source: String,
-    /// Where.
+    /// The mount point.
     pub original_destination: PathBuf,
 }
 
@@ -73,7 +73,7 @@ impl Origin {
 }
 
 impl NodeReport {
-    /// Tells more of what was found: names, origins, what to do next.
+    /// Adds names, origins and next steps to the findings.
     pub fn from_report(report: Report, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
         let looked_at = report.binds.len();
         let index = MountIndex::of(table);
@@ -88,18 +88,18 @@ impl NodeReport {
         Self { binds, looked_at, problems, took_us: report.took_us }
     }
 
-    /// Leaves out what is as it should be.
+    /// Leaves out healthy binds.
     pub fn without_what_is_well(mut self) -> Self {
         self.binds.retain(NodeBind::is_finding);
         self
     }
 
-    /// Something could not be told.
+    /// True if something could not be checked.
     pub fn is_incomplete(&self) -> bool {
         !self.problems.is_empty() || self.binds.iter().any(|bind| bind.bind.verdict == "unknown")
     }
 
-    /// Something is not as it should be, and was not mended just now.
+    /// True if there is a finding that this run did not repair.
     pub fn has_findings(&self) -> bool {
         self.binds.iter().any(|bind| bind.is_finding() && !bind.is_mended())
     }
@@ -125,17 +125,17 @@ impl NodeBind {
         Self { bind, pod, container: container.cloned(), origin, guarded, notes, next }
     }
 
-    /// It is not as it should be, or could not be told to be.
+    /// True if it is not healthy, or could not be checked.
     pub fn is_finding(&self) -> bool {
         self.bind.reason.is_some()
     }
 
-    /// The guard would repair it, in this or another pod.
+    /// True if the guard would repair it, in this or another pod.
     pub fn would_be_repaired(&self) -> bool {
         would_be_repaired(&self.bind)
     }
 
-    /// It is as it should be now.
+    /// True if it is repaired now.
     pub fn is_mended(&self) -> bool {
         matches!(self.bind.outcome, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached))
     }
@@ -146,8 +146,8 @@ const GUARDED: &str = "the guard repairs it when the container is created next";
 const NOT_GUARDED: &str = "the pod runs under another shim: no guard repairs it when the container is created next";
 const NOT_IN_USE: &str = "no running container uses it: the kubelet binds it before it starts one";
 
-/// What a finding means for its pod. `may_run`: whether its container may be running, `guarded`: whether the guard runs
-/// before the pod's creates; `None` where that is unknown.
+/// Effects of a finding on its pod. `may_run`: its container may be running; `guarded`: the guard runs before the pod's
+/// creates. `None` means unknown.
 fn notes(bind: &BindReport, may_run: Option<bool>, guarded: Option<bool>) -> Vec<&'static str> {
     match bind.verdict {
         "unmounted" if is_bare(bind) && may_run == Some(false) => vec![NOT_IN_USE],
@@ -160,18 +160,18 @@ fn notes(bind: &BindReport, may_run: Option<bool>, guarded: Option<bool>) -> Vec
     }
 }
 
-/// A subpath that the guard repairs at a create, and nothing has repaired yet. For a stand-in it edits the spec.
+/// True for a subpath that the guard will repair at a create. For a placeholder directory it edits the spec.
 fn would_be_repaired(bind: &BindReport) -> bool {
     let is_planned = matches!(bind.outcome, Some(Outcome::WouldBe { done }) if done != REFUSED);
     bind.kind == "subpath" && (is_planned || bind.verdict == "stale" && is_stand_in(bind))
 }
 
-/// The kubelet's empty file, with nothing mounted on it.
+/// True for the kubelet's empty file, with nothing mounted on it.
 fn is_bare(bind: &BindReport) -> bool {
     bind.kind == "subpath" && bind.reason == Some(Unmounted::Subpath.to_string())
 }
 
-/// What somebody can do about a finding.
+/// The next step for a finding.
 fn next(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
     let path = bind.source.display();
     match (bind.verdict, &bind.outcome) {
@@ -187,7 +187,7 @@ fn next(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
     }
 }
 
-/// What lies underneath is a directory, too: nobody can bind a file there any more.
+/// True for a placeholder directory. A directory is also beneath the mount, so no file can be bound there any more.
 fn is_stand_in(bind: &BindReport) -> bool {
     bind.reason.as_ref().is_some_and(|reason| reason.starts_with(&StaleCause::Placeholder.to_string()))
 }

@@ -1,7 +1,7 @@
 //! Every mountinfo and config.json captured from real kubelets is read and judged.
 //!
-//! The captures hold a subpath's own lines only, so the volume's place is told from the mount's root as the node had
-//! it, and the payload that is current "today" is set by each test.
+//! The captures contain only a subpath's own lines, so the volume's place is derived from the mount's root as the node had
+//! it. Each test sets the payload that is current "today".
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test reads fixtures and says what it expects")]
 

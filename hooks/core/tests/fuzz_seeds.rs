@@ -1,5 +1,5 @@
-//! What the fuzz targets ask of any input, asked of their seeds and of all that was captured: every finding that became a seed
-//! stays mended, and the targets keep up with the code.
+//! Runs the checks of the fuzz targets on their seeds and on all captures. Every finding that became a seed stays fixed, and
+//! the targets keep up with the code.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 #![allow(clippy::disallowed_methods, reason = "seeds are files")]
@@ -16,7 +16,7 @@ mod spec;
 #[path = "../../fuzz/src/statmount.rs"]
 mod statmount;
 
-/// Asks it of each file below `folder`, whatever it was captured for, and of each beginning of the shorter ones.
+/// Checks each file below `folder`, regardless of its purpose, and each prefix of the shorter ones.
 fn hold(folder: &str, check: impl Fn(&[u8])) {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
     let mut files = 0;

@@ -1,4 +1,4 @@
-//! What docs/json.md shows is what programs get, to the letter: a key that is renamed fails here.
+//! Programs get exactly what docs/json.md shows: a key that is renamed fails here.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test reads a document and says what it expects")]
 
@@ -113,7 +113,7 @@ fn checked() -> Report {
 fn is_what_the_document_shows() {
     let table = MountTable::from_mountinfo(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n").unwrap();
     let doctor = DoctorReport { points: vec![host_root(&table)] };
-    // What the other verbs print is held where it is made.
+    // The tests of the other verbs check their output.
     assert_eq!(shown("`diagnose`, `repair`"), pretty(&stale()));
     assert_eq!(shown("`holders`"), pretty(&held()));
     assert_eq!(shown("`doctor`"), pretty(&doctor));

@@ -1,6 +1,8 @@
-//! Random histories of a volume: payloads written, swapped, half written and stranded, files replaced, removed and made anew,
-//! mounts gone and made anew, servers that die or forget, guards killed in between. After every create the container gets what the kubelet would bind, or
-//! nothing is there that it could get; and the model knows the truth, which the guard never sees.
+//! Random histories of a volume: payloads written, swapped, half written and stranded, files replaced, removed and created
+//! again, mounts lost and made again, servers that die or forget, guards killed in between.
+//!
+//! After every create the container gets what the kubelet would bind, or nothing exists that it could get. The model knows
+//! the truth, which the guard never sees.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects")]
 #![allow(clippy::disallowed_methods, reason = "how long it runs is the tester's choice")]
@@ -67,7 +69,7 @@ fn subpath() -> VolumeSubpath {
     VolumeSubpath::from_path(Path::new(SUBPATH), [Path::new("/var/lib/kubelet")]).unwrap()
 }
 
-/// The findings of a spec that binds the subpath, and two things that are none of the guard's business.
+/// The findings of a spec that binds the subpath and two foreign sources.
 fn findings(world: &World) -> [Finding; 3] {
     let finding = |bind, source: &str, kind, verdict| Finding {
         bind: Some(bind),
@@ -92,7 +94,7 @@ fn plan(world: &World, policy: &Policy) -> Plan {
     plan
 }
 
-/// Carries out one re-bind as the guard does, looking again after each step; stops after the first step when `is_killed`.
+/// Carries out one re-bind as the guard does, with a new check after each step; stops after the first step if `is_killed`.
 fn carry_out(world: &mut World, policy: &Policy, is_killed: bool) {
     for _ in 0..8 {
         let orders = plan(world, policy).rebinds;
@@ -119,13 +121,13 @@ fn step(world: &mut World, order: &Rebind, is_killed: bool) {
     }
 }
 
-/// What the kubelet would bind today can be bound over what is there.
+/// True if the target that the kubelet would bind today can be bound over the topmost mount.
 fn is_there_to_bind(world: &World) -> bool {
     let kind = world.stack.last().map(|top| top.file.kind);
     world.truth().is_some_and(|truth| Some(truth.kind) == kind)
 }
 
-/// What the container that is created now gets.
+/// Checks the bind of a container that is created now.
 fn check(world: &World, policy: &Policy) {
     let [_, finding, _] = &findings(world);
     let top = world.stack.last();
@@ -150,17 +152,17 @@ fn check(world: &World, policy: &Policy) {
                 "dead, and not mended: {world:?}"
             );
         }
-        // Of a folder of the host only that something was deleted can be told.
+        // For a folder of the host, only a deletion can be detected.
         Verdict::Foreign => {
             let top = top.expect("foreign without a mount");
             assert!(world.is_of_the_host() && !top.deleted && world.stack.len() == 1, "{world:?}");
         }
-        // Nobody can bind it, whatever could not be read beside.
+        // No runtime can bind it, regardless of other evidence that could not be read.
         Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(_) } => {
             assert!(top.is_some_and(|top| top.deleted), "{world:?}");
             assert!(world.is_veiled() || !world.answers(), "stale, and not mended: {world:?}");
         }
-        // A directory in a file's place cannot be bound over: the spec goes around it, to a name that leads to the truth.
+        // A directory in a file's place cannot be bound over: the spec edit bypasses it, by a name that leads to the truth.
         Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::PointSpecAtVolume => {
             assert!(matches!(&plan(world, policy).edits[..], [SpecEdit::Source { bind: 1, .. }]));
             assert!(world.truth().is_some());
@@ -169,7 +171,7 @@ fn check(world: &World, policy: &Policy) {
     }
 }
 
-/// More of them by hand: `PROPTEST_CASES=100000`.
+/// The number of cases; `PROPTEST_CASES=100000` runs more.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(1500)
 }

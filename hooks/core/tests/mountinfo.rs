@@ -44,7 +44,7 @@ prop_compose! {
     }
 }
 
-/// A mount of NFS, whose source says what it shows.
+/// An NFS mount, whose source contains the path that it shows.
 fn share() -> impl Strategy<Value = MountEntry> {
     (entry(), path()).prop_map(|(entry, path)| MountEntry {
         fs_type: FsType("nfs4".to_owned()),

@@ -1,5 +1,5 @@
-//! Whatever was seen of a subpath: what is planned for it makes it current, and nothing is planned for what could not be
-//! read or is not bindguard's.
+//! For any evidence about a subpath: its planned repair makes it current, and nothing is planned for a bind that could not
+//! be read or is foreign.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -99,7 +99,7 @@ fn finding(verdict: Verdict) -> Finding {
     }
 }
 
-/// What the kernel shows after the current target was bound in the stale one's place.
+/// The evidence after the current target was bound in place of the stale one.
 fn rebound(before: &SubpathEvidence, sub_path: &Path) -> SubpathEvidence {
     let mut after = before.clone();
     let (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target)) =
@@ -144,7 +144,7 @@ proptest! {
     fn what_could_not_be_read_is_never_stale_nor_planned(evidence in evidence()) {
         let verdict = judge_subpath(&subpath(), &evidence);
         if matches!(evidence.mount, Observed::Unreadable(_)) || matches!(evidence.volume, Observed::Unreadable(_)) {
-            // The kernel's mark on the mount itself was read, and is enough: nobody can bind it.
+            // The kernel's mark on the mount itself was read and is sufficient: no runtime can bind it.
             let is_deleted = matches!(&evidence.mount, Observed::Seen(mount) if mount.root.deleted);
             let is_certain = is_deleted && matches!(verdict, Verdict::Stale { remedy: Err(_), .. });
             let is_stale = matches!(verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. });
@@ -226,12 +226,12 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
     assert!(!is_mended(evidence("kubernetes.io~local-volume", true, "xfs", true)));
     assert!(!is_mended(evidence("kubernetes.io~empty-dir", true, "ext4", true)));
     assert!(!is_mended(evidence("kubernetes.io~empty-dir", false, "ext4", true)));
-    // The volume is mounted since before the subpath was bound: from something else.
+    // The volume was mounted before the subpath was bound: the subpath shows something else.
     assert!(!is_mended(evidence("kubernetes.io~local-volume", true, "ext4", false)));
     assert!(!is_mended(evidence("kubernetes.io~empty-dir", true, "tmpfs", false)));
 }
 
-/// Stranded by an update: it is still there, and says which payload it shows.
+/// A payload that an update stranded still exists, and its name identifies it.
 #[test]
 fn an_older_payload_is_told_by_its_name() {
     let payload = |name: &str| TimestampDirectory::from_name(name.as_ref()).unwrap();
@@ -264,7 +264,7 @@ fn an_older_payload_is_told_by_its_name() {
     assert!(matches!(&verdict, Verdict::Stale { cause, remedy: Ok(_) } if *cause == told), "{verdict:?}");
 }
 
-/// A name in a volume that containers write may lead anywhere by the time that the runtime walks it.
+/// A name in a volume that containers write may lead anywhere by the time the runtime resolves it.
 #[test]
 fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
     for plugin in Plugin::all() {

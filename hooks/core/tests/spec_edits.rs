@@ -69,8 +69,8 @@ fn what_is_missing_is_written_where_it_belongs() {
     }
 }
 
-/// An independent reader sees exactly what was meant: the typed spec before, with two fields set by hand, is the typed
-/// spec after.
+/// An independent reader sees exactly the intended change: the typed spec before, with two fields set by hand, equals the
+/// typed spec after.
 #[test]
 fn a_typed_reader_sees_only_what_was_edited() {
     let before = include_bytes!("fixtures/kubelet-1.36/config-hostroot.json");

@@ -1,4 +1,4 @@
-//! Subpaths of an NFS volume whose own handle went bad: what is said depends on what the volume holds by that name today.
+//! Subpaths of an NFS volume whose own handle went bad: the verdict depends on what the volume has by that name today.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -71,7 +71,7 @@ fn a_bad_handle_is_told_by_what_has_the_name_now() {
     assert_eq!(judged(&nobody_knows).0, "dead");
 }
 
-/// SMB's client looks for a file by its path, and may find none any more.
+/// SMB's client looks up a file by its path, and may no longer find one.
 #[test]
 fn what_its_server_no_longer_has_is_told_by_what_has_the_name_now() {
     let gone = Reach::Refused { number: 2, words: "No such file or directory".to_owned() };

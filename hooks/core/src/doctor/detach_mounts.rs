@@ -1,5 +1,5 @@
-//! `fs.may_detach_mounts`: RHEL 7 removes a mount point that another namespace has a mount on only if this is 1.
-//! Every kernel since 3.18 does so by default and has no such key.
+//! `fs.may_detach_mounts`: on RHEL 7 a mount point that has a mount in another namespace can be removed only if this is 1.
+//! Every kernel since 3.18 allows it by default and has no such key.
 
 use crate::evidence::Observed;
 

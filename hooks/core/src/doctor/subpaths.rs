@@ -1,4 +1,4 @@
-//! Current stale subpaths and volumes that are not mounted.
+//! Subpaths that are stale now, and volumes that are not mounted now.
 //!
 //! A configMap that changes makes the subpaths of running containers stale. The node is not at fault if the guard runs
 //! before the pod's next create: then the point is good, with a note.

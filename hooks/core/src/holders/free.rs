@@ -17,7 +17,7 @@ pub struct Way {
 }
 
 /// A umount in another namespace with this one's umount(8): most images have none. The root directory stays this one's,
-/// and the path leads through the process's own root. `umount --namespace` requires a /proc inside that shows itself.
+/// and the path leads through the process's own root. `umount --namespace` requires a /proc in there that shows itself.
 fn from_outside(pid: u32, mount: &MountEntry) -> String {
     format!(
         "nsenter --target {pid} --mount --root=/ umount --no-canonicalize --internal-only --lazy /proc/{pid}/root{}",

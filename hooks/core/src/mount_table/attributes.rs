@@ -1,4 +1,4 @@
-//! What a mount denies, and how it keeps access times: mount_setattr(2).
+//! The attributes of a mount that deny access or set how access times are kept: mount_setattr(2).
 //!
 //! Each mount of a filesystem has its own. mountinfo names them in words, statmount(2) by the bits of `MOUNT_ATTR_*`.
 
@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MountAttributes(u64);
 
-/// `MOUNT_ATTR_*` of the kernel's `include/uapi/linux/mount.h`, and what mountinfo calls it.
+/// `MOUNT_ATTR_*` of the kernel's `include/uapi/linux/mount.h`, and its name in mountinfo.
 const WORDS: [(&[u8], u64); 8] = [
     (b"ro", 0x1),
     (b"nosuid", 0x2),
@@ -27,18 +27,18 @@ const NODIRATIME: u64 = 0x80;
 const IDMAPPED: u64 = 0x10_0000;
 
 impl MountAttributes {
-    /// Read-only, nosuid, nodev, noexec and nosymfollow: each takes something away from whoever uses the mount.
+    /// Read-only, nosuid, nodev, noexec and nosymfollow: each takes a permission from the users of the mount.
     const DENYING: u64 = 0x1 | 0x2 | 0x4 | 0x8 | 0x20_0000;
 
     /// `MOUNT_ATTR__ATIME` and `MOUNT_ATTR_NODIRATIME`: how access times are kept.
     pub const ACCESS_TIMES: u64 = 0x70 | NODIRATIME;
 
-    /// The attributes that this version knows, of those that statmount(2) names.
+    /// The attributes from the bits of statmount(2), without those that this version does not know.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits & (Self::DENYING | Self::ACCESS_TIMES | IDMAPPED))
     }
 
-    /// The attributes that mountinfo names. Access times are kept strictly where it says nothing of them.
+    /// The attributes that mountinfo names. Access times are kept strictly unless it names another mode.
     pub fn from_options(options: &OsStr) -> Self {
         let words = || options.as_bytes().split(|byte| *byte == b',');
         let known = words().filter_map(|word| WORDS.iter().find(|(name, _)| *name == word));
@@ -47,22 +47,22 @@ impl MountAttributes {
         Self(bits | if is_strict { STRICTATIME } else { 0 })
     }
 
-    /// As mount_setattr(2) takes them. An idmapping is not set by a bit alone and is not among them.
+    /// The bits for mount_setattr(2). An idmapping cannot be set by a bit alone and is not among them.
     pub fn bits(self) -> u64 {
         self.0 & !IDMAPPED
     }
 
-    /// Whether its files show other owners than their filesystem has: a copy of the mount alone can do the same.
+    /// True if its files show other owners than their filesystem has: only a copy of the mount can do the same.
     pub fn is_idmapped(self) -> bool {
         self.0 & IDMAPPED != 0
     }
 
-    /// How much it denies that `other` does not.
+    /// The number of its denials that `other` does not have.
     pub fn denied_beyond(self, other: Self) -> u32 {
         (self.0 & !other.0 & Self::DENYING).count_ones()
     }
 
-    /// The same attributes, and what `other` denies.
+    /// The same attributes, and the denials of `other`.
     #[must_use]
     pub fn with_denied_by(self, other: Self) -> Self {
         Self(self.0 | other.0 & Self::DENYING)

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use super::attributes::MountAttributes;
 use crate::paths::below;
 
-/// A mount's id. The kernel gives the id of a mount that is gone to the next one: it names a mount only while an open
-/// file descriptor holds that mount.
+/// A mount's id. The kernel reuses the id of a mount that is gone: an id names a mount only while an open file descriptor
+/// keeps that mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountId(pub u32);
 
@@ -31,7 +31,7 @@ impl fmt::Display for Device {
 /// The directory or file of the filesystem that a mount shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountRoot {
-    /// Its path within the filesystem; the last one it had when it is deleted.
+    /// Its path within the filesystem; the last one that it had, if it is deleted.
     pub path: PathBuf,
     /// The kernel marked it `//deleted`: nothing can be bound from this mount any more.
     pub deleted: bool,
@@ -40,8 +40,7 @@ pub struct MountRoot {
 impl MountRoot {
     const DELETED: &'static [u8] = b"//deleted";
 
-    /// Takes the kernel's mark apart from the path. No file can have a name with two slashes, so the mark is never
-    /// part of one.
+    /// Splits the kernel's mark from the path. No file can have a name with two slashes, so the mark is never part of one.
     pub fn from_kernel(root: &[u8]) -> Self {
         let (path, deleted) = match root.strip_suffix(Self::DELETED) {
             Some(path) => (path, true),
@@ -50,7 +49,7 @@ impl MountRoot {
         Self { path: Path::new(OsStr::from_bytes(path)).to_path_buf(), deleted }
     }
 
-    /// The root as the kernel tells it, mark included, for people to read.
+    /// The root as the kernel prints it, mark included, for people to read.
     pub fn for_people(&self) -> String {
         String::from_utf8_lossy(&self.to_kernel()).into_owned()
     }
@@ -80,7 +79,7 @@ pub struct Propagation {
 }
 
 impl Propagation {
-    /// Whether umounts elsewhere can reach a slave or peer of this mount.
+    /// True if umounts elsewhere can reach a slave or peer of this mount.
     pub fn passes_umounts_on(&self) -> bool {
         self.peer_group.is_some() || self.master.is_some()
     }
@@ -91,7 +90,7 @@ impl Propagation {
 pub struct FsType(pub String);
 
 impl FsType {
-    /// Filesystems whose every operation ends without a server or a daemon having to answer.
+    /// Filesystems whose operations never wait for a server or a daemon.
     const LOCAL: [&'static str; 32] = [
         "bcachefs",
         "bpf",
@@ -127,22 +126,22 @@ impl FsType {
         "zfs",
     ];
 
-    /// Whether the kernel names every mount's root `/` and what the mount shows at the end of its source:
-    /// `server:/share/db`. NFS does, whose own root is the server's business.
+    /// True if the kernel reports every mount's root as `/`, and the path that the mount shows at the end of its source:
+    /// `server:/share/db`. NFS does: its server decides which directory is the root.
     pub fn has_root_in_source(&self) -> bool {
         matches!(self.0.as_str(), "nfs" | "nfs4")
     }
 
-    /// Filesystems that ask their server, or the nodes that share a disk, for a file's attributes although statx(2) was told
-    /// that it need not be (`AT_STATX_DONT_SYNC`): 9p as a rule, gfs2 and ocfs2 always, the others once they doubt what they have.
+    /// Filesystems that may query their server, or the nodes that share a disk, for a file's attributes despite statx(2)'s
+    /// `AT_STATX_DONT_SYNC`: 9p usually, gfs2 and ocfs2 always, the others once they doubt their cached attributes.
     const ASKING: [&'static str; 7] = ["9p", "cifs", "coda", "gfs2", "ocfs2", "orangefs", "smb3"];
 
-    /// Whether even the cheapest look at a file may wait for a server: the kernel's own tables have to do then.
+    /// True if even the cheapest stat of a file may wait for a server: then only the kernel's own tables may be used.
     pub fn asks_for_attributes(&self) -> bool {
         Self::ASKING.contains(&self.0.as_str())
     }
 
-    /// Whether a call on this filesystem cannot wait for somebody else. What is not known to be local is not.
+    /// True if a call on this filesystem never waits for a server or daemon. Only types known to be local are.
     pub fn is_local(&self) -> bool {
         Self::LOCAL.contains(&self.0.as_str())
     }
@@ -153,41 +152,40 @@ impl FsType {
 pub struct MountEntry {
     /// Its id.
     pub id: MountId,
-    /// The mount that it is mounted on; one that is not in the table for the root of the namespace.
+    /// The mount that it is mounted on. For the root of the namespace, that mount is not in the table.
     pub parent: MountId,
     /// Device of its filesystem.
     pub device: Device,
-    /// What of the filesystem it shows, wherever the kernel says it.
+    /// Its root: the path in the filesystem that it shows, from the root field or the source.
     pub root: MountRoot,
-    /// Where, seen from the reader's root directory.
+    /// Its mount point, seen from the reader's root directory.
     pub mount_point: PathBuf,
     /// Per-mount options, as written.
     pub options: OsString,
-    /// What these options say.
+    /// The attributes in these options.
     pub attributes: MountAttributes,
     /// Peer group and master.
     pub propagation: Propagation,
     /// Filesystem type.
     pub fs_type: FsType,
-    /// Device, server or whatever the filesystem calls its source.
+    /// The source as the filesystem names it: a device, a server or other text.
     pub source: OsString,
     /// Options of the filesystem, as written.
     pub super_options: OsString,
 }
 
 impl MountEntry {
-    /// What of its filesystem the mount shows, where the source says that.
+    /// The path in its filesystem that the mount shows, if the source contains it.
     pub(super) fn root_in_source(&self) -> Option<&Path> {
         let server_and_path = Some(self.source.as_bytes()).filter(|_| self.fs_type.has_root_in_source())?;
-        // An IPv6 address stands in brackets.
+        // An IPv6 address is in brackets.
         let colon = server_and_path.windows(2).position(|two| two == b":/")?;
         Some(Path::new(OsStr::from_bytes(&server_and_path[colon + 1..])))
     }
 
-    /// The place of `path` within this mount's filesystem: the mount's root, then what of the path lies below the mount
-    /// point.
+    /// The place of `path` within this mount's filesystem: the mount's root, then the part of the path below the mount point.
     ///
-    /// `path` has to be as the kernel would print it, without symlinks. `None` when it does not lie below this mount.
+    /// `path` must be as the kernel would print it, without symlinks. `None` if it is not below this mount.
     pub fn place_in_filesystem(&self, path: &Path) -> Option<PathBuf> {
         let rest = below(path, &self.mount_point)?;
         // Joining an empty path would leave a slash at the end.

@@ -2,8 +2,8 @@
 //!
 //! Mirrors the kernel's `mangle_path`, which `seq_path` and `mangle` call with these characters.
 
-/// Undoes the kernel's escapes. A backslash without three octal digits behind it stays what it is: the kernel writes
-/// none, and nothing is gained by refusing the table for it.
+/// Undoes the kernel's escapes. A backslash that three octal digits do not follow is kept: the kernel writes none, and
+/// refusing the table for it has no benefit.
 pub(super) fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,4 +1,4 @@
-//! A table to which as many questions are put as it has mounts: each is a look-up, not a walk.
+//! An index of a mount table for as many queries as it has mounts: each is a look-up, not a walk.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -43,7 +43,7 @@ impl<'t> MountIndex<'t> {
         path.ancestors().find_map(|above| self.stack_at(above).last().copied())
     }
 
-    /// Whether a mount of the table was made after another one: see [`MountTable::is_listed_after`].
+    /// True if a mount of the table was made after another one: see [`MountTable::is_listed_after`].
     pub fn is_listed_after(&self, mount: &MountEntry, other: &MountEntry) -> bool {
         self.table.is_listed_after(mount.id, other.id) == Some(true)
     }

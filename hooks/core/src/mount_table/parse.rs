@@ -1,4 +1,4 @@
-//! mountinfo, read strictly: a line is understood or the table is refused.
+//! Strict parser of mountinfo: it parses every line or refuses the table.
 //!
 //! ```text
 //! 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
@@ -20,23 +20,23 @@ use super::table::MountTable;
 pub struct ParseError {
     /// Counted from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The error in it.
     pub wrong: WrongField,
 }
 
-/// What is wrong with a line.
+/// The error in a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WrongField {
     /// The line ends before this field.
     #[error("no {0}")]
     Missing(&'static str),
-    /// This field is no number where it has to be one.
+    /// This field must be a number, but is not.
     #[error("{0} is not a number")]
     NotANumber(&'static str),
     /// This field is not UTF-8 where the kernel writes ASCII.
     #[error("{0} is not text")]
     NotText(&'static str),
-    /// More stands behind the last field.
+    /// Text follows the last field.
     #[error("something stands behind the last field")]
     TooLong,
 }
@@ -61,7 +61,7 @@ impl MountEntry {
     /// Reads one line, without its newline.
     ///
     /// # Errors
-    /// When a field is missing or is not what proc_pid_mountinfo(5) says.
+    /// If a field is missing or does not match proc_pid_mountinfo(5).
     pub fn from_line(line: &[u8]) -> Result<Self, WrongField> {
         let mut fields = Fields(line.split(|b| *b == b' '));
         let id = MountId(fields.number("mount id")?);
@@ -137,7 +137,7 @@ fn propagation<'a>(fields: &mut Fields<impl Iterator<Item = &'a [u8]>>) -> Resul
             (b"master", Some(n)) => propagation.master = Some(number("master", n)?),
             (b"propagate_from", Some(n)) => propagation.propagate_from = Some(number("propagate_from", n)?),
             (b"unbindable", None) => propagation.unbindable = true,
-            // The man page asks for it: "parsers should ignore all unrecognized optional fields".
+            // The man page requires it: "parsers should ignore all unrecognized optional fields".
             _ => propagation.unknown.push(text("optional field", field)?),
         }
     }

@@ -1,4 +1,4 @@
-//! The same directory on another mount: what is mounted there shows here, see mount_namespaces(7).
+//! The same directory on another mount: mounts made there appear here, see mount_namespaces(7).
 
 use std::path::{Path, PathBuf};
 
@@ -6,10 +6,10 @@ use super::entry::MountEntry;
 use crate::paths::{below, lies_in};
 
 impl MountEntry {
-    /// Where `other` has what this mount has at `path`, if mounts made there appear here, too: this mount is its peer or its
-    /// slave. Of what lies above the root of `other`, that is where `other` is mounted.
+    /// The path on `other` of the place that this mount has at `path`, if mounts made there also appear here: this mount is its
+    /// peer or its slave. For a place above the root of `other`, it is the mount point of `other`.
     ///
-    /// `path` has to be as the kernel would print it, without symlinks. `None` for the mount itself.
+    /// `path` must be as the kernel would print it, without symlinks. `None` for the mount itself.
     pub fn name_at_origin(&self, path: &Path, other: &MountEntry) -> Option<PathBuf> {
         let group = other.propagation.peer_group?;
         let receives = [self.propagation.peer_group, self.propagation.master].contains(&Some(group));
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
     use crate::mount_table::MountTable;
 
-    /// As on Container-Optimized OS: one disk, several of its folders bound to where programs look for them.
+    /// As on Container-Optimized OS: one disk, with several folders bound to the paths that programs use.
     const TABLE: &str = "\
 21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw
 30 21 8:9 / /mnt/disk rw shared:9 - ext4 /dev/sda9 rw

@@ -1,7 +1,7 @@
-//! One mount as statmount(2) tells it: `struct statmount` of the kernel's `include/uapi/linux/mount.h`.
+//! One mount as statmount(2) reports it: `struct statmount` of the kernel's `include/uapi/linux/mount.h`.
 //!
-//! It says what a line of mountinfo says, without the escapes: its strings are raw. What the caller did not ask for, or the
-//! kernel did not fill in, is not in the mask, and a field that is not in the mask is not read.
+//! It contains the fields of a mountinfo line, without the escapes: its strings are raw. A field that the caller did not
+//! request, or the kernel did not fill in, is not in the mask. Such a field is not read.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use super::attributes::MountAttributes;
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 
-/// What has to be told of every mount: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and `_FS_TYPE`.
+/// The fields required of every mount: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and `_FS_TYPE`.
 const NEEDED: u64 = 0x01 | 0x02 | 0x08 | 0x20;
-/// `STATMOUNT_MNT_POINT`, a third of what the kernel needs for a path of usual length.
+/// `STATMOUNT_MNT_POINT`: a third of the kernel's work for a path of usual length.
 const POINT: u64 = 0x10;
-/// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer, of filesystems that have one: which FUSE it is.
+/// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer, of filesystems that have one: the kind of FUSE filesystem.
 const SUBTYPE: u64 = 0x100;
 
 /// A mount from statmount(2), and its parent by the id that is never used again.
@@ -32,10 +32,10 @@ pub enum StatmountError {
     /// It ends too early.
     #[error("statmount filled in too little")]
     TooShort,
-    /// Something that was asked for is not there.
+    /// A requested field is missing.
     #[error("statmount knows only {0:#x} of what was asked for")]
     Missing(u64),
-    /// A string does not lie in the buffer, has no end, or is no text where it has to be.
+    /// A string is outside the buffer, has no end, or is not text where it must be.
     #[error("statmount's {0} is no string")]
     BadString(&'static str),
 }
@@ -65,15 +65,15 @@ const SLAVE: u64 = 1 << 19;
 const SHARED: u64 = 1 << 20;
 
 impl StatmountEntry {
-    /// What to ask statmount(2) for. `mount_point` is where the mount is, if that is known.
+    /// The mask for statmount(2). `mount_point` is the path of the mount, if that is known.
     pub fn mask(mount_point: Option<&Path>) -> u64 {
         NEEDED | SUBTYPE | if mount_point.is_none() { POINT } else { 0 }
     }
 
-    /// Reads what statmount(2) wrote, who was asked with the [`mask`](Self::mask) for the same `mount_point`.
+    /// Parses the buffer that statmount(2) wrote for the [`mask`](Self::mask) of the same `mount_point`.
     ///
     /// # Errors
-    /// When the buffer holds less than was asked for.
+    /// If the buffer lacks a requested field, or a string in it is invalid.
     pub fn from_buffer(buffer: &[u8], mount_point: Option<&Path>) -> Result<Self, StatmountError> {
         let (mask, needed) = (u64_at(buffer, at::MASK)?, Self::mask(mount_point) & !SUBTYPE);
         if mask & needed != needed {
@@ -85,7 +85,7 @@ impl StatmountEntry {
         };
         let flags = u64_at(buffer, at::PROPAGATION)?;
         let group = |flag, offset| -> Result<Option<u32>, StatmountError> {
-            // Peer groups are ints in the kernel; the field is only wider than it need be.
+            // Peer groups are ints in the kernel; the field is only wider than necessary.
             Ok((flags & flag != 0).then_some(u32::try_from(u64_at(buffer, offset)?).unwrap_or(u32::MAX)))
         };
         let entry = MountEntry {

@@ -1,4 +1,4 @@
-//! Questions to a mount table.
+//! Queries on a mount table.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ impl MountTable {
         &self.entries
     }
 
-    /// The same table as somebody sees it for whom `real`, and what is below it, is called `named`.
+    /// The same table for a reader to whom `real`, and everything below it, appears as `named`.
     pub fn with_name(mut self, real: &Path, named: &Path) -> Self {
         for entry in &mut self.entries {
             if let Ok(below) = entry.mount_point.strip_prefix(real) {
@@ -42,8 +42,8 @@ impl MountTable {
         above.max_by_key(|entry| entry.mount_point.components().count())
     }
 
-    /// Whether a mount was made after another one: the kernel lists them in the order in which they were made, and those of a copied
-    /// namespace in the order of their places. `None` when one of them is not in the table.
+    /// True if a mount was made after another one; `None` if one of them is not in the table. The kernel lists mounts in the
+    /// order in which they were made, and those of a copied namespace in the order of their places.
     pub fn is_listed_after(&self, mount: MountId, other: MountId) -> Option<bool> {
         let position = |id: MountId| self.entries.iter().position(|entry| entry.id == id);
         Some(position(mount)? > position(other)?)

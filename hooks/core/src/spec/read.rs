@@ -12,8 +12,8 @@ use super::bind::{Bind, Entry};
 use super::object::Text;
 use super::view::SpecError;
 
-/// The number of binds that the guard checks. A pod has some tens. A hundred thousand would make the guard late and fill
-/// the journal.
+/// The maximum number of binds that the guard checks. A pod has some tens. A hundred thousand would make the guard late and
+/// fill the journal.
 pub(super) const MOST_BINDS: usize = 2_000;
 
 /// The values read from a spec.

@@ -12,29 +12,29 @@ use bindguard_core::mount_table::{Device, FsType, MountRoot};
 /// The device of the node's own disk.
 const DISK: u32 = 1;
 
-/// Where a folder of the host lies that is a volume.
+/// The path of a host folder that is a volume.
 const ON_THE_HOST: &str = "srv/data";
 
-/// What happens to a volume.
+/// An event in the history of a volume.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
     /// The kubelet writes a payload. It may leave the key out, and its removal of the old one may fail.
     Update { with_key: bool, strands_old: bool },
     /// The kubelet is killed after it wrote a payload and before `..data` names it.
     HalfUpdate,
-    /// A container puts something new in the file's place, of the same kind or of the other.
+    /// A container replaces the file with something new, of the same kind or of the other.
     Replace { other_kind: bool },
-    /// Somebody makes the file of the current payload anew, which AtomicWriter never does.
+    /// The file of the current payload is created again, which AtomicWriter never does.
     Remake,
     /// A container removes it.
     Remove,
     /// The kubelet binds the subpath for a container that is about to start, unless it is bound already.
     Bind,
-    /// The kubelet takes the subpath's mounts away.
+    /// The kubelet removes the subpath's mounts.
     Unbind,
     /// The volume's own mount goes away.
     Unmount,
-    /// It is mounted anew: another device; a tmpfs is empty, a disk is as it was.
+    /// It is mounted again: another device; a tmpfs is empty, a disk is unchanged.
     Mount,
     /// The daemon or server behind the volume's present mount dies.
     Die,
@@ -42,13 +42,13 @@ pub enum Event {
     Forget,
     /// A guard is killed after it attached the current target and before it detached the stale mount.
     GuardKilled,
-    /// Something about the subpath cannot be read from here on, or can again.
+    /// Something about the subpath becomes unreadable, or readable again.
     Veil(Option<Veiled>),
     /// A container is created.
     Create,
 }
 
-/// What a volume's files lie on.
+/// The storage of a volume's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
     /// The kubelet's own disk.
@@ -63,7 +63,7 @@ pub enum Storage {
     Host,
 }
 
-/// What cannot be read.
+/// The part of the evidence that cannot be read.
 #[derive(Debug, Clone, Copy)]
 pub enum Veiled {
     Mount,
@@ -86,21 +86,21 @@ pub struct Bound {
     is_forgotten: bool,
 }
 
-/// All of it.
+/// The whole model.
 #[derive(Debug, Clone)]
 pub struct World {
     plugin: Plugin,
     storage: Storage,
     is_mounted: bool,
     device: u32,
-    /// The devices that nobody answers for any more.
+    /// The devices whose daemon or server no longer answers.
     dead: BTreeSet<u32>,
     data: Option<TimestampDirectory>,
     /// By path below the volume.
     files: BTreeMap<PathBuf, FileIdentity>,
     /// The mounts at the subpath, the topmost last.
     pub stack: Vec<Bound>,
-    /// What the pod asked for; the guard never sees it.
+    /// The pod's `subPath`; the guard never sees it.
     sub_path: PathBuf,
     kind: FileKind,
     veiled: Option<Veiled>,
@@ -177,17 +177,17 @@ impl World {
         }
     }
 
-    /// What the kubelet would bind today, by the pod's own words.
+    /// The file that the kubelet would bind today for the pod's `subPath`.
     pub fn truth(&self) -> Option<FileIdentity> {
         self.files.get(&self.place_of_truth()?).map(|file| seen_on(*file, self.device)).filter(|_| self.is_there())
     }
 
-    /// What a container would see at the subpath.
+    /// The file that a container would see at the subpath.
     pub fn shown(&self) -> Option<FileIdentity> {
         self.stack.last().map(|top| seen_on(top.file, top.device))
     }
 
-    /// What everybody but the pod can see.
+    /// The evidence that is available without the pod's `subPath`.
     pub fn evidence(&self) -> SubpathEvidence {
         let unreadable = || "EIO".to_owned();
         let mount = self.stack.last().map_or(Observed::Absent, |top| Observed::Seen(self.mount(top)));
@@ -221,17 +221,17 @@ impl World {
         self.veiled.is_some()
     }
 
-    /// The volume is what its plugin makes it.
+    /// True if the volume is mounted as its plugin requires.
     pub fn is_there(&self) -> bool {
         self.is_mounted == self.has_own_mount()
     }
 
-    /// It is, and somebody answers for it.
+    /// True if it is, and its daemon or server answers.
     pub fn answers(&self) -> bool {
         self.is_there() && !self.is_dead(self.device)
     }
 
-    /// The topmost mount answers with an error, whatever is asked.
+    /// True if the topmost mount answers every call with an error.
     pub fn shows_what_is_dead(&self) -> bool {
         self.stack.last().is_some_and(|top| top.is_forgotten || self.is_dead(top.device))
     }
@@ -301,7 +301,7 @@ impl World {
         let gone: Vec<FileIdentity> =
             self.files.iter().filter(|(at, _)| at.starts_with(path)).map(|(_, file)| *file).collect();
         self.files.retain(|at, _| !at.starts_with(path));
-        // What is removed elsewhere, the kernel of this node does not notice.
+        // The kernel of this node does not notice a removal on the server.
         let is_told = self.storage != Storage::Server;
         self.stack.iter_mut().filter(|bound| gone.contains(&bound.file)).for_each(|bound| bound.deleted = is_told);
     }
@@ -332,7 +332,7 @@ impl World {
         }
     }
 
-    /// A sub path of the host's disk goes through the folder that is the volume.
+    /// A sub path of the host's disk leads through the folder that is the volume.
     fn in_volume(&self, sub_path: &SubPath) -> PathBuf {
         match self.storage {
             Storage::Host => sub_path.path.strip_prefix(ON_THE_HOST).expect("it was bound from there").to_owned(),
@@ -348,7 +348,7 @@ impl World {
         self.dead.contains(&device)
     }
 
-    /// What it answers, if it has to be asked.
+    /// The answer to a probe, if one is due.
     fn reach(&self) -> Reach {
         let refused = |number, words: &str| Reach::Refused { number, words: words.to_owned() };
         match self.stack.last() {
@@ -380,7 +380,7 @@ impl World {
 
     fn volume(&self) -> Observed<Volume> {
         let (directory, place, is_mount_point) = match self.storage {
-            // Which folder it is nobody knows: the host's mount of that disk stands in for it, for what is gone.
+            // The folder is unknown: for a deleted root, the host's mount of that disk takes its place.
             Storage::Host if self.stack.last().is_some_and(|top| top.deleted) => ("/", "/".into(), true),
             Storage::Host => return Observed::Absent,
             Storage::Node | Storage::Memory | Storage::Disk | Storage::Server => {
