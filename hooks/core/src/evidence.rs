@@ -53,8 +53,8 @@ pub struct SubpathEvidence {
     pub mount: Observed<SubpathMount>,
     /// Its answer to a probe. Local filesystems are not probed.
     pub reach: Reach,
-    /// The volume. [`Observed::Absent`]: no plugin that the guard understands has a volume of that name, and the filesystem of
-    /// the mount was not searched for, or not found, on the host.
+    /// The volume. [`Observed::Absent`]: no known plugin has a volume of that name, and the filesystem of the mount was not
+    /// searched for, or not found, on the host.
     pub volume: Observed<Volume>,
     /// The target that the kubelet would bind today for the same sub path. It is read only if mount and volume were seen and
     /// the sub path could be derived from them. Otherwise, and if the volume has no payload, it is [`Observed::Absent`].

@@ -37,7 +37,7 @@ pub enum Vanished {
     Remake,
 }
 
-/// The action after a failed repair.
+/// The action if a due repair is impossible or fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailedRepair {
     /// Report it; the runtime gets the bind as it was.
@@ -107,7 +107,7 @@ pub struct Policy {
     pub pods_may: PodsMay,
     /// The kubelet's root directories (`--root-dir`).
     pub kubelet_roots: Vec<PathBuf>,
-    /// Directories in which container runtimes mount things, beside the kubelet's own.
+    /// Directories in which container runtimes mount things, in addition to the kubelet's.
     pub runtime_directories: Vec<PathBuf>,
 }
 
@@ -154,7 +154,7 @@ impl Policy {
         })
     }
 
-    /// True if a bind of `path` is known to include mounts that the kubelet or a runtime makes: `path` is `/` or, depending on
+    /// True if a bind of `path` is known to include mounts that the kubelet or a runtime makes. `path` is `/` or, depending on
     /// the scope, one of their directories or an ancestor of one.
     pub fn holds_runtime_mounts(&self, path: &Path) -> bool {
         match self.host_root_scope {
@@ -190,7 +190,7 @@ impl Policy {
         self.directories().any(|directory| below(path, directory).is_some_and(is_volume))
     }
 
-    /// True if a path is inside a runtime's directory and mounts of several containers may be below it: `containers`,
+    /// True if a path is inside a runtime's directory and mounts of several containers may be below it. Examples: `containers`,
     /// `overlay2` and `volumes` of Docker, the tasks of containerd. False for a path of one container or volume, such as
     /// `containers/<id>/mounts/shm`: the runtime binds it. Also false for every folder of a pod or driver inside a kubelet's.
     pub fn may_hold_mounts_of_containers(&self, path: &Path) -> bool {
@@ -198,8 +198,8 @@ impl Policy {
         self.host_root_scope != Scope::HostRoot && self.runtime_directories.iter().any(is_inside) && !climbs(path)
     }
 
-    /// True if only the kubelet or a runtime writes at a path, on the node's own disk, and the path is in no volume. Such a
-    /// path is not worth a process that probes it.
+    /// True if only the kubelet or a runtime writes at a path, on the node's own disk: outside of `plugins` and of all volumes
+    /// but kubelet-written ones. Such a path is not worth a process that probes it.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
         let is_own = |dir: &PathBuf| below(path, dir).is_some_and(|below| !may_be_mounted_on(below));
         self.kubelet_roots.iter().chain(&self.runtime_directories).any(is_own) && !climbs(path)
@@ -227,7 +227,7 @@ fn may_be_mounted_on(below_root: &Path) -> bool {
 
 const VOLUMES: &str = "volumes";
 
-/// True if a path, relative to a runtime's root, belongs to one sandbox, container or volume: `sandboxes/<id>/shm` of
+/// True if a path, relative to a runtime's root, belongs to one sandbox, container or volume. Examples: `sandboxes/<id>/shm` of
 /// containerd, `containers/<id>/...` of Docker, `storage/overlay-containers/<id>/...` of Podman and CRI-O,
 /// `volumes/<name>/_data`.
 fn is_of_one(below_root: &Path) -> bool {

@@ -16,7 +16,7 @@ pub enum SourceKind {
     /// pointed the spec there.
     InVolume,
     /// The host's `/`, a directory in which the kubelet or a runtime mounts things, or an ancestor of one. A folder with mounts
-    /// inside a runtime's directory is one, too, but only the mount table shows that.
+    /// inside a runtime's directory is also one, but only the mount table shows that.
     HostRoot,
     /// Any other source: bindguard does not touch it.
     Foreign,

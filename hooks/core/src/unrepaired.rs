@@ -1,6 +1,6 @@
 //! The binds that can explain a runtime's error: they were not repaired, and mounting them fails.
 //!
-//! A runtime's error names a path below `volume-subpaths` and says ENOENT. The pod's owner needs the volume, the reason and
+//! A runtime's error names a path below `volume-subpaths` and ENOENT. The pod's owner needs the volume, the reason and
 //! the next step, in the error that reaches the pod's events.
 
 use crate::judge::{Finding, Verdict};

@@ -1,5 +1,5 @@
-//! Random histories of a volume: payloads written, swapped, half written and stranded, files replaced, removed and created
-//! again, mounts lost and made again, servers that die or forget, guards killed in between.
+//! Random histories of a volume. Payloads are written, swapped, half written and stranded; files are replaced, removed and
+//! created again; mounts are lost and made again; servers die or forget; guards are killed in between.
 //!
 //! After every create the container gets what the kubelet would bind, or nothing exists that it could get. The model knows
 //! the truth, which the guard never sees.

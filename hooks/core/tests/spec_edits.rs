@@ -1,4 +1,4 @@
-//! Edits change what they are meant to change, and no other byte.
+//! Edits change the intended values, and no other byte.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 

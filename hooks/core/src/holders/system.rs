@@ -9,7 +9,7 @@ use crate::mount_table::{Device, MountEntry, MountTable};
 use crate::paths::lies_in;
 use crate::policy::Policy;
 
-/// Directories of the node, beside those of the kubelet and the runtimes, whose mounts the node needs.
+/// Directories of the node, in addition to those of the kubelet and the runtimes, whose mounts the node needs.
 const DIRECTORIES: [&str; 8] = ["/boot", "/boot/efi", "/etc", "/run/lock", "/tmp", "/usr", "/var/log", "/var/tmp"];
 /// Every namespace needs the mounts of the kernel and of container runtimes in these directories.
 const OF_THE_KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];

@@ -1,9 +1,9 @@
 //! Detects a host-root bind that pins the host's mounts.
 //!
-//! With rprivate (the default of the kubelet and of runc) the container has a copy of every mount below the source that no
-//! umount on the host reaches. The effects: `device or resource busy`, loop and dm devices that stay, network namespaces
-//! that never go. rslave lets umounts in and nothing out. crun follows `linux.rootfsPropagation` for all mounts, so that
-//! value must agree; runc's default does.
+//! With rprivate (the default of the kubelet and of runc) the container has a copy of every mount below the source. No
+//! umount on the host reaches these copies. The effects: `device or resource busy`, loop and dm devices that stay,
+//! network namespaces that never go. rslave lets umounts in and nothing out. crun follows `linux.rootfsPropagation` for
+//! all mounts, so that value must agree; runc's default does.
 //!
 //! rslave also lets later mounts of the host in. `ro` and `rro` make only those mounts read-only that exist when the
 //! container starts, so a bind that must stay read-only as a whole stays private.

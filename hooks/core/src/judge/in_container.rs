@@ -1,7 +1,7 @@
 //! Checks that a container's own mount receives the host's umounts.
 //!
-//! rslave in a spec is only a request. A runtime that ignores it, a private mount on the host, or a rootfs propagation that
-//! overrides it leave the container with a copy of the host's mounts that no umount reaches.
+//! rslave in a spec is only a request. A runtime may ignore it, a rootfs propagation may override it, or the host's mount may
+//! be private. Then the container has a copy of the host's mounts that no umount reaches.
 
 use crate::evidence::Observed;
 use crate::mount_table::Propagation;

@@ -1,9 +1,9 @@
 //! Detects stale volume-subpaths.
 //!
-//! A subpath is *current* if it shows the very file that the kubelet would bind today for the same sub path: the volume,
-//! then `..data` where the kubelet writes it, then the path. The order of the checks matters. Unreadable evidence is Unknown
-//! before it can be anything else. A volume that is not mounted has no files to compare with. A missing target is reported
-//! before one that differs.
+//! A subpath is *current* if it shows the very file that the kubelet would bind today for the same sub path. That path
+//! is the volume, then `..data` where the kubelet writes it, then the sub path. The order of the checks matters.
+//! Unreadable evidence is Unknown before it can be anything else. A volume that is not mounted has no files to compare
+//! with. A missing target is reported before one that differs.
 
 use std::ffi::OsStr;
 

@@ -35,7 +35,7 @@ pub enum Verdict {
         /// The repair, or why none is possible.
         remedy: Result<Remedy, String>,
     },
-    /// It is stale, and the file or directory that the kubelet would bind today is gone, too.
+    /// It is stale, and the file or directory that the kubelet would bind today is also gone.
     Orphaned {
         /// Why it is stale.
         cause: StaleCause,
@@ -52,7 +52,7 @@ pub enum Verdict {
     WithoutMaster,
     /// Its server does not answer, or its daemon is gone.
     Dead(String),
-    /// It is unknown if its server answers: other sources used up the time for probes.
+    /// It is unknown whether its server answers: other sources used up the time for probes.
     NotProbed,
     /// bindguard does not judge it.
     Foreign,
@@ -63,7 +63,7 @@ pub enum Verdict {
 /// The cause that makes a source stale.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StaleCause {
-    /// The kernel says that the mount's root was deleted: binding it gives ENOENT.
+    /// The kernel reports that the mount's root was deleted: binding it gives ENOENT.
     #[error("the file it was bound from is deleted")]
     DeletedRoot,
     /// The mount shows a payload directory that `..data` no longer names.

@@ -1,7 +1,7 @@
 //! Finds the volume that a subpath belongs to, among several with one name.
 //!
 //! The kubelet names the folder of a subpath after the volume alone. A claim's volume has the name of its PersistentVolume,
-//! and another volume of the pod may have the same name: then two plugins have a folder of that name.
+//! and another volume of the pod may have the same name. Then two plugins have a folder of that name.
 
 use crate::evidence::{SubpathMount, Volume};
 use crate::paths::lies_in;

@@ -14,8 +14,8 @@ pub struct PodPath<'p, 'r> {
 }
 
 impl<'p, 'r> PodPath<'p, 'r> {
-    /// Parses a path below one of the kubelet's roots; `None` if it is no pod's. A path with `..` is none either: the kubelet
-    /// writes none, and only a walk shows where it leads.
+    /// Parses a path below one of the kubelet's roots; `None` if it is no pod's. A path with `..` also gives `None`: the
+    /// kubelet writes none, and only a walk shows where it leads.
     pub fn from_path(path: &'p Path, kubelet_roots: impl IntoIterator<Item = &'r Path>) -> Option<Self> {
         kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
     }

@@ -47,7 +47,7 @@ impl MountAttributes {
         Self(bits | if is_strict { STRICTATIME } else { 0 })
     }
 
-    /// The bits for mount_setattr(2). An idmapping cannot be set by a bit alone and is not among them.
+    /// The bits for mount_setattr(2). An idmapping cannot be set by a bit alone and is not included.
     pub fn bits(self) -> u64 {
         self.0 & !IDMAPPED
     }

@@ -133,7 +133,7 @@ impl FsType {
     }
 
     /// Filesystems that may query their server, or the nodes that share a disk, for a file's attributes despite statx(2)'s
-    /// `AT_STATX_DONT_SYNC`: 9p usually, gfs2 and ocfs2 always, the others once they doubt their cached attributes.
+    /// `AT_STATX_DONT_SYNC`. 9p does so usually, gfs2 and ocfs2 always, the others once they doubt their cached attributes.
     const ASKING: [&'static str; 7] = ["9p", "cifs", "coda", "gfs2", "ocfs2", "orangefs", "smb3"];
 
     /// True if even the cheapest stat of a file may wait for a server: then only the kernel's own tables may be used.
@@ -141,7 +141,7 @@ impl FsType {
         Self::ASKING.contains(&self.0.as_str())
     }
 
-    /// True if a call on this filesystem never waits for a server or daemon. Only types known to be local are.
+    /// True if a call on this filesystem never waits for a server or daemon. An unknown type is treated as not local.
     pub fn is_local(&self) -> bool {
         Self::LOCAL.contains(&self.0.as_str())
     }

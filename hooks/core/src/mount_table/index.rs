@@ -1,4 +1,4 @@
-//! An index of a mount table for as many queries as it has mounts: each is a look-up, not a walk.
+//! An index of a mount table, for as many queries as the table has mounts: each is a look-up, not a scan.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -6,8 +6,8 @@ use super::entry::MountEntry;
 use crate::paths::{below, lies_in};
 
 impl MountEntry {
-    /// The path on `other` of the place that this mount has at `path`, if mounts made there also appear here: this mount is its
-    /// peer or its slave. For a place above the root of `other`, it is the mount point of `other`.
+    /// The path on `other` of the place that this mount has at `path`, if mounts made there also appear here. Then this
+    /// mount is its peer or its slave. For a place above the root of `other`, it is the mount point of `other`.
     ///
     /// `path` must be as the kernel would print it, without symlinks. `None` for the mount itself.
     pub fn name_at_origin(&self, path: &Path, other: &MountEntry) -> Option<PathBuf> {

@@ -13,8 +13,8 @@ use super::propagation::AskedPropagation;
 
 /// A mount of the spec that runc would bind.
 ///
-/// runc and crun treat an entry as a bind when its type is `bind`, or when its options contain `bind` or `rbind`
-/// whatever the type says (`none` is common).
+/// runc and crun treat an entry as a bind if its type is `bind`, or if its options contain `bind` or `rbind`. In the latter
+/// case the type can be any; `none` is common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bind<'a> {
     index: usize,

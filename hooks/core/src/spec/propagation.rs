@@ -3,7 +3,7 @@
 /// The combined propagation that the options of one bind request.
 ///
 /// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it changes which mounts a
-/// host umount reaches: with plain `slave` the submounts stay as they were cloned.
+/// host umount reaches. With plain `slave` the submounts stay as they were cloned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AskedPropagation {
     /// No propagation option at all: runc and crun make the bind rprivate.
@@ -14,7 +14,7 @@ pub enum AskedPropagation {
     Slave,
     /// `rslave`.
     RecursiveSlave,
-    /// `shared` or `rshared`, alone or beside others: the container wants its mounts to reach the host.
+    /// `shared` or `rshared`, alone or with others: the container's mounts should reach the host.
     Shared,
     /// `unbindable` or `runbindable`.
     Unbindable,
@@ -22,8 +22,8 @@ pub enum AskedPropagation {
 
 impl AskedPropagation {
     /// The propagation that these mount options request. Any shared option wins: such a bind is never treated as less.
-    /// Otherwise the option that lowers most wins. The reason: runc applies all of them in turn, and a private mount made slave
-    /// stays private.
+    /// Otherwise the option that lowers most wins: runc applies all of them in turn, and a private mount made slave stays
+    /// private.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
         options
             .into_iter()
