@@ -1,9 +1,9 @@
-//! Work in a process of its own, which may hang without anybody waiting for it.
+//! Runs work in a separate process, so that the caller never waits for work that hangs.
 //!
-//! A request that a FUSE daemon or a file server took and never answers cannot be interrupted, by SIGKILL neither; and
-//! execve(2) waits for every thread of a process to end. So what may hang is done by a process that is nobody's child: it
-//! is forked twice, and init (or the shim, as subreaper) reaps it whenever it ends. It holds no descriptor but its end of
-//! a pipe, lest a container's stdout stay open for as long as a server sleeps.
+//! A request that a FUSE daemon or a file server took and never answers cannot be interrupted, not even by SIGKILL. And
+//! execve(2) waits for every thread of a process to end. So a process that is not a child of this one does the work. It is
+//! forked twice, and init (or the shim, as subreaper) reaps it when it ends. Its only open descriptor is its end of a pipe.
+//! Otherwise a container's stdout would stay open for as long as a server does not answer.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -17,16 +17,17 @@ use nix::unistd::{ForkResult, fork};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// A process that works apart, and what it says.
+/// A separate process, and the pipe with its output.
 #[derive(Debug)]
 pub(crate) struct Apart {
     said: File,
-    /// `None` when it had ended before it could be held.
+    /// `None` if the process ended before its pidfd was opened.
     process: Option<OwnedFd>,
 }
 
 impl Apart {
-    /// Starts `work`; what it writes can be read from [`Apart::said`]. It must not touch what other threads may hold.
+    /// Starts `work`; its output can be read from [`Apart::said`]. `work` must not use anything that another thread may have
+    /// locked.
     pub(crate) fn start(work: impl FnOnce(&mut File)) -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         // SAFETY: the child makes plain syscalls and uses the heap, which glibc keeps usable across fork; it never
@@ -41,7 +42,7 @@ impl Apart {
                 // SAFETY: as above.
                 if let Ok(ForkResult::Child) = unsafe { fork() } {
                     let mut pipe = only(write);
-                    // Nobody is left to tell of an error: a pipe that closes early says it.
+                    // An error cannot be reported here: the reader sees that the pipe closes early.
                     let _ = pipe.write_all(&std::process::id().to_ne_bytes());
                     // A panic must not unwind from here: the caller would go on twice.
                     let _ = catch_unwind(AssertUnwindSafe(|| work(&mut pipe)));
@@ -69,7 +70,7 @@ impl Apart {
 impl Drop for Apart {
     fn drop(&mut self) {
         if let Some(process) = &self.process {
-            // It may have ended by itself, or end when its server answers: either way it is not waited for.
+            // The process may have ended, or ends when its server answers. Nothing waits for it.
             let _ = pidfd_send_signal(process, Signal::KILL);
         }
     }

@@ -1,21 +1,22 @@
-//! What can be walked to without waiting for anybody.
+//! Walks paths without waiting for a server or a daemon.
 //!
-//! Nearly always the kernel has the whole way in its cache, and says so in a few microseconds: openat2(2), `RESOLVE_CACHED`.
-//! What the cache lacks need not be a server's either. tmpfs, and so most of /run, keeps nothing of what is not there, and
-//! a file that nobody read since the node was started is on a disk. So the way is followed for as far as it is known, and
-//! one step more where that ends on a local filesystem. Another step could be through a link, and lead anywhere.
+//! Nearly always the kernel has the whole path in its cache and resolves it in a few microseconds: openat2(2),
+//! `RESOLVE_CACHED`. A name that the cache lacks may still be on a local filesystem. tmpfs, and so most of /run, caches no
+//! missing names, and a file that was not read since the node started is on a disk. So a path is walked as far as the cache
+//! knows it, and one step further if that ends on a local filesystem. A second step could go through a link and lead
+//! anywhere.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use crate::handle::Handle;
 
-/// Holds what an absolute path leads to, a final symlink followed, when nobody has to be asked for the way. It may lie on a
-/// server all the same.
+/// Opens the file that an absolute path leads to, a final symlink followed, if the walk needs no answer from a server or a
+/// daemon. The file itself may be on a server.
 ///
 /// # Errors
-/// `WouldBlock` where somebody may have to be asked, `InvalidInput` where nobody can tell, before Linux 5.12; else what is
-/// known for certain.
+/// `WouldBlock` if the walk may have to wait; `InvalidInput` before Linux 5.12, which has no `RESOLVE_CACHED`; otherwise the
+/// kernel's error, which is certain.
 pub fn hold_known(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
     match Handle::try_cached(path) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => one_step_more(path, is_local).unwrap_or(Err(error)),
@@ -23,7 +24,7 @@ pub fn hold_known(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result
     }
 }
 
-/// Whether nobody has to be waited for on the way to a path and at its end. So it is taken to be where nobody can tell.
+/// True if neither the walk to a path nor a call on its file can wait. Also true where the kernel cannot detect that.
 pub(crate) fn is_at_hand(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
     match hold_known(path, &is_local) {
         Ok(handle) => is_local(&handle),
@@ -31,7 +32,7 @@ pub(crate) fn is_at_hand(path: &Path, is_local: impl Fn(&Handle) -> bool) -> boo
     }
 }
 
-/// Looks for the first name that the cache lacks. `None` when that does not tell where the path leads.
+/// Opens the first name that the cache lacks. `None` if that does not settle where the path leads.
 fn one_step_more(path: &Path, is_local: impl Fn(&Handle) -> bool) -> Option<io::Result<Handle>> {
     let in_known_folder = |next: &&Path| next.parent().and_then(Handle::cached).is_some_and(|folder| is_local(&folder));
     let next = path.ancestors().find(in_known_folder)?;
@@ -53,7 +54,7 @@ mod tests {
     fn what_the_cache_lacks_is_looked_for_in_local_folders_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), "").unwrap();
-        // The kernel's own folders: nothing that is not there is kept.
+        // /proc caches no missing names.
         for missing in ["missing", "deep/er/missing"].map(|name| Path::new("/proc/self").join(name)) {
             let kind = |is_local: bool| hold_known(&missing, |_| is_local).unwrap_err().kind();
             assert_eq!(kind(true), ErrorKind::NotFound);

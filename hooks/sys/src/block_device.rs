@@ -1,4 +1,4 @@
-//! Which device a block special file is.
+//! The device number of a block special file.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use bindguard_core::mount_table::Device;
 
-/// The device that a file stands for; `None` when it is no block special file. Follows links, as those in `/dev/disk`.
+/// The device of a block special file; `None` for any other file. Follows links, such as those in `/dev/disk`.
 ///
 /// # Errors
 /// stat(2)'s.

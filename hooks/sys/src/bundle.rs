@@ -11,16 +11,16 @@ use rustix::process::{Pid, test_kill_process};
 use crate::fault::{self, FaultPoint};
 use crate::size_errors::with_size_errors;
 
-/// A spec larger than this is not looked at: containerd's are some tens of KiB, and the guard's memory is bounded.
+/// A larger spec is not read: containerd's specs have some tens of KiB, and the guard's memory is bounded.
 const LARGEST_SPEC: u64 = 16 << 20;
 
-/// Holds nearly every spec, so that it need not be asked how large it is.
+/// Enough for nearly every spec, so that no stat(2) for its size is needed.
 const USUAL_SPEC: usize = 32 << 10;
 
-/// What an edited spec is called, with the process id of the guard that writes it, until it is in its place.
+/// The name of an edited spec until it replaces the old one; the process id of the writing guard follows.
 const BESIDE: &str = ".config.json.bindguard-";
 
-/// What went wrong with a bundle's config.json.
+/// An error with a bundle's config.json.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     /// It could not be read.
@@ -28,19 +28,19 @@ pub enum BundleError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// It is larger than any spec that a runtime makes.
     #[error("read {}: it is larger than {} MiB", .0.display(), LARGEST_SPEC >> 20)]
     TooLarge(PathBuf),
-    /// The edited spec could not be put in its place; the old one is untouched.
+    /// The edited spec could not replace the old one, which is unchanged.
     #[error("replace {}", path.display())]
     Replace {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -62,11 +62,11 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
     if spec.len() as u64 > LARGEST_SPEC { Err(BundleError::TooLarge(path)) } else { Ok(spec) }
 }
 
-/// Puts an edited spec in the old one's place: written beside it, then renamed, so that whoever reads sees one of the
-/// two and never a part. What a guard left that was killed while it did the same is cleared away first.
+/// Replaces the old spec by an edited one: writes it beside the old one, then renames it. A reader sees one of the two and
+/// never a part. First removes the files of guards that were killed while they did the same.
 ///
 /// # Errors
-/// When it cannot be written; then the old spec is as it was and nothing stays beside it.
+/// If the new spec cannot be written or renamed. Then the old spec is unchanged and no file stays beside it.
 pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
     let path = bundle.join("config.json");
     let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
@@ -82,9 +82,9 @@ pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
     })
 }
 
-/// Removes what a guard left that was killed while it edited this bundle's spec. That of a guard that lives stays.
+/// Removes the file of a guard that was killed while it edited this bundle's spec. Keeps the file of a live guard.
 ///
-/// Best effort: what cannot be removed, or not even listed, goes with the bundle.
+/// Best effort: a file that cannot be removed, or not even listed, is deleted with the bundle.
 pub fn clear_leavings(bundle: &Path) {
     for entry in fs::read_dir(bundle).into_iter().flatten().flatten() {
         if entry.file_name().to_str().and_then(|name| name.strip_prefix(BESIDE)).is_some_and(is_nobodys) {
@@ -93,7 +93,7 @@ pub fn clear_leavings(bundle: &Path) {
     }
 }
 
-/// No other process has this id. Not this one either: it has written nothing yet.
+/// True if no other process has this id. This process's own id is also free: it has written nothing yet.
 fn is_nobodys(id: &str) -> bool {
     let pid = id.parse().ok().filter(|id| *id > 0).and_then(Pid::from_raw);
     pid.is_some_and(|pid| pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH))

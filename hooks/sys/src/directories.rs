@@ -1,8 +1,8 @@
-//! Making a directory again that vanished from a volume which containers write.
+//! Creates a directory again that is missing in a volume which containers write.
 //!
-//! As the kubelet does for a `subPath` that is not there (`doSafeMakeDir` in `pkg/volume/util/subpath/subpath_linux.go`):
-//! one component after the other from the volume's root, each opened without following a symlink, so that nothing that a
-//! container puts in the way can lead out of the volume. What is made gets the mode and owner of the volume's root.
+//! It follows the kubelet's code for a missing `subPath` (`doSafeMakeDir` in `pkg/volume/util/subpath/subpath_linux.go`). It
+//! opens one component after the other from the volume's root and follows no symlink. So nothing that a container puts in the
+//! way can lead out of the volume. New directories get the mode and owner of the volume's root.
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,11 +25,11 @@ pub enum DirectoriesError {
         volume: PathBuf,
         /// The path within it.
         path: PathBuf,
-        /// The kernel's answer: ENOTDIR or ELOOP when something else is in the way.
+        /// The kernel's error: ENOTDIR or ELOOP when something else is in the way.
         #[source]
         source: io::Error,
     },
-    /// The pod may have asked for a symlink, which leads elsewhere by now.
+    /// The pod's `subPath` may be a symlink, which leads elsewhere by now.
     #[error(
         "make {} in {}: {} is a symlink to a directory beside it, and the subPath may be that symlink",
         path.display(), volume.display(), link.display()
@@ -44,7 +44,7 @@ pub enum DirectoriesError {
     },
 }
 
-/// Makes `path` below a volume's root, and what is missing above it. What is there already stays as it is.
+/// Creates `path` and its missing parents below a volume's root. Existing directories stay unchanged.
 ///
 /// # Errors
 /// When something else has one of the names, a symlink may have led there, or the kernel refuses.
@@ -69,7 +69,7 @@ pub fn make_directories(volume: &Handle, path: &Path) -> Result<(), DirectoriesE
     made.map(drop).map_err(failed)
 }
 
-/// Opens what is there of a path, name by name, and says which name is the first that is missing.
+/// Opens the existing directories of a path, name by name, and returns the first missing name.
 fn on_the_way<'n>(
     volume: &Handle,
     names: &mut impl Iterator<Item = Result<&'n OsStr, Errno>>,
@@ -91,7 +91,7 @@ fn on_the_way<'n>(
     Ok((there, None))
 }
 
-/// One directory, made if need be, and held.
+/// Opens one directory, and creates it if it is missing.
 fn make_below(parent: impl AsFd, name: &OsStr, like: impl AsFd) -> Result<OwnedFd, Errno> {
     let is_new = match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
         Ok(()) => true,

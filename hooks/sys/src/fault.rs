@@ -1,16 +1,20 @@
-//! Places where a test can kill or stop the guard, or take a kernel's newer ways from it.
+//! Fault points: places where a test can kill or stop the guard, and switches that disable newer kernel features.
 //!
-//! Compiled in only with the feature `fault-points`. `BINDGUARD_FAULT` then names the faults, with commas between them:
-//! `PLACE` kills the process there as an out-of-memory kill would, `stop:PLACE` stops it as a hung server would, `panic:PLACE`
-//! is a fault of its own, `no-beneath` makes this kernel one from before 6.5, `no-setattr` one from before 5.12. `list` has the guard print every place and end.
+//! Compiled in only with the feature `fault-points`. `BINDGUARD_FAULT` then names the faults, separated by commas:
+//! * `PLACE` kills the process there, as an out-of-memory kill would
+//! * `stop:PLACE` stops it there, as a hung server would
+//! * `panic:PLACE` panics there
+//! * `no-beneath` disables `MOVE_MOUNT_BENEATH`, as before Linux 6.5
+//! * `no-setattr` disables mount_setattr(2), as before Linux 5.12
+//! * `list` prints every place and exits
 //!
-//! There is one for each state that a guard can leave behind when it is killed: whatever a step changes, the place behind
-//! it is where a test looks at the change.
+//! There is one place for each state that a killed guard can leave behind: after each step that changes something, a test can
+//! inspect the change.
 
-/// Declares the places, in the order in which an admission comes to them, with the name that a test calls each by.
+/// Declares the places in the order in which an admission reaches them, each with its name for tests.
 macro_rules! fault_points {
     ($($(#[$about:meta])* $point:ident = $name:literal,)*) => {
-        /// A place at which a test may want the guard to end.
+        /// A place at which a test can end the guard.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum FaultPoint {
             $($(#[$about])* $point,)*
@@ -20,7 +24,7 @@ macro_rules! fault_points {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$point),*];
 
-            /// What a test calls it.
+            /// Its name in `BINDGUARD_FAULT`.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$point => $name,)*
@@ -31,13 +35,13 @@ macro_rules! fault_points {
 }
 
 fault_points! {
-    /// Before anything was looked at.
+    /// Nothing is read yet.
     Start = "start",
     /// The spec is read and understood.
     SpecRead = "spec-read",
     /// Every bind is judged, nothing is done yet.
     Judged = "judged",
-    /// The subpath and its volume are held and judged once more.
+    /// The subpath and its volume are open and judged again.
     Held = "held",
     /// The current target is open.
     TargetOpened = "target-opened",
@@ -51,11 +55,11 @@ fault_points! {
     Tucked = "tucked",
     /// The new mount is attached, the stale one is not yet detached.
     AfterAttach = "after-attach",
-    /// The stale mount is detached, nobody has looked at the result.
+    /// The stale mount is detached; the result is not checked yet.
     Detached = "detached",
-    /// The result was looked at and is current.
+    /// The result is checked and current.
     Verified = "verified",
-    /// What a swap stranded in the volume is removed.
+    /// The payload that a swap stranded in the volume is removed.
     Cleared = "cleared",
     /// The file for the edited spec is made beside the old one, and empty.
     SpecBegun = "spec-begun",
@@ -71,7 +75,7 @@ fault_points! {
     Rotated = "rotated",
 }
 
-/// Ends or stops the process when a test asked for it here.
+/// Kills or stops the process, or panics, if `BINDGUARD_FAULT` names this place.
 #[cfg(feature = "fault-points")]
 pub fn reach(point: FaultPoint) {
     use rustix::process::{Signal, getpid, kill_process};
@@ -85,7 +89,7 @@ pub fn reach(point: FaultPoint) {
         name if asks_for(&format!("panic:{name}")) => panic!("asked for at {name}"),
         _ => return,
     };
-    // A signal to oneself cannot fail, and there is nobody to tell.
+    // A signal to the own process cannot fail.
     let _ = kill_process(getpid(), signal);
 }
 
@@ -93,25 +97,25 @@ pub fn reach(point: FaultPoint) {
 #[cfg(not(feature = "fault-points"))]
 pub fn reach(_: FaultPoint) {}
 
-/// Whether a test asked for a kernel without `MOVE_MOUNT_BENEATH`.
+/// True if a test disables `MOVE_MOUNT_BENEATH`.
 #[cfg(feature = "fault-points")]
 pub fn denies_beneath() -> bool {
     asks_for("no-beneath")
 }
 
-/// This build takes the kernel as it is.
+/// Always false: this build has no fault points.
 #[cfg(not(feature = "fault-points"))]
 pub fn denies_beneath() -> bool {
     false
 }
 
-/// Whether a test asked for a kernel without mount_setattr(2).
+/// True if a test disables mount_setattr(2).
 #[cfg(feature = "fault-points")]
 pub fn denies_setattr() -> bool {
     asks_for("no-setattr")
 }
 
-/// This build takes the kernel as it is.
+/// Always false: this build has no fault points.
 #[cfg(not(feature = "fault-points"))]
 pub fn denies_setattr() -> bool {
     false

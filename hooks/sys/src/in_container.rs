@@ -1,6 +1,7 @@
 //! The mounts of a container, seen from outside: `/proc/PID/mountinfo` and `/proc/PID/root`, see proc_pid_root(5).
 //!
-//! Walking to a destination may wait for whatever is mounted on the way: this is for a process that can be abandoned.
+//! The walk to a destination may wait for any filesystem mounted on the way: use this only in a process that can be
+//! abandoned.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ impl ContainerMounts {
     /// Reads the mounts of the process with this pid.
     ///
     /// # Errors
-    /// What keeps them from being read, in one line; a process that ended meanwhile, say.
+    /// The reason in one line, for example that the process ended meanwhile.
     pub fn of(pid: u32) -> Result<Self, String> {
         let root = PathBuf::from(format!("/proc/{pid}/root"));
         let held = rustix::fs::openat(CWD, &root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());

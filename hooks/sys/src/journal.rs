@@ -1,9 +1,9 @@
 //! The journal of admissions: one JSON line each, appended by any number of guards at once.
 //!
-//! A line goes out in one `write` to a file opened with `O_APPEND`, which local filesystems keep whole; what a full disk
-//! took of a line is taken back. When the file is full it is renamed to `<name>.1`, replacing the one before it: the journal
-//! is bounded to twice its size, and what it loses are its oldest lines. Only a regular file is a journal: a fifo or a device
-//! would keep a container waiting for its reader, and a line that it took in part could not be taken back.
+//! Each line is one `write` to a file opened with `O_APPEND`, which local filesystems keep whole. If a full disk takes only a
+//! part of a line, that part is removed. A full file is renamed to `<name>.1` and replaces the one before it. So the journal
+//! is bounded to twice its size, and only its oldest lines are lost. Only a regular file is accepted: a fifo or a device
+//! would keep a container waiting for its reader, and a partly written line could not be removed.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -33,7 +33,7 @@ const FULL: u64 = 4 << 20;
 pub struct JournalError {
     /// The journal.
     pub path: PathBuf,
-    /// The kernel's answer.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }
@@ -47,10 +47,11 @@ pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
     appended.map_err(|source| JournalError { path: journal.to_owned(), source })
 }
 
-/// How long a journal on a server may take: the container waits meanwhile.
+/// Time limit for a journal on a server: the container waits meanwhile.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// It and its folder are on a local filesystem; or nobody can tell, before Linux 5.12.
+/// True if the journal and its directory are on a local filesystem. Also true before Linux 5.12, where that cannot be
+/// detected without waiting.
 fn is_at_hand(journal: &Path) -> bool {
     let mounts = Mounts::default();
     let folder = match Handle::try_cached(journal.parent().unwrap_or(journal)) {
@@ -61,12 +62,12 @@ fn is_at_hand(journal: &Path) -> bool {
     folder && at_hand::is_at_hand(journal, |handle| mounts.is_local(handle))
 }
 
-/// By a process that may hang in this one's place.
+/// Appends in a separate process, which may hang in this one's place.
 fn append_apart(journal: &Path, line: &str) -> io::Result<()> {
     let mut apart = Apart::start(|pipe| {
         let failed = |error: io::Error| error.raw_os_error().unwrap_or_else(|| Errno::INVAL.raw_os_error());
         let answer = try_append(journal, line).map_or_else(failed, |()| 0);
-        // A reader that has gone has stopped caring.
+        // If the reader is gone, the answer is not needed.
         let _ = pipe.write_all(&answer.to_ne_bytes());
     })?;
     let (heard, _) = listen(apart.said(), Patience { each: PATIENCE, all: PATIENCE })?;
@@ -91,7 +92,7 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     if written.len() >= FULL { rotate(journal, &file, &written) } else { Ok(()) }
 }
 
-/// Opens a regular file, and waits for nobody: to open a fifo is to wait for its reader, and some devices begin their work.
+/// Opens a regular file without waiting: opening a fifo waits for its reader, and opening some devices starts their work.
 fn open(journal: &Path) -> io::Result<File> {
     let regular = |is_file: bool| match is_file {
         true => Ok(()),
@@ -104,19 +105,19 @@ fn open(journal: &Path) -> io::Result<File> {
     }
     let flags = O_NONBLOCK | O_NOCTTY;
     let file = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags).open(journal)?;
-    // Another may have its name since.
+    // Another file may have the name by now.
     regular(file.metadata()?.is_file())?;
     Ok(file)
 }
 
-/// All of it or nothing.
+/// Writes the whole line or nothing.
 fn write_whole(file: &mut File, line: &[u8]) -> io::Result<()> {
     let taken = file.write(line)?;
     if taken == line.len() {
         return Ok(());
     }
     let end = file.stream_position()?;
-    // Unless another guard found room behind it meanwhile, which a full disk has not.
+    // Unless another guard wrote behind it meanwhile; a full disk has no room for that.
     if file.metadata()?.len() == end {
         file.set_len(end - taken as u64)?;
     }
@@ -124,9 +125,9 @@ fn write_whole(file: &mut File, line: &[u8]) -> io::Result<()> {
     Err(if at_limit { Errno::FBIG } else { Errno::NOSPC }.into())
 }
 
-/// One guard alone moves a full file away: the others would move the new one over it.
+/// Only one guard moves a full file away: a second one would move the new file over it.
 ///
-/// Any reader of the file can hold that lock for ever. A file of twice the size is moved away without it: at the worst two
+/// Any reader of the file can hold that lock for ever. So a file of twice the size is moved without the lock: at worst two
 /// guards do so at once, and old lines are lost.
 fn rotate(journal: &Path, file: &File, written: &Metadata) -> io::Result<()> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -134,7 +135,7 @@ fn rotate(journal: &Path, file: &File, written: &Metadata) -> io::Result<()> {
         Err(Errno::WOULDBLOCK) => {}
         locked => locked?,
     }
-    // Somebody may have moved it before the lock was had: then the path leads to another file.
+    // Another guard may have moved it before this one got the lock: then the path leads to another file.
     if fs::metadata(journal).is_ok_and(|now| now.ino() == written.ino()) {
         fault::reach(FaultPoint::Rotating);
         fs::rename(journal, rotated(journal))?;

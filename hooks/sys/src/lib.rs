@@ -1,9 +1,9 @@
-//! The kernel and the disk, for bindguard: reads, probes, binds, detaches. Nothing here decides anything.
+//! bindguard's access to the kernel and the disk: reads, probes, binds, detaches. This crate decides nothing.
 //!
-//! What is looked at is held by an open `O_PATH` descriptor while it is looked at: a path can lead elsewhere a moment
-//! later, and a mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, statmount
-//! and `statx` with `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon; on SMB and 9p statx does, which a
-//! [wary](Handle::wary) handle is for. What may wait is asked by a process [apart](probe), which is not waited for.
+//! An open `O_PATH` descriptor refers to each file while it is inspected. A path can lead elsewhere a moment later, and a
+//! mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, statmount and `statx` with
+//! `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon. On SMB and 9p statx does wait; [`Handle::wary`] avoids
+//! it there. Calls that may wait run in a [separate process](probe), which can be abandoned.
 #![deny(unsafe_code)]
 
 pub mod bundle;

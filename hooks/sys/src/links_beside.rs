@@ -1,8 +1,9 @@
 //! Symlinks that may have led to a directory which is gone.
 //!
-//! A pod's `subPath` may be a symlink: `current`, which leads to `releases/42`. The kubelet follows it and binds `releases/42`, and
-//! that is all that the mount tells. When a deployment removes `releases/42` and has `current` lead to `releases/43`, a
-//! kubelet binds that one. So a directory is not made again where a link on the way to it leads to something beside it.
+//! A pod's `subPath` may be a symlink, for example `current`, which leads to `releases/42`. The kubelet follows it and binds
+//! `releases/42`; the mount does not show the symlink. When a deployment removes `releases/42` and points `current` to
+//! `releases/43`, a kubelet binds `releases/43`. So a directory is not created again if a link on the way to it leads to
+//! something beside it.
 //!
 //! A link that was removed, or lies elsewhere in the volume, is not found.
 
@@ -14,25 +15,25 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
 
-/// How many names are read before it counts as unknown what is there.
+/// Limit of names to read; beyond it the search fails.
 const NAMES: usize = 10_000;
 
-/// The directories on the way to one that is gone, those that are there, by their paths within the volume.
+/// The existing directories on the way to a missing one, with their paths within the volume.
 #[derive(Debug, Default)]
 pub(crate) struct OnTheWay(Vec<(PathBuf, OwnedFd)>);
 
 impl OnTheWay {
-    /// One more, below the last.
+    /// Adds a directory below the last one.
     pub(crate) fn push(&mut self, path: PathBuf, directory: OwnedFd) {
         self.0.push((path, directory));
     }
 
-    /// The last.
+    /// The directory that was added last.
     pub(crate) fn deepest(&self) -> Option<&OwnedFd> {
         self.0.last().map(|(_, directory)| directory)
     }
 
-    /// A link that leads to something in the deepest of them. `volume` is the path of the volume's root.
+    /// Finds a link that leads to something in the deepest directory. `volume` is the path of the volume's root.
     ///
     /// # Errors
     /// getdents(2)'s and readlink(2)'s; `E2BIG` when there are too many names to read.
@@ -65,7 +66,7 @@ impl OnTheWay {
     }
 }
 
-/// Where a link in a directory of the volume leads, as a path within the volume; `None` when that is outside.
+/// The target of a link in a directory of the volume, as a path within the volume; `None` if it is outside.
 fn within(volume: &Path, directory: &Path, target: &Path) -> Option<PathBuf> {
     let (mut path, target) = match target.strip_prefix(volume) {
         Ok(below) if target.is_absolute() => (PathBuf::new(), below),

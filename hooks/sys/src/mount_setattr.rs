@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use bindguard_core::mount_table::MountAttributes;
 use nix::libc;
 
-/// Gives a mount these attributes, beside what it denies already: nothing that is denied is allowed by this.
+/// Adds these attributes to a mount. Everything that the mount denies already stays denied.
 ///
 /// # Errors
 /// `ENOSYS` before Linux 5.12, `EPERM` under a seccomp filter that does not know the call, `EINVAL` where nosymfollow is

@@ -11,7 +11,7 @@ pub enum MountinfoError {
     /// The file could not be read.
     #[error("read /proc/thread-self/mountinfo")]
     Read(#[source] io::Error),
-    /// What was read is not understood.
+    /// The content could not be parsed.
     #[error("understand /proc/thread-self/mountinfo")]
     Parse(#[from] ParseError),
 }
@@ -29,7 +29,7 @@ impl MountinfoError {
 /// Reads `/proc/thread-self/mountinfo`: the thread's own namespace, which may differ from the process's.
 ///
 /// # Errors
-/// When it cannot be read, or holds a line that is not a mount.
+/// If it cannot be read, or contains a line that is not a mount.
 pub fn read_mount_table() -> Result<MountTable, MountinfoError> {
     let text = fs::read("/proc/thread-self/mountinfo").map_err(MountinfoError::Read)?;
     Ok(MountTable::from_mountinfo(&text)?)

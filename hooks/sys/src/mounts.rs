@@ -1,8 +1,8 @@
-//! What the kernel says of the mount that a held file is on.
+//! The mount of an open file, as the kernel reports it.
 //!
-//! statx(2) and statmount(2) tell it in microseconds, however many mounts a node has. Before Linux 6.8, and where the call
-//! is denied, the mount table is read, once, when it is first asked for: that is after everything of interest is held, so
-//! mount ids still name the mounts that they named.
+//! statx(2) and statmount(2) report it in microseconds, however many mounts a node has. Before Linux 6.8, and where the call
+//! is denied, the mount table is read once, at its first use. That is after every file of interest is open, so mount ids
+//! still name the same mounts.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -17,11 +17,11 @@ use crate::handle::Handle;
 use crate::mountinfo::{MountinfoError, read_mount_table};
 use crate::statmount::statmount;
 
-/// The mounts of the calling thread's namespace. Hold what is to be looked at before making one.
+/// The mounts of the calling thread's namespace. Open the files to be inspected before you create one.
 #[derive(Debug, Default)]
 pub struct Mounts {
     only_table: bool,
-    /// What statmount told, by unique id: most sources of a node share a few mounts.
+    /// Results of statmount(2) by unique id: most sources of a node share a few mounts.
     told: Rc<RefCell<HashMap<u64, Told>>>,
     table: OnceCell<Result<MountTable, MountinfoError>>,
 }
@@ -33,43 +33,43 @@ struct Told {
     unique_parent: u64,
 }
 
-/// The mount that something is on.
+/// The mount of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOf {
     /// The mount itself.
     pub entry: Rc<MountEntry>,
     /// The mount that it is mounted on; `None` for the root of the namespace.
     pub parent: Option<Rc<MountEntry>>,
-    /// The thing is the very root of its mount: its path is a mount point.
+    /// True if the file is the root of its mount: its path is a mount point.
     pub is_mount_point: bool,
 }
 
 impl MountOf {
-    /// Another mount lies directly below this one at the same mount point. So it looks when a swap was cut off between
-    /// attaching the new mount beneath the stale one and detaching the stale one.
+    /// True if another mount lies directly below this one at the same mount point. A swap leaves this state if it is
+    /// interrupted between attaching the new mount beneath the stale one and detaching the stale one.
     pub fn covers_its_equal(&self) -> bool {
         self.parent.as_ref().is_some_and(|parent| parent.mount_point == self.entry.mount_point)
     }
 }
 
 impl Mounts {
-    /// Looks into the mount table only, as on a kernel without statmount.
+    /// Uses only the mount table, as on a kernel without statmount(2).
     pub fn from_mountinfo() -> Self {
         Self { only_table: true, ..Self::default() }
     }
 
-    /// The same look at what is held by now: what statmount told is kept, by ids that are never given again, and a table that was
-    /// read is read anew.
+    /// The same for files that were opened since. Keeps the results of statmount(2), whose ids are never reused, and reads
+    /// the mount table again when it is needed.
     pub fn for_what_is_held(&self) -> Self {
         Self { only_table: self.only_table, told: Rc::clone(&self.told), table: OnceCell::new() }
     }
 
-    /// Looks at the mount that a handle is on.
+    /// Returns the mount that a handle is on.
     ///
     /// # Errors
-    /// What keeps it from being told, in one line.
+    /// The reason in one line.
     pub fn mount_of(&self, handle: &Handle) -> Result<MountOf, String> {
-        // statmount is told the mount by statx, and that is the filesystem's to answer.
+        // statmount(2) needs the mount's id from statx(2), which the filesystem answers.
         if handle.is_wary() {
             return self.by_table(handle);
         }
@@ -79,42 +79,42 @@ impl Mounts {
         }
     }
 
-    /// Whether a call on what is held cannot wait for somebody else. What cannot be told is not.
+    /// True if a call on the file cannot wait for a server or a daemon. False if its mount is unknown.
     pub fn is_local(&self, handle: &Handle) -> bool {
         self.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local())
     }
 
-    /// Whether what is held may have to wait for a server or a daemon, as far as statmount tells: nobody reads a mount table
-    /// for this.
+    /// True if a call on the file may wait for a server or a daemon, as far as statmount(2) reports it. Does not read the
+    /// mount table.
     pub(crate) fn is_on_a_server(&self, handle: &Handle) -> bool {
         self.by_statmount(handle).is_some_and(|mount| !mount.entry.fs_type.is_local())
     }
 
-    /// The mount table, as it was when it was first asked for.
+    /// The mount table, read at the first call.
     pub(crate) fn table(&self) -> Result<&MountTable, String> {
         self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())
     }
 
-    /// Whether a mount was made after another one, both being held. Reads the mount table.
+    /// True if `mount` was made after `than`; both must be open. Reads the mount table.
     ///
     /// # Errors
-    /// What keeps that from being told, in one line.
+    /// The reason in one line.
     pub(crate) fn is_newer(&self, mount: &MountEntry, than: &MountEntry) -> Result<bool, String> {
         let is_newer = self.table()?.is_listed_after(mount.id, than.id);
         is_newer.ok_or_else(|| format!("mount {} or {} is not in the mount table", mount.id.0, than.id.0))
     }
 
-    /// Whether anything is mounted below a directory, hidden mounts included. Reads the mount table.
+    /// True if anything is mounted below a directory, hidden mounts included. Reads the mount table.
     ///
     /// # Errors
-    /// What keeps the table from being read, in one line.
+    /// The reason why the table cannot be read, in one line.
     pub fn any_below(&self, directory: &Path) -> Result<bool, String> {
         let table = self.table()?;
         let is_below = |point: &Path| point != directory && point.starts_with(directory);
         Ok(table.entries().iter().any(|entry| is_below(&entry.mount_point)))
     }
 
-    /// `None`: statmount cannot tell. Then the mount table can, or can say why not.
+    /// `None` if statmount(2) does not report it. Then the mount table does, or fails with a reason.
     fn by_statmount(&self, handle: &Handle) -> Option<MountOf> {
         let unique_id = handle.unique_mount_id().ok()??;
         let is_mount_point = handle.is_mount_root().ok()?;
@@ -124,7 +124,7 @@ impl Mounts {
             true => None,
             false => match self.statmount(unique_parent, None) {
                 Ok(parent) => Some(parent.entry),
-                // A process's own root may be less than the namespace's: what it is mounted on cannot be named.
+                // A process may have a root below the namespace's root: then the kernel does not name its parent.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(_) => return None,
             },
@@ -156,13 +156,13 @@ impl Mounts {
     }
 }
 
-/// mountinfo knows which FUSE it is, and what of an NFS is shown. statmount does since Linux 6.13, to whom that is worth a
-/// longer question.
+/// True if mountinfo has more: the FUSE subtype, and the part of an NFS export that is mounted. statmount(2) reports these
+/// since Linux 6.13, but only for a larger request.
 fn is_half_told(fs_type: &FsType) -> bool {
     fs_type.0 == "fuse" || fs_type.has_root_in_source()
 }
 
-/// The namespace's root is mounted on a mount that some kernels show and some do not, and that nobody can reach.
+/// True for the root of the namespace. Only some kernels show the mount below it, and no path reaches that mount.
 fn is_namespace_root(entry: &MountEntry) -> bool {
     is_root(&entry.mount_point)
 }

@@ -1,4 +1,4 @@
-//! A payload of a volume that the kubelet writes, held while several names in it are looked up.
+//! A payload of a kubelet-written volume, open while several names in it are looked up.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use crate::handle::Handle;
 use crate::target::{current_payload, open_below};
 
-/// What `..data` of a volume named when it was asked for.
+/// The payload directory that `..data` of a volume named when it was read.
 #[derive(Debug)]
 pub(crate) struct Payload {
     timestamp: TimestampDirectory,
@@ -18,7 +18,7 @@ pub(crate) struct Payload {
 }
 
 impl Payload {
-    /// The current payload of a volume. `None` when it cannot be held; who [opens a target](crate::open_target) is told why.
+    /// Opens the current payload of a volume. `None` if that fails; [`open_target`](crate::open_target) reports the reason.
     pub(crate) fn hold(volume: &Handle) -> Option<Self> {
         let timestamp = current_payload(volume).ok()?;
         let directory = open_below(volume, Path::new(timestamp.name()), OFlags::DIRECTORY).ok()?;
@@ -30,8 +30,8 @@ impl Payload {
         &self.timestamp
     }
 
-    /// Which file a key of the `volume` is, told without opening it. `None` for all that is not simply there: a key that is
-    /// gone, or is being removed with its payload; a path of several names, a symlink, a mount.
+    /// The identity of a key of the `volume`, read without opening it. `None` for a key that is gone or is being removed with
+    /// its payload, a path of several names, a symlink, and a mount.
     pub(crate) fn key(&self, key: &Path, volume: &Handle) -> Option<FileIdentity> {
         let is_one_name = key.file_name().is_some_and(|name| name == key.as_os_str());
         is_one_name.then(|| volume.identity_on_same_mount(&self.directory, key)).flatten()

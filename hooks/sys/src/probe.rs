@@ -1,7 +1,7 @@
-//! Asking sources whether they are alive, without waiting for those that are not.
+//! Probes sources without waiting for those that do not answer.
 //!
-//! Walking to a path and stat(2) are what a runtime does with a bind's source first, and what a dead mount answers with
-//! ENOTCONN, ESTALE or not at all (containerd#10828). The asking is done by a process apart.
+//! A runtime first walks to the path of a bind's source and calls stat(2). A dead mount answers these with ENOTCONN, ESTALE
+//! or not at all (containerd#10828). A separate process makes the calls.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,29 +16,29 @@ use rustix::io::Errno;
 use crate::apart::Apart;
 use crate::handle::Handle;
 
-/// What a source said.
+/// The result of one probe.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is there; this is its path with every symlink followed.
+    /// It exists; this is its path with every symlink followed.
     Reached(PathBuf),
-    /// The kernel's answer to the walk or to stat(2).
+    /// The kernel's error from the walk or from stat(2).
     Refused(io::Error),
-    /// No answer for so long.
+    /// No answer within this time.
     Silent(Duration),
-    /// It was not asked, or not for long enough: the one before it gave no answer, or there are too many.
+    /// It was not probed, or not for long enough: the one before it gave no answer, or there are too many.
     NotAsked,
 }
 
-/// How long to wait.
+/// The time limits of a probe.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
     /// For one path. One that takes longer is silent.
     pub each: Duration,
-    /// For all of them. What was not answered by then was not asked long enough to be called anything.
+    /// For all paths. A path without an answer by then is [`Answer::NotAsked`]: it did not get its full time.
     pub all: Duration,
 }
 
-/// Asks all of these paths, in their order. The answers are in the same order.
+/// Probes all of these paths, in their order. The answers are in the same order.
 ///
 /// # Errors
 /// When no process can be made.
@@ -56,8 +56,8 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     Ok(answers)
 }
 
-/// Asks each of these paths by a process of its own, all at the same time, for `patience` in all: what sleeps keeps nobody
-/// else waiting. The answers are in the same order. A process costs a millisecond: for those that [`probe`] left.
+/// Probes each of these paths in a process of its own, all at the same time, for `patience` in all. A path that hangs delays
+/// no other. The answers are in the same order. A process costs a millisecond: this is for the paths that [`probe`] left.
 ///
 /// # Errors
 /// When no process can be made.
@@ -79,7 +79,7 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
 
 fn ask(path: &Path) -> Result<PathBuf, i32> {
     match walk(path) {
-        // The client believes in a name for up to a minute. Asked for the path itself, the kernel walks once more, and asks
+        // The client trusts a name for up to a minute. A statx(2) of the path itself makes the kernel walk again and query
         // the server for each name: by now another file may have it.
         Err(number) if number == Errno::STALE.raw_os_error() => {
             rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
@@ -93,7 +93,7 @@ fn ask(path: &Path) -> Result<PathBuf, i32> {
 fn walk(path: &Path) -> Result<PathBuf, i32> {
     let number = |error: io::Error| error.raw_os_error().unwrap_or(0);
     let handle = Handle::follow(path).map_err(|error| number(error.into_io()))?;
-    // It is the server's answer that is wanted: for a second or so the kernel would answer in a dead daemon's name.
+    // This forces the server's own answer: for a second or so the kernel would answer for a dead daemon.
     rustix::fs::statx(&handle, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
         .map_err(Errno::raw_os_error)?;
     handle.resolved_path().map_err(number)
@@ -108,11 +108,11 @@ fn tell(pipe: &mut File, answer: Result<PathBuf, i32>) {
     let mut record = number.to_ne_bytes().to_vec();
     record.extend((path.len() as u32).to_ne_bytes());
     record.extend(path);
-    // A reader that has gone has stopped caring.
+    // If the reader is gone, the answer is not needed.
     let _ = pipe.write_all(&record);
 }
 
-/// Why no more was heard.
+/// The reason why reading ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Closed,
@@ -140,7 +140,7 @@ pub(crate) fn listen(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>
     }
 }
 
-/// The answers that arrived whole.
+/// The answers that arrived completely.
 fn answers(mut heard: &[u8]) -> Vec<Answer> {
     let mut answers = Vec::new();
     while let Some((number, rest)) = heard.split_first_chunk() {

@@ -1,7 +1,7 @@
-//! Reading a small file that may lie anywhere, a server that does not answer included.
+//! Reads a small file on any filesystem, even on a server that does not answer.
 //!
-//! Nearly always it is [at hand](crate::at_hand), and is read here. Otherwise a process apart reads it, which may hang in
-//! this one's place.
+//! Nearly always the file can be reached [without waiting](crate::at_hand), and this process reads it. Otherwise a separate
+//! process reads it, which may hang in this one's place.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read, Write};
@@ -17,18 +17,19 @@ use crate::at_hand::is_at_hand;
 use crate::mounts::Mounts;
 use crate::probe::{End, Patience, listen};
 
-/// How long a server may take.
+/// Time limit for a server.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Reads a file, or its first `most` bytes.
 ///
 /// # Errors
-/// The kernel's, `TimedOut` when nobody answers, and `InvalidInput` for a fifo: its writer may never come.
+/// The kernel's errors, `TimedOut` if a server does not answer, and `InvalidInput` for a fifo: its writer may never come.
 pub fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if is_on_this_node(path) { read_here(path, most) } else { read_apart(path, most) }
 }
 
-/// On kernels before 6.8 a mount table would have to be read to know a server's: nobody does for a small file.
+/// True if the file can be read without waiting for a server. Before Linux 6.8 only the mount table shows that, which costs
+/// more than a small file is worth: the answer is true then.
 fn is_on_this_node(path: &Path) -> bool {
     let mounts = Mounts::default();
     is_at_hand(path, |handle| !mounts.is_on_a_server(handle))
@@ -50,7 +51,7 @@ fn read_apart(path: &Path, most: u64) -> io::Result<Vec<u8>> {
             Ok(bytes) => (0, bytes),
             Err(error) => (error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error()), Vec::new()),
         };
-        // A reader that has gone has stopped caring.
+        // If the reader is gone, the answer is not needed.
         let _ = pipe.write_all(&[&number.to_ne_bytes(), bytes.as_slice()].concat());
     })?;
     let (heard, end) = listen(apart.said(), Patience { each: PATIENCE, all: PATIENCE })?;

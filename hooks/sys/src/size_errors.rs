@@ -1,19 +1,19 @@
-//! Writes that answer EFBIG where RLIMIT_FSIZE is reached.
+//! Makes a write beyond RLIMIT_FSIZE return EFBIG.
 //!
-//! The kernel sends SIGXFSZ first, which ends a process that does not ignore it (setrlimit(2)). A service manager's
-//! `LimitFSIZE` comes to guards from containerd. The guard becomes the runtime by exec, and an ignored signal would stay ignored
-//! there: so it is ignored for the time of a write only.
+//! The kernel sends SIGXFSZ first, which ends a process that does not ignore it (setrlimit(2)). Guards inherit a service
+//! manager's `LimitFSIZE` from containerd. The guard becomes the runtime by exec, and an ignored signal would stay ignored
+//! there. So it is ignored only during a write.
 #![allow(unsafe_code)]
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// Does `work`, in which a write beyond the limit is an error.
+/// Runs `work`, in which a write beyond the limit is an error.
 pub fn with_size_errors<T>(work: impl FnOnce() -> T) -> T {
     let _ignored = Ignored::begin();
     work()
 }
 
-/// The signal's action as it was.
+/// The previous action of the signal.
 struct Ignored(Option<SigAction>);
 
 impl Ignored {

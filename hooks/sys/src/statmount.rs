@@ -11,9 +11,9 @@ use nix::libc;
 
 /// The same number on every architecture: it came after they were unified.
 const SYS_STATMOUNT: libc::c_long = 457;
-/// Holds the fixed part and the paths of nearly every mount.
+/// Enough for the fixed part and the paths of nearly every mount.
 const USUAL: usize = 2048;
-/// Holds them all.
+/// Enough for every mount.
 const LARGEST: usize = 1 << 20;
 
 /// `struct mnt_id_req`, its first version.
@@ -25,8 +25,8 @@ struct Request {
     param: u64,
 }
 
-/// Asks for one mount by its unique id (`STATX_MNT_ID_UNIQUE`), which is never given to another mount. Where it is mounted is
-/// not asked for if that is known.
+/// Queries one mount by its unique id (`STATX_MNT_ID_UNIQUE`), which is never given to another mount. A known mount point is
+/// not requested again.
 ///
 /// # Errors
 /// `ENOSYS` before Linux 6.8, `EPERM` under a seccomp filter that does not know the call, `ENOENT` for a mount that is not
@@ -52,7 +52,7 @@ fn ask(request: &Request, buffer: &mut [u8], mount_point: Option<&Path>) -> io::
     StatmountEntry::from_buffer(buffer, mount_point).map_err(|error| io::Error::new(kind(error), error))
 }
 
-/// The kernel knows the mount on which a namespace's root is mounted, and cannot name a mount point for it.
+/// A missing field means `NotFound`: the kernel knows the mount below a namespace's root, but cannot name its mount point.
 fn kind(error: StatmountError) -> io::ErrorKind {
     match error {
         StatmountError::Missing(_) => io::ErrorKind::NotFound,

@@ -1,8 +1,8 @@
-//! Payload directories whose removal a swap got in the way of.
+//! Payload directories that the kubelet could not remove because of a swap.
 //!
-//! Between attaching and detaching, a current file is the mount point of the stale one above it, and unlinking a mount
-//! point is EBUSY. An AtomicWriter that removes its old payload in that very moment fails, and never tries again. So
-//! the guard that bound from a payload removes it when it is no longer the current one: what the kubelet meant to do.
+//! Between attaching and detaching, a current file is the mount point of the stale one above it, and unlinking a mount point
+//! fails with EBUSY. An AtomicWriter that removes its old payload in that moment fails, and never tries again. So the guard
+//! that bound from a payload removes it when it is no longer current, as the kubelet intended.
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,14 +23,14 @@ use crate::target::current_payload;
 pub struct StrandedError {
     /// The directory.
     pub path: PathBuf,
-    /// The kernel's answer.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }
 
-/// Removes a payload that `..data` named once and names no longer. `..data` never goes back to an earlier directory,
-/// so the kubelet has removed it, is removing it, or failed to. The one that it names stays: a file of that may have been
-/// made anew. So does everything where it cannot be told what `..data` names.
+/// Removes a payload that `..data` named once and names no longer. `..data` never goes back to an earlier directory, so the
+/// kubelet has removed it, is removing it, or failed to. The payload that `..data` names stays: one of its files may have
+/// been created again. Nothing is removed if `..data` cannot be read.
 ///
 /// # Errors
 /// When something cannot be removed. What is gone already is no error.
@@ -42,7 +42,7 @@ pub fn remove_payload(volume: &Handle, payload: &TimestampDirectory) -> Result<(
         .map_err(|errno| StrandedError { path: volume.path().join(payload.name()), source: errno.into() })
 }
 
-/// `rm -r`, symlinks removed and not followed, what is gone already skipped.
+/// As `rm -r`: removes symlinks without following them, and skips missing files.
 fn remove_tree(parent: impl AsFd, name: &Path) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = match rustix::fs::openat(&parent, name, flags, Mode::empty()) {

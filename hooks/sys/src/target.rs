@@ -1,8 +1,8 @@
-//! Opening what a sub path leads to today, so that nothing in the volume can lead out of it.
+//! Opens the file that a sub path leads to today, so that nothing in the volume can lead out of it.
 //!
-//! A payload is opened in two steps: where `..data` leads is read, then the path from there is opened with no symlink allowed.
-//! AtomicWriter may swap the payload between the two; then the first step is done anew. openat2(2) refuses what
-//! leaves the directory, another mount in the way, and magic links (CVE-2017-1002101 was a symlink in a volume).
+//! A payload is opened in two steps. The first reads `..data`; the second opens the path from there, with no symlink allowed.
+//! AtomicWriter may swap the payload between the two; then both steps are repeated. openat2(2) refuses paths that leave the
+//! directory, another mount in the way, and magic links (CVE-2017-1002101 was a symlink in a volume).
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,10 +16,10 @@ use rustix::io::Errno;
 
 use crate::handle::Handle;
 
-/// How often a payload may be swapped under the opener before it gives up. Updates without a pause needed 12.
+/// Limit of payload swaps while a target is opened. Updates without a pause needed 12.
 const SWAPS: usize = 64;
 
-/// What a sub path leads to.
+/// The file that a sub path leads to.
 #[derive(Debug)]
 pub struct OpenedTarget {
     /// The payload directory that it is in; `None` in volumes that have no payload.
@@ -31,7 +31,7 @@ pub struct OpenedTarget {
 /// Why a target could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// The volume holds no `..data`.
+    /// The volume has no `..data`.
     #[error("{} has no ..data", .0.display())]
     NoPayload(PathBuf),
     /// `..data` is not what AtomicWriter makes.
@@ -39,13 +39,13 @@ pub enum TargetError {
     NotAPayload {
         /// The volume.
         volume: PathBuf,
-        /// Where the link points.
+        /// The target of the link.
         names: PathBuf,
     },
     /// The payload was swapped faster than it could be opened.
     #[error("{} was updated {SWAPS} times while it was opened", .0.display())]
     Restless(PathBuf),
-    /// A symlink stands where a file or directory should.
+    /// A symlink is in the place of a file or directory.
     #[error("{} in {} is a symlink", path.display(), volume.display())]
     Symlink {
         /// The volume.
@@ -60,14 +60,14 @@ pub enum TargetError {
         volume: PathBuf,
         /// The path within it.
         path: PathBuf,
-        /// Its answer: ELOOP for a symlink, EXDEV for another mount or a way out of the volume.
+        /// Its error: ELOOP for a symlink, EXDEV for another mount or a way out of the volume.
         #[source]
         source: io::Error,
     },
 }
 
 impl TargetError {
-    /// The error and what the kernel said, in one line.
+    /// The error and its cause in one line.
     pub fn in_full(&self) -> String {
         match self {
             Self::Open { source, .. } => format!("{self}: {source}"),
@@ -81,8 +81,7 @@ impl TargetError {
 /// Opens `sub_path` of a volume, below `..data` where its files lie in a payload.
 ///
 /// # Errors
-/// When the kernel refuses a step, or the volume is not laid out as its writer lays it out. A name that is not there is
-/// no error.
+/// If the kernel refuses a step, or the volume does not have its writer's layout. A missing name is no error.
 pub fn open_target(volume: &Handle, sub_path: &Path, layout: Layout) -> Result<OpenedTarget, TargetError> {
     match layout {
         Layout::Plain => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
@@ -127,9 +126,9 @@ fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
     };
     match file.is_symlink() {
         Ok(false) => Ok(Some(file)),
-        // With O_PATH | O_NOFOLLOW the kernel hands out a final symlink itself.
+        // With O_PATH | O_NOFOLLOW the kernel opens a final symlink itself.
         Ok(true) => Err(TargetError::Symlink { volume: volume.path().to_owned(), path: path.to_owned() }),
-        // The client believed in a name, and its server was asked only now.
+        // The client trusted a name, and queried its server only now.
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => {
             let (volume, path) = (volume.path().to_owned(), path.to_owned());
@@ -138,7 +137,7 @@ fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
     }
 }
 
-/// Opens `path` below a directory, in a way in which nothing leads out of it or onto another mount.
+/// Opens `path` below a directory; nothing can lead out of it or onto another mount.
 pub(crate) fn open_below(directory: impl AsFd, path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
     let beneath =

@@ -18,7 +18,7 @@ use nix::mount::{MsFlags, mount};
 /// In the environment of a copy of this program that is to write: the journal, and the writer's number.
 const WRITER: &str = "JOURNAL_WRITER";
 const WRITERS: usize = 8;
-/// Where the journal is rotated, as documented.
+/// The size at which the journal is rotated, as documented.
 const FULL: u64 = 4 << 20;
 
 /// `{"writer":W,"line":N,"filler":"xxx…"}`
@@ -85,9 +85,9 @@ fn rotation_under_load_loses_only_the_oldest_lines() {
     let kept: Vec<_> = texts.iter().flat_map(|text| text.lines()).map(told).collect();
     for writer in 0..WRITERS {
         let numbers: Vec<_> = kept.iter().filter(|(w, _)| *w == writer).map(|(_, number)| *number).collect();
-        // A line may lie in the older file that was written after one in the newer: its writer had opened it before.
+        // The older file may contain a line that was written after one in the newer: its writer had opened that file before.
         let numbers: BTreeSet<_> = numbers.into_iter().collect();
-        // Of a writer that was done long before the others, nothing need be left.
+        // If a writer ended long before the others, all of its lines may be gone.
         let Some((first, last)) = numbers.first().zip(numbers.last()) else { continue };
         // One line goes with an older file when its writer waits for a processor, with that file open, while the others fill
         // a journal; a file that is lost takes hundreds.
@@ -121,7 +121,7 @@ fn what_a_full_disk_took_of_a_line_is_taken_back() {
     assert_eq!(text.lines().map(told).collect::<Vec<_>>(), (0..=written).map(|n| (0, n)).collect::<Vec<_>>());
 }
 
-/// A copy of this program appends one line with that limit on the size of its files, while the caller looks at its end.
+/// A copy of this program appends one line with that limit on the size of its files. Returns its exit status.
 fn append_limited(journal: &Path, limit: u64) -> std::process::ExitStatus {
     let task = format!("0 1 900 {}", journal.display());
     let mut copy = Command::new("prlimit");
@@ -154,7 +154,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_death() {
     assert_eq!(text.lines().map(told).collect::<Vec<_>>(), [(0, 0)]);
 }
 
-/// Issue 14, item 18: to open a fifo that nobody reads waits for ever.
+/// Issue 14, item 18: opening a fifo without a reader waits for ever.
 #[test]
 fn only_a_regular_file_is_a_journal() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! statmount(2) and mountinfo tell the same of a mount.
+//! statmount(2) and mountinfo report the same for a mount.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -14,7 +14,7 @@ use bindguard_sys::{Handle, Mounts, read_mount_table};
 use folder::Folder;
 use nix::mount::{MsFlags, mount};
 
-/// What statmount tells; it knows neither options nor the source's name.
+/// The fields that statmount(2) reports: it has neither options nor the source's name.
 fn comparable(entry: &MountEntry) -> MountEntry {
     let nothing = || std::ffi::OsString::new();
     MountEntry { options: nothing(), source: nothing(), super_options: nothing(), ..entry.clone() }
@@ -44,7 +44,7 @@ fn every_mount_that_can_be_reached_is_told_alike() {
         assert_eq!(*from_table.entry, *entry);
         assert_eq!(comparable(&seen.entry), comparable(entry));
         assert!(seen.is_mount_point && from_table.is_mount_point);
-        // Where the kernel knows a filesystem that would ask its server, this is by the descriptor's own mount and path.
+        // If the kernel has a filesystem that queries its server, this uses the descriptor's own mount and path.
         let wary = Mounts::default().mount_of(&Handle::of(&entry.mount_point).unwrap().wary()).unwrap();
         assert_eq!((comparable(&wary.entry), wary.is_mount_point), (comparable(entry), true));
         assert_eq!(seen.parent.map(|parent| parent.id), from_table.parent.map(|parent| parent.id));

@@ -168,7 +168,7 @@ fn attach_tucked_under_top(stale: &Stale, target: &Handle, _: &Handle) -> Result
     attach_tucked(target, &Handle::of(stale.folder.path()).unwrap(), &stale.mounted(), None)
 }
 
-/// A kubelet took the stale mount away and bound anew before the guard came to it.
+/// A kubelet detached the stale mount and bound again before the guard acted.
 #[test]
 fn detaching_takes_no_mount_but_the_one_that_was_opened() {
     if !namespace::enter(true) {
@@ -195,7 +195,7 @@ fn detaching_twice_takes_one_mount() {
     assert_eq!((stale.content().as_str(), stale.roots().len()), ("", 0));
 }
 
-/// What a bind from another mount of the filesystem would allow.
+/// Without them, a bind from another mount of the filesystem would allow more.
 #[test]
 fn attributes_to_keep_are_kept_both_ways() {
     if !namespace::enter(true) {

@@ -1,4 +1,4 @@
-//! What a sub path leads to: never out of its volume (CVE-2017-1002101), and always what is current.
+//! The file that a sub path leads to: never out of its volume (CVE-2017-1002101), and always the current one.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -134,7 +134,7 @@ fn a_directory_swapped_for_a_symlink_in_a_loop_never_lets_anything_outside_be_op
             }
         });
         let (mut opened, mut tries) = (0, 0);
-        // until it was open: who swaps the door may rest for a while, and leave it shut
+        // until it was open once: the thread that swaps the door may pause and leave it shut
         while tries < 20_000 || opened == 0 && tries < 20_000_000 {
             tries += 1;
             if let Ok(Some(file)) = open(&volume, "door/etc", Layout::Plain) {

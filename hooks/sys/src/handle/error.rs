@@ -1,11 +1,11 @@
-//! What could not be learned about a file.
+//! An error while a file is opened or inspected.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// What could not be learned about a file.
+/// An error while a file is opened or inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum HandleError {
     /// open(2)
@@ -13,7 +13,7 @@ pub enum HandleError {
     Open {
         /// The path as given.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -22,33 +22,33 @@ pub enum HandleError {
     Stat {
         /// The path as given.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
 impl HandleError {
-    /// The kernel said that there is no such file.
+    /// True if the kernel reported that there is no such file.
     pub fn is_not_found(&self) -> bool {
         self.kind() == io::ErrorKind::NotFound
     }
 
-    /// What kind of answer the kernel gave.
+    /// The kind of the kernel's error.
     pub(crate) fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Open { source, .. } | Self::Stat { source, .. } => source.kind(),
         }
     }
 
-    /// The kernel's answer alone.
+    /// The kernel's error alone.
     pub(crate) fn into_io(self) -> io::Error {
         match self {
             Self::Open { source, .. } | Self::Stat { source, .. } => source,
         }
     }
 
-    /// The error and what the kernel said, in one line.
+    /// The error and its cause in one line.
     pub fn in_full(&self) -> String {
         match self {
             Self::Open { source, .. } | Self::Stat { source, .. } => {

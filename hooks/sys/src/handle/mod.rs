@@ -1,4 +1,4 @@
-//! A file that is held without being opened: `O_PATH`, see open(2).
+//! A reference to a file that does not open its content: `O_PATH`, see open(2).
 
 mod error;
 mod wary;
@@ -21,7 +21,7 @@ use error::open_error;
 /// statx(2)'s `STATX_MNT_ID_UNIQUE`: an id that no other mount ever gets.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// What [`Lasting`] is made of.
+/// The fields of [`Lasting`].
 const LASTING: StatxFlags = UNIQUE_MOUNT_ID.union(StatxFlags::TYPE).union(StatxFlags::INO);
 
 /// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.
@@ -29,14 +29,14 @@ const LASTING: StatxFlags = UNIQUE_MOUNT_ID.union(StatxFlags::TYPE).union(StatxF
 pub struct Handle {
     fd: OwnedFd,
     path: PathBuf,
-    /// No link was followed: the path is the kernel's own, too.
+    /// No link was followed: the kernel's own path is the same.
     is_as_written: bool,
-    /// Its filesystem is not to be asked for what the kernel knows.
+    /// Its mount is read from the kernel's own tables, because its filesystem may query a server.
     is_wary: bool,
     lasting: OnceLock<Lasting>,
 }
 
-/// What cannot change while a file is held, asked for once.
+/// The attributes that cannot change while the descriptor is open, read once.
 #[derive(Debug, Clone, Copy)]
 struct Lasting {
     unique_mount_id: Option<u64>,
@@ -46,7 +46,7 @@ struct Lasting {
 }
 
 impl Handle {
-    /// Holds what `path` leads to, a final symlink followed.
+    /// Opens the file that `path` leads to; follows a final symlink.
     ///
     /// # Errors
     /// open(2)'s.
@@ -54,7 +54,7 @@ impl Handle {
         Self::open(path, OFlags::empty())
     }
 
-    /// Holds `path` itself; a final symlink is held, not followed.
+    /// Opens `path` itself; does not follow a final symlink.
     ///
     /// # Errors
     /// open(2)'s.
@@ -62,8 +62,8 @@ impl Handle {
         Self::open(path, OFlags::NOFOLLOW)
     }
 
-    /// Holds `path` itself, and remembers when there is no symlink in it: then the kernel need not be asked for
-    /// its [`resolved_path`](Handle::resolved_path). `path` has no `..` in it.
+    /// Opens `path` itself, and records if it has no symlink: then its [`resolved_path`](Handle::resolved_path) needs no
+    /// readlink(2). `path` has no `..` in it.
     ///
     /// # Errors
     /// open(2)'s.
@@ -76,19 +76,20 @@ impl Handle {
         }
     }
 
-    /// Holds what an absolute path leads to, a final symlink followed, when the kernel knows the whole way without asking a
-    /// disk, a server or a daemon. `None` otherwise, and before Linux 5.12. openat2(2), `RESOLVE_CACHED`
+    /// Opens the file that an absolute path leads to, a final symlink followed, if the kernel has the whole path in its
+    /// cache: openat2(2), `RESOLVE_CACHED`. `None` if a disk, a server or a daemon would have to answer, and before Linux
+    /// 5.12.
     pub fn cached(path: &Path) -> Option<Self> {
         Self::try_cached(path).ok()
     }
 
-    /// The same, with the reason.
+    /// As [`Handle::cached`], with the error.
     ///
     /// # Errors
-    /// `WouldBlock` where somebody has to be asked; else what is known for certain.
+    /// `WouldBlock` if a disk, a server or a daemon would have to answer; otherwise the kernel's error, which is certain.
     pub fn try_cached(path: &Path) -> io::Result<Self> {
         let open = |resolve| openat2(path, OFlags::empty(), ResolveFlags::CACHED | resolve);
-        // Most paths have no link in them, and then the kernel need not be asked for its own.
+        // Most paths have no link in them. Then readlink(2) is not needed for the kernel's own path.
         if !climbs(path) {
             match open(ResolveFlags::NO_SYMLINKS) {
                 Ok(fd) => return Ok(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) }),
@@ -99,7 +100,7 @@ impl Handle {
         Ok(Self::from_fd(open(ResolveFlags::empty())?, path.to_owned()))
     }
 
-    /// Whether the kernel knows by heart that no symlink is on the way to `path`, or that nothing is there.
+    /// True if the kernel's cache shows that no symlink is on the way to `path`, or that `path` does not exist.
     pub fn has_one_name(path: &Path) -> bool {
         match openat2(path, OFlags::empty(), ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS) {
             Ok(_) => !climbs(path),
@@ -123,7 +124,7 @@ impl Handle {
         &self.path
     }
 
-    /// The id of the mount that it is on, as mountinfo has it. Valid as long as this handle is.
+    /// The id of the mount that it is on, as mountinfo has it. Valid while this handle is open.
     ///
     /// # Errors
     /// statx(2)'s, and a kernel before 5.8.
@@ -144,7 +145,7 @@ impl Handle {
         Ok(self.lasting()?.unique_mount_id)
     }
 
-    /// Whether it is the root of its mount: its path is a mount point.
+    /// True if it is the root of its mount, so that its path is a mount point.
     ///
     /// # Errors
     /// statx(2)'s, and a kernel before 5.8.
@@ -152,7 +153,7 @@ impl Handle {
         self.lasting()?.is_mount_root.ok_or_else(|| self.too_old("roots of mounts"))
     }
 
-    /// Which file it is. A server that does not answer is not waited for: what is cached is taken.
+    /// The identity of the file. Uses cached attributes instead of waiting for a server.
     ///
     /// # Errors
     /// statx(2)'s.
@@ -160,8 +161,8 @@ impl Handle {
         Ok(self.lasting()?.identity)
     }
 
-    /// Which file a name in a directory is, if it is no symlink and on the very mount that this is on. `None` before Linux 6.8,
-    /// and where that cannot be told.
+    /// The identity of a name in a directory, if it is no symlink and is on the same mount as this handle. `None` otherwise,
+    /// if statx(2) fails, and before Linux 6.8.
     pub(crate) fn identity_on_same_mount(&self, directory: impl AsFd, name: &Path) -> Option<FileIdentity> {
         let mount = self.unique_mount_id().ok()??;
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
@@ -169,7 +170,7 @@ impl Handle {
         (file.unique_mount_id == Some(mount) && !file.is_symlink).then_some(file.identity)
     }
 
-    /// Whether it is a symlink itself.
+    /// True if it is a symlink itself.
     ///
     /// # Errors
     /// statx(2)'s.
@@ -177,12 +178,12 @@ impl Handle {
         Ok(self.lasting()?.is_symlink)
     }
 
-    /// The path that it was opened by, where that is known to be the kernel's own, too.
+    /// The path that it was opened by, if the kernel's own path is known to be the same.
     pub fn path_as_written(&self) -> Option<&Path> {
         self.is_as_written.then_some(&self.path)
     }
 
-    /// The path by which the kernel knows it, symlinks resolved. Of no use for a file that was deleted.
+    /// The kernel's own path of it, symlinks resolved. Not usable for a deleted file.
     ///
     /// # Errors
     /// readlink(2)'s.
@@ -193,7 +194,7 @@ impl Handle {
         }
     }
 
-    /// Its mount, whether it is that mount's root, and which file it is.
+    /// Its lasting attributes, read at the first call.
     fn lasting(&self) -> Result<Lasting, HandleError> {
         if let Some(lasting) = self.lasting.get() {
             return Ok(*lasting);

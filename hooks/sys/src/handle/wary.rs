@@ -1,4 +1,4 @@
-//! What is told of a file without its filesystem, which might ask a server first.
+//! Facts about a file from the kernel's own tables, for filesystems that may query a server for attributes.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,8 +13,8 @@ use rustix::fs::OFlags;
 
 use super::{Handle, HandleError};
 
-/// Whether this kernel knows a filesystem that [asks](FsType::asks_for_attributes): they are modules that few nodes need.
-/// proc_filesystems(5), which fits into one read(2) many times.
+/// True if this kernel has a filesystem that [queries its server](FsType::asks_for_attributes) for attributes. These are
+/// modules that few nodes need. proc_filesystems(5) is far smaller than one read(2) here.
 static HAS_ASKING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
     let mut known = [0; 4096];
     let length = File::open("/proc/filesystems").and_then(|mut file| file.read(&mut known)).unwrap_or(0);
@@ -23,14 +23,14 @@ static HAS_ASKING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
 });
 
 impl Handle {
-    /// The same file. On which mount it is will be told without its filesystem, where a filesystem might ask a server first.
-    /// That is dearer.
+    /// The same file, but its mount is read from the kernel's own tables if a filesystem of this kernel may query a server.
+    /// That is slower.
     #[must_use]
     pub fn wary(self) -> Self {
         Self { is_wary: true, ..self }
     }
 
-    /// Whether its filesystem may ask a server before it says anything.
+    /// True if its filesystem may query a server before it answers.
     pub(crate) fn is_wary(&self) -> bool {
         self.is_wary && *HAS_ASKING_FILESYSTEM
     }
@@ -43,15 +43,15 @@ impl Handle {
         id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
     }
 
-    /// Whether it is the root of the mount at this place, told by its path.
+    /// True if its path is this mount point, so that it is the root of the mount there.
     pub(crate) fn is_at(&self, mount_point: &Path) -> bool {
         let Ok(resolved) = self.resolved_path() else { return false };
-        // So the kernel names what a mount shows and nobody finds any more.
+        // The kernel appends this to the path of a deleted file that a mount still shows.
         let deleted = resolved.as_os_str().as_bytes().strip_suffix(b" (deleted)");
         resolved == mount_point || deleted == Some(mount_point.as_os_str().as_bytes())
     }
 
-    /// Whether it is a directory, as far as the kernel knows by itself.
+    /// Its kind, as far as the kernel knows it without its filesystem.
     ///
     /// # Errors
     /// open(2)'s.

@@ -1,4 +1,4 @@
-//! Looking into a mount namespace that nobody lives in: a thread enters it, reads, and ends.
+//! Reads the mounts of a namespace without processes: a thread enters it, reads, and ends.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,12 +8,12 @@ use std::thread;
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{Mode, OFlags};
 
-/// The mount table of a namespace that is held by a file, read by a thread that enters it.
+/// The mount table of the namespace that a file refers to, read by a thread that enters it.
 pub(super) fn table_of_namespace(file: &Path) -> Result<Vec<u8>, String> {
     let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what} {}: {error}", file.display());
     let enter = || -> Result<Vec<u8>, String> {
         let namespace = File::open(file).map_err(|error| failed("open", &error))?;
-        // The thread's own folder is held: inside, there may be no /proc.
+        // Open the thread's own directory before: inside, there may be no /proc.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let own = rustix::fs::open("/proc/thread-self", flags, Mode::empty()).map_err(|e| failed("look into", &e))?;
         // setns(2) refuses a thread that shares its root directory with others.

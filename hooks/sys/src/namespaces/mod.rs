@@ -1,8 +1,8 @@
-//! The mount namespaces of a machine, each looked at once.
+//! The mount namespaces of a machine, each read once.
 //!
 //! A process's namespace costs one stat(2) of `/proc/PID/ns/mnt`; the table is read for the first process of each. So five
 //! hundred containers with ten processes each are five thousand stats and five hundred reads, whatever they mount.
-//! A namespace can live on without processes: bind-mounted, as `mnt:[...]` of an nsfs, or in somebody's descriptor.
+//! A namespace can exist without processes: bind-mounted, as `mnt:[...]` of an nsfs, or as an open descriptor of a process.
 
 mod enter;
 
@@ -17,23 +17,23 @@ use bindguard_core::mount_table::MountTable;
 
 use self::enter::table_of_namespace;
 
-/// Whose mounts are the reader's own.
+/// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]
 pub struct Proc {
     folder: PathBuf,
     own: &'static str,
 }
 
-/// What was seen of a machine's mount namespaces.
+/// The mount namespaces of a machine.
 #[derive(Debug)]
 pub struct Namespaces {
     /// The reader's own mounts.
     pub own: MountTable,
-    /// Everybody else's.
+    /// The other namespaces.
     pub others: Vec<SeenNamespace>,
-    /// How much was looked at.
+    /// The numbers of processes and namespaces that were read.
     pub looked: Looked,
-    /// What could not be.
+    /// The reasons why others could not be read.
     pub problems: Vec<String>,
 }
 
@@ -45,15 +45,15 @@ impl Default for Proc {
 }
 
 impl Proc {
-    /// Another machine's `/proc`, such as the node's in a pod: what its process 1 mounts counts as one's own.
+    /// Another `/proc`, such as the node's in a pod: the mounts of its process 1 are the reader's own.
     pub fn at(folder: PathBuf) -> Self {
         Self { folder, own: "1" }
     }
 
-    /// Looks at every mount namespace.
+    /// Reads every mount namespace.
     ///
     /// # Errors
-    /// When it is no `/proc`, or one's own mounts cannot be read.
+    /// If it is no `/proc`, or the reader's own mounts cannot be read.
     pub fn namespaces(&self) -> Result<Namespaces, String> {
         let own_id = self.id_of(self.own).map_err(|error| self.failed(self.own, "ns/mnt", &error))?;
         let (mut by_id, mut problems, mut looked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Looked::default());
@@ -68,7 +68,8 @@ impl Proc {
         summed_up(&mut problems);
         let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
         let mut others: Vec<SeenNamespace> = lived_in.filter_map(|(id, pids)| self.lived_in(*id, pids)).collect();
-        // Read last: what the host mounts meanwhile, and others copy, does not look as if the host had unmounted it.
+        // Read last. Otherwise a mount that the host makes meanwhile, and that others copy, would look like one that the host
+        // unmounted.
         let own = self.table_of(self.own)?;
         let empty = self.without_processes(&own, |id| id == own_id || by_id.contains_key(&id));
         others.extend(empty);
@@ -76,7 +77,7 @@ impl Proc {
         Ok(Namespaces { own, others, looked, problems })
     }
 
-    /// `None`: all of its processes ended meanwhile.
+    /// `None` if all of its processes ended meanwhile.
     fn lived_in(&self, id: u64, pids: &[u32]) -> Option<SeenNamespace> {
         for pid in pids {
             let text = |name: &str| fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default();
@@ -92,7 +93,7 @@ impl Proc {
         None
     }
 
-    /// Those that nobody lives in.
+    /// The namespaces without processes.
     fn without_processes(&self, own: &MountTable, is_known: impl Fn(u64) -> bool) -> Vec<SeenNamespace> {
         let mut found = BTreeMap::new();
         for entry in own.entries().iter().filter(|entry| entry.fs_type.0 == "nsfs") {
@@ -163,7 +164,7 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
 }
 
-/// A thousand times "permission denied" is said once.
+/// Reports the first of many problems, and the number of the others.
 fn summed_up(problems: &mut Vec<String>) {
     if problems.len() > 1 {
         let more = problems.len() - 1;

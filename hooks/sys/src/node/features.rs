@@ -1,4 +1,4 @@
-//! What this kernel knows, asked by calls that cannot do anything.
+//! The features of this kernel, probed by calls that change nothing.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use rustix::mount::MoveMountFlags;
 use crate::handle::Handle;
 use crate::statmount::statmount;
 
-/// Asks the kernel.
+/// Probes the kernel.
 pub fn features() -> Features {
     let root = Handle::follow(Path::new("/")).ok();
     let unique = root.as_ref().and_then(|root| root.unique_mount_id().ok().flatten());
@@ -31,7 +31,7 @@ pub fn features() -> Features {
     }
 }
 
-/// move_mount(2) looks at its flags before its paths: a path that cannot be tells whether it knows them.
+/// move_mount(2) checks its flags before its paths: a call with an impossible path shows if it knows the flag.
 fn knows_beneath() -> bool {
     let nowhere = "/proc/self/fd/bindguard-asks";
     let flags = MoveMountFlags::MOVE_MOUNT_BENEATH;

@@ -1,4 +1,4 @@
-//! Plain facts about a node, for its check-up.
+//! Facts about a node, for its check-up.
 
 mod features;
 mod processes;
@@ -12,12 +12,12 @@ use std::path::Path;
 
 use bindguard_core::evidence::Observed;
 
-/// Whether the reader may look at everything.
+/// True if the process is root, and so may read everything.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The text of a small file of the kernel's, such as a sysctl.
+/// The text of a small kernel file, such as a sysctl.
 pub fn setting(path: &Path) -> Observed<String> {
     match fs::read_to_string(path) {
         Ok(text) => Observed::Seen(text),

@@ -16,12 +16,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// A file of its folder in `/proc`.
+    /// The path of a file in its `/proc` directory.
     pub fn file(&self, name: &str) -> PathBuf {
         file(self.pid, name)
     }
 
-    /// The words that it was started with.
+    /// The arguments that it was started with.
     pub fn arguments(&self) -> Vec<String> {
         let bytes = fs::read(self.file("cmdline")).unwrap_or_default();
         let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());

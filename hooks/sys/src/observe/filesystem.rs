@@ -1,12 +1,12 @@
-//! Where the host itself shows a filesystem that a subpath was bound from.
+//! The host's own mount of the filesystem that a subpath was bound from.
 //!
-//! A `hostPath` has no folder in the pod: which directory of the host it is stands in no file of the node. But the mount's
-//! root is the whole path within its filesystem, and no symlink is in it: from the host's mount of that filesystem the
-//! very same path leads to what the kubelet would bind today. So it is with what a sidecar mounts within a volume, and the
-//! kubelet binds a sub path of.
+//! A `hostPath` has no directory in the pod, and no file of the node records which host directory it is. But the mount's root
+//! is the whole path within its filesystem, without symlinks. From the host's mount of that filesystem, the same path leads
+//! to the file that the kubelet would bind today. The same applies when a sidecar mounts a filesystem within a volume and the
+//! kubelet binds a sub path of that.
 //!
-//! A filesystem may have many mounts, which show the same files and allow different things. A bind has the attributes of the
-//! mount that it was made from: that mount is one of those with the attributes of the subpath's own.
+//! A filesystem may have many mounts, which show the same files with different attributes. A bind has the attributes of the
+//! mount that it was made from. So that mount is one of those with the attributes of the subpath's mount.
 
 use std::path::Path;
 
@@ -17,41 +17,41 @@ use bindguard_core::mount_table::{MountAttributes, MountEntry};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
 
-/// How many of the host's mounts are tried: all but the first few are binds of folders, or hidden by others.
+/// Limit of host mounts to try: all but the first few are binds of directories, or hidden by others.
 const TRIED: usize = 8;
 
-/// A mount of the host, held, in which the root of a subpath's mount lies.
+/// An open mount of the host that contains the root of a subpath's mount.
 #[derive(Debug)]
 pub(super) struct Filesystem {
-    /// What it shows.
+    /// The root of this mount.
     pub(super) handle: Handle,
-    /// The same as the volume that it stands in for.
+    /// This mount in the form of a volume.
     pub(super) volume: Volume,
-    /// The attributes that a bind from it needs, where it has others than the subpath's mount. Nobody can tell then what the
-    /// kubelet binds from: what either of the two denies is denied.
+    /// The attributes that a bind from it needs, if its own differ from those of the subpath's mount. The mount that the
+    /// kubelet binds from is unknown then, so everything that either of the two denies is denied.
     pub(super) keep: Option<MountAttributes>,
 }
 
-/// The mount of a subpath's filesystem that it was bound from, or one that stands in for that.
+/// The mount that the subpath was bound from, or another mount of the same filesystem.
 pub(super) fn find_filesystem(mount: &MountEntry, mounts: &Mounts) -> Option<Filesystem> {
     find_mount(mount, mounts, |host| host.root.path != mount.root.path)
 }
 
-/// The same of the mounts within a volume's directory, which is named as the kernel does. A sub path may be such a mount
+/// The same for the mounts within a volume's directory, which is given by the kernel's path. A sub path may be such a mount
 /// itself.
 pub(super) fn find_filesystem_in(volume: &Path, mount: &MountEntry, mounts: &Mounts) -> Option<Filesystem> {
     find_mount(mount, mounts, |host| host.mount_point != volume && host.mount_point.starts_with(volume))
 }
 
 fn find_mount(mount: &MountEntry, mounts: &Mounts, wanted: impl Fn(&MountEntry) -> bool) -> Option<Filesystem> {
-    // One reading is for all subpaths of a look: what it says of a mount is asked for again once that mount is held.
+    // One reading of the table serves all subpaths: its entry for a mount is checked again once that mount is open.
     let table = mounts.table().ok()?;
     let mut holding: Vec<&MountEntry> =
         table.entries().iter().filter(|host| holds(host, mount) && wanted(host)).collect();
     holding.sort_by_key(|host| likeness(host, mount));
     holding.into_iter().take(TRIED).find_map(|host| {
         let handle = Handle::of(&host.mount_point).ok()?.wary();
-        // By now the path may lead to another mount, one that covers it, say.
+        // By now the path may lead to another mount, for example one that covers it.
         let found = Mounts::default().mount_of(&handle).ok()?;
         let is_the_one = found.is_mount_point
             && found.entry.device == host.device
@@ -62,9 +62,11 @@ fn find_mount(mount: &MountEntry, mounts: &Mounts, wanted: impl Fn(&MountEntry) 
     })
 }
 
-/// How far a mount is from being the one that another was bound from, the nearest first: whether it has other attributes, how
-/// much it denies beside, whether it is in another peer group (a bind joins that of a shared source), and how little of the
-/// filesystem it shows.
+/// The distance of a mount from the one that another was bound from, the smallest first. It compares in this order:
+/// * if it has other attributes
+/// * the number of attributes that it denies in addition
+/// * if it is in another peer group: a bind joins that of a shared source
+/// * the length of its root: a longer root shows less of the filesystem
 fn likeness(host: &MountEntry, mount: &MountEntry) -> (bool, u32, bool, usize) {
     let is_no_peer = host.propagation.peer_group.is_some_and(|group| mount.propagation.peer_group != Some(group));
     (
@@ -79,7 +81,7 @@ fn holds(host: &MountEntry, mount: &MountEntry) -> bool {
     host.device == mount.device
         && !host.root.deleted
         && mount.root.path.starts_with(&host.root.path)
-        // What owners the files seem to have comes with a mount, and cannot be given to another.
+        // An id mapping belongs to its mount, and cannot be given to another.
         && host.attributes.is_idmapped() == mount.attributes.is_idmapped()
 }
 

@@ -6,7 +6,7 @@ use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::unreadable;
 
-/// Looks at the mount of a held source.
+/// Observes the mount of an open source.
 pub fn observe_host_mount(source: &Result<Handle, HandleError>, mounts: &Mounts) -> Observed<HostMount> {
     let mount = match source {
         Ok(handle) => mounts.mount_of(handle),

@@ -1,7 +1,7 @@
-//! Looks at bind sources: what the kernel says of them, as the plain data that `bindguard-core` judges.
+//! Observes bind sources: the kernel's facts about them, as the plain data that `bindguard-core` judges.
 //!
-//! A look is done in two halves. First every source is held by a handle, so that its mount id stays its own; then the
-//! kernel is asked for each handle's mount.
+//! This takes two steps. First every source is opened, so that its mount id stays its own. Then the kernel reports each
+//! handle's mount.
 
 mod filesystem;
 mod host_mount;
@@ -25,7 +25,7 @@ use bindguard_core::evidence::Observed;
 
 use crate::handle::HandleError;
 
-/// What an error to hold something says of it.
+/// The evidence from an error to open something.
 fn unreadable<T>(error: &HandleError) -> Observed<T> {
     if error.is_not_found() { Observed::Absent } else { Observed::Unreadable(error.in_full()) }
 }

@@ -1,7 +1,7 @@
-//! Where a subpath was bound from: its volume's folder, a mount within that, or a mount of the host.
+//! The origin of a subpath's bind: its volume's directory, a mount within that, or a mount of the host.
 //!
-//! Nearly always it is the first folder that has the volume's name, and nobody looks further. Otherwise every folder of that name
-//! is compared with the subpath's mount, then what is mounted in them.
+//! Nearly always it is the first directory that has the volume's name, and the search ends there. Otherwise every directory
+//! of that name is compared with the subpath's mount, then the mounts within them.
 
 use std::rc::Rc;
 
@@ -15,16 +15,16 @@ use crate::observe::filesystem::{Filesystem, find_filesystem, find_filesystem_in
 use crate::observe::volume_directory::HeldVolumeDirectory;
 use crate::target::current_payload;
 
-/// What a subpath is compared with.
+/// The origin that a subpath is compared with.
 #[derive(Debug)]
 pub(super) struct Origin {
-    /// The volume, or the mount that stands in for it.
+    /// The volume, or the mount that replaces it.
     pub(super) volume: Observed<Volume>,
     directory: Option<Rc<HeldVolumeDirectory>>,
     filesystem: Option<Filesystem>,
 }
 
-/// A subpath's mount, by the kernel's names and by the judge's.
+/// A subpath's mount, as the kernel reports it and as the judge receives it.
 pub(super) struct Bound<'a> {
     pub(super) subpath: &'a VolumeSubpath,
     pub(super) entry: &'a MountEntry,
@@ -37,7 +37,7 @@ impl Origin {
         Self { volume: directory.observe(mounts), directory: Some(Rc::clone(directory)), filesystem: None }
     }
 
-    /// Nothing that could be found.
+    /// No origin was found.
     pub(super) fn unknown() -> Self {
         Self { volume: Observed::Absent, directory: None, filesystem: None }
     }
@@ -52,13 +52,13 @@ impl Origin {
         filesystem.or_else(|| self.directory.as_ref()?.handle())
     }
 
-    /// The attributes that a bind needs, where those of this mount will not do.
+    /// The attributes that a bind needs, if those of this mount do not suffice.
     pub(super) fn attributes_to_keep(&self) -> Option<MountAttributes> {
         self.filesystem.as_ref()?.keep
     }
 
-    /// How the files of the volume lie. Whoever writes into it may do as the kubelet does: then the mount shows something in a
-    /// payload directory, and `..data` names one. Reads the link: a server has to have answered first.
+    /// The layout of the volume's files. A container may write a volume as the kubelet does: then the mount shows something
+    /// in a payload directory, and `..data` names one. Reads the link: a server must have answered first.
     pub(super) fn layout(&self, mount: &SubpathMount, volume: &Volume) -> Layout {
         let may_be_payload = volume.layout == Layout::Plain
             && self.directory.is_some()
@@ -74,12 +74,12 @@ impl Origin {
 }
 
 impl Bound<'_> {
-    /// Finds it. `first` is the first folder that has the volume's name.
+    /// Finds the origin. `first` is the first directory that has the volume's name.
     pub(super) fn origin(&self, first: Option<&Rc<HeldVolumeDirectory>>, mounts: &Mounts) -> Origin {
         match first {
             Some(first) if self.fit(&first.observe(mounts)) == Some(Fit::Holds) => self.held_by(first, mounts),
             Some(first) => self.search(first, mounts),
-            // Of a volume that lies anywhere on the host only what is gone can be told.
+            // The volume may lie anywhere on the host: only a file that is gone can be detected.
             None if self.mount.root.deleted || !self.mount.fs_type.is_local() => {
                 find_filesystem(self.entry, mounts).map_or_else(Origin::unknown, Origin::of_filesystem)
             }
@@ -87,8 +87,9 @@ impl Bound<'_> {
         }
     }
 
-    /// A folder in which the mount's root lies; or a mount within it of the same filesystem, which is told by its attributes. Where
-    /// none has the same attributes, the volume's mount got others since: it is what the kubelet binds from.
+    /// The directory that contains the mount's root, or a mount of the same filesystem within it, recognized by its
+    /// attributes. If none has the same attributes, those of the volume's mount changed since, and the kubelet binds from
+    /// that mount.
     fn held_by(&self, directory: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Origin {
         let has_its_attributes = directory.mount(mounts).is_none_or(|mount| mount.attributes == self.entry.attributes);
         let within = Some(directory).filter(|_| !has_its_attributes).and_then(|it| self.mounted_within(it, mounts));
@@ -98,7 +99,7 @@ impl Bound<'_> {
         }
     }
 
-    /// What a sidecar mounted within the volume, if the mount is one of that.
+    /// The mount that a sidecar made within the volume, if the subpath was bound from it.
     fn mounted_within(&self, directory: &HeldVolumeDirectory, mounts: &Mounts) -> Option<Filesystem> {
         find_filesystem_in(&directory.handle()?.resolved_path().ok()?, self.entry, mounts)
     }
@@ -106,11 +107,11 @@ impl Bound<'_> {
     fn search(&self, first: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Origin {
         let directories: Vec<Rc<HeldVolumeDirectory>> = match HeldVolumeDirectory::all(self.subpath) {
             Ok(all) if all.len() > 1 => all.into_iter().map(Rc::new).collect(),
-            // What is held already is looked at already.
+            // It is open and observed already.
             Ok(_) => vec![Rc::clone(first)],
             Err(error) => return Origin { volume: Observed::Unreadable(error.to_string()), ..Origin::unknown() },
         };
-        // Some are held since the last reading of the mount table.
+        // Some were opened after the last reading of the mount table.
         let mounts = &mounts.for_what_is_held();
         let holds = |it: &&Rc<HeldVolumeDirectory>| self.fit(&it.observe(mounts)) == Some(Fit::Holds);
         if let Some(directory) = directories.iter().find(holds) {
@@ -122,7 +123,7 @@ impl Bound<'_> {
         }
     }
 
-    /// The folder that fits best, where the mount's root lies in none: the volume is not mounted, or was mounted anew.
+    /// The directory that fits best, if none contains the mount's root: the volume is not mounted, or was mounted again.
     fn likeliest(&self, directories: &[Rc<HeldVolumeDirectory>], mounts: &Mounts) -> Origin {
         let origins = directories.iter().map(|directory| {
             let origin = Origin::of_directory(directory, mounts);
@@ -131,7 +132,7 @@ impl Bound<'_> {
             (fit, Origin { volume, ..origin })
         });
         let mut origins: Vec<(Option<Fit>, Origin)> = origins.collect();
-        // What could not be read, which has no fit, may be the very one.
+        // A directory that could not be read has no fit and sorts first: it may be the origin.
         origins.sort_by_key(|(fit, _)| *fit);
         let is_ambiguous = match &origins[..] {
             [(Some(Fit::MountedAnew | Fit::NotMounted), _), ..] => {
@@ -156,7 +157,7 @@ impl Bound<'_> {
         }
     }
 
-    /// Whether the volume's mount is younger than the subpath's, where that makes a difference.
+    /// Adds the order of the volume's mount and the subpath's, if it makes a difference.
     fn with_age(&self, volume: Observed<Volume>, directory: &HeldVolumeDirectory, mounts: &Mounts) -> Observed<Volume> {
         let volume = match volume {
             Observed::Seen(volume) if self.fit_of(&volume) == Fit::MountedAnew => volume,

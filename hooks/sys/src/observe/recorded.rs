@@ -1,4 +1,4 @@
-//! What a support bundle tells of a node: its mount table, and a copy of its files below some folder.
+//! The record of a node in a support bundle: its mount table, and a copy of its files below some directory.
 
 use std::fs;
 use std::io;
@@ -24,12 +24,12 @@ impl<'r> Recorded<'r> {
         Self { table: MountIndex::of(table), root }
     }
 
-    /// Where the copy has a path of the node.
+    /// The path that a file of the node has in the copy.
     pub fn copy_of(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// What is recorded of a volume's mount.
+    /// The recorded mount of a volume.
     pub fn volume_mount(&self, volume: &MountedVolume) -> Observed<VolumeMount> {
         match self.table.stack_at(volume.mount_point()).last() {
             Some(entry) => Observed::Seen(VolumeMount { fs_type: entry.fs_type.clone(), deleted: entry.root.deleted }),
@@ -37,7 +37,7 @@ impl<'r> Recorded<'r> {
         }
     }
 
-    /// What is recorded of a subpath.
+    /// The recorded evidence about a subpath.
     pub fn subpath(&self, subpath: &VolumeSubpath) -> SubpathEvidence {
         let path = subpath.path();
         let stack = self.table.stack_at(&path);
@@ -58,13 +58,13 @@ impl<'r> Recorded<'r> {
             Observed::Absent | Observed::Unreadable(_) => Observed::Absent,
         };
         if let Observed::Seen(Target { file: Observed::Seen(file), .. }) = &target {
-            // A copy cannot tell what the mount shows, only what has its name.
+            // A copy does not show which file is mounted, only which file has the name.
             mount.identity = Observed::Seen(*file);
         }
         SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotAsked, volume, target }
     }
 
-    /// Of the volumes of its name that fits best. A volume that is not in the copy is told by the subpath's own mount.
+    /// The volume of its name that fits best. A volume that is not in the copy is derived from the subpath's own mount.
     fn volume(&self, subpath: &VolumeSubpath, entry: &MountEntry, mount: &SubpathMount) -> Observed<Volume> {
         let copied = |plugin: &Plugin| self.copy_of(&subpath.volume_directory(*plugin)).symlink_metadata().is_ok();
         let of_plugin = |plugin: Plugin| self.volume_of(plugin, subpath, entry);
@@ -103,7 +103,7 @@ impl<'r> Recorded<'r> {
         }
     }
 
-    /// What whoever writes into the volume made of it: see [`SubPath::begins_like_a_payload`].
+    /// The layout that the volume's writer made: see [`SubPath::begins_like_a_payload`].
     fn layout(&self, mount: &SubpathMount, volume: &Volume) -> Layout {
         let may_be_payload = SubPath::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
         let link = || fs::read_link(self.copy_of(&volume.directory).join(DATA_LINK)).ok();
@@ -128,7 +128,7 @@ impl<'r> Recorded<'r> {
                 let kind = if metadata.is_dir() { FileKind::Directory } else { FileKind::File };
                 Observed::Seen(Target { timestamp: payload, file: Observed::Seen(recorded_identity(kind)) })
             }
-            // A payload of which nothing was copied tells nothing of its keys.
+            // If nothing of a payload was copied, its keys are unknown.
             Err(_) if fs::read_dir(&folder).is_err() => missing_or(&io::ErrorKind::NotFound.into(), &folder),
             Err(_) => Observed::Seen(Target { timestamp: payload, file: Observed::Absent }),
         }
@@ -142,7 +142,7 @@ fn missing_or<T>(error: &io::Error, copy: &Path) -> Observed<T> {
     }
 }
 
-/// The volume's place as the subpath's own mount tells it: what stands in its root up to the volume's name.
+/// The volume's place according to the subpath's own mount: the root of that mount up to the volume's name.
 fn in_root(subpath: &VolumeSubpath, plugin: Plugin, entry: &MountEntry) -> Option<PathBuf> {
     let folder = format!("/pods/{}/volumes/{plugin}/{}", subpath.pod_uid(), subpath.volume());
     let root = entry.root.path.to_str()?;

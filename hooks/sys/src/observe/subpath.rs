@@ -1,4 +1,4 @@
-//! A volume-subpath, its volume, and what its sub path leads to today.
+//! A volume-subpath, its volume, and the file that its sub path leads to today.
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
 use crate::target::{TargetError, open_target};
 
-/// A subpath and its volume, held so that they stay what they are while they are looked at.
+/// A subpath and its volume, open so that they stay the same while they are inspected.
 #[derive(Debug)]
 pub struct HeldSubpath {
     subpath: VolumeSubpath,
@@ -24,7 +24,7 @@ pub struct HeldSubpath {
     seen: OnceCell<Seen>,
 }
 
-/// What was seen of a subpath and of its volume without asking anybody but the kernel.
+/// Evidence about a subpath and its volume that comes from the kernel alone.
 #[derive(Debug)]
 struct Seen {
     mount: Observed<SubpathMount>,
@@ -32,12 +32,12 @@ struct Seen {
 }
 
 impl HeldSubpath {
-    /// Takes hold of a subpath and of its volume.
+    /// Opens a subpath and its volume.
     pub fn hold(subpath: VolumeSubpath) -> Self {
         Self::hold_among(subpath, &HeldVolumeDirectories::default())
     }
 
-    /// Takes hold of one of several subpaths, each volume being held once.
+    /// Opens one of several subpaths; opens each volume once.
     pub fn hold_among(subpath: VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
         let (directory, itself) = (directories.of(&subpath), Handle::as_written(&subpath.path()));
         let is_the_kubelets = directory.as_ref().is_some_and(|directory| directory.writer() == Writer::Kubelet);
@@ -45,43 +45,43 @@ impl HeldSubpath {
         Self { subpath, itself, directory, seen: OnceCell::new() }
     }
 
-    /// The path that is held.
+    /// The path of the open subpath.
     pub fn subpath(&self) -> &VolumeSubpath {
         &self.subpath
     }
 
-    /// Lets go of it; what remains is its path.
+    /// Closes it and returns its path.
     pub fn into_subpath(self) -> VolumeSubpath {
         self.subpath
     }
 
-    /// The subpath itself, for whoever wants to mend it.
+    /// The open subpath itself, for its repair.
     pub fn handle(&self) -> Option<&Handle> {
         self.itself.as_ref().ok()
     }
 
-    /// The directory that its sub path starts from, once it was looked at.
+    /// The directory that its sub path starts from; `None` before it was inspected.
     pub fn volume(&self) -> Option<&Handle> {
         self.seen.get()?.origin.handle()
     }
 
-    /// The volume's folder, where the kubelet writes it: its own volumes' names are unique in a pod.
+    /// The volume's directory, if the kubelet writes the volume: the names of such volumes are unique in a pod.
     pub fn volume_of_kubelet(&self) -> Option<&Handle> {
         self.directory.as_ref().filter(|directory| directory.writer() == Writer::Kubelet)?.handle()
     }
 
-    /// The attributes that a bind of its target needs, where those of [its volume's](HeldSubpath::volume) mount will not do.
+    /// The attributes that a bind of its target needs, if those of [its volume's](HeldSubpath::volume) mount do not suffice.
     pub fn attributes_to_keep(&self) -> Option<MountAttributes> {
         self.seen.get()?.origin.attributes_to_keep()
     }
 
-    /// The paths that have to be asked before this can be observed, because a server or a daemon may have to answer: the
-    /// subpath's own, then that of its target where it could be told. None on a local filesystem.
+    /// The paths to probe first, because a server or a daemon may have to answer: the subpath's own, then that of its target
+    /// if it is known. Empty on a local filesystem.
     pub fn to_ask(&self, mounts: &Mounts) -> Vec<PathBuf> {
         let (mount, volume) = match self.look(mounts) {
             Seen { mount: Observed::Seen(mount), origin } => (mount, &origin.volume),
             Seen { mount: Observed::Absent, .. } => return Vec::new(),
-            // NFS does not let go of what its client knows to be gone: why it cannot be held may be an answer.
+            // The NFS client does not open a file that it knows to be gone: the reason may be an answer.
             Seen { mount: Observed::Unreadable(_), .. } => return vec![self.subpath.path()],
         };
         let volume = match volume {
@@ -95,7 +95,7 @@ impl HeldSubpath {
         [self.subpath.path()].into_iter().chain(target).collect()
     }
 
-    /// Looks at both. `answers` are those to [`HeldSubpath::to_ask`], in its order.
+    /// Observes both. `answers` belong to the paths of [`HeldSubpath::to_ask`], in its order.
     pub fn observe(&self, mounts: &Mounts, answers: &[Reach]) -> SubpathEvidence {
         let asked = self.to_ask(mounts).len();
         let Seen { mount, origin } = self.look(mounts);
@@ -121,7 +121,7 @@ impl HeldSubpath {
         SubpathEvidence { mount, reach, volume, target }
     }
 
-    /// Which file it shows, where a server has to say so: one that has just answered.
+    /// The identity of its file, on a filesystem that queries its server. It is read only if the server has just answered.
     fn identity_after(&self, reach: &Reach) -> Observed<FileIdentity> {
         let handle = match &self.itself {
             Ok(handle) => handle,
@@ -187,7 +187,7 @@ impl HeldSubpath {
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
-        // Without a sub path there is nothing to look for, and the judge says why.
+        // Without a sub path there is no target; the judge reports the reason.
         let (Ok(sub_path), Some(handle)) = (SubPath::from_mount(mount, volume), self.volume()) else {
             return Observed::Absent;
         };
@@ -203,7 +203,7 @@ impl HeldSubpath {
         Observed::Seen(Target { timestamp: opened.timestamp, file })
     }
 
-    /// A key of a configMap and its like, which is nearly always just there.
+    /// The key of a kubelet-written volume, which nearly always exists.
     fn key_at_hand(&self, sub_path: &SubPath) -> Option<Target> {
         let directory = self.seen.get()?.origin.directory()?;
         let payload = directory.payload()?;
@@ -219,7 +219,7 @@ fn identity_of(handle: &Handle) -> Observed<FileIdentity> {
     }
 }
 
-/// Where the sub path leads today, by its names.
+/// The path that the sub path leads to today, by its names.
 fn path_of(volume: &Volume, sub_path: &SubPath) -> PathBuf {
     match volume.layout {
         Layout::Payload => volume.directory.join(DATA_LINK).join(&sub_path.path),

@@ -12,7 +12,7 @@ use bindguard_core::kubelet::VolumeSubpath;
 pub struct SubpathsError {
     /// The folder.
     pub directory: PathBuf,
-    /// The kernel's answer.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }
@@ -22,7 +22,7 @@ pub struct SubpathsError {
 /// The folders above a subpath are the kubelet's own and on its disk; the subpaths themselves are not touched.
 ///
 /// # Errors
-/// When a folder cannot be read. One that goes away meanwhile is a pod that goes away.
+/// If a directory cannot be read. A directory that is removed meanwhile is no error: its pod goes away.
 pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, SubpathsError> {
     let mut found = Vec::new();
     for pod in children(&kubelet_root.join("pods"))? {
@@ -37,9 +37,9 @@ pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, Subpaths
     Ok(found)
 }
 
-/// Whether a subpath is still in its folder. The kubelet removes those of a pod that goes away.
+/// True if a subpath is still in its directory. The kubelet removes those of a pod that goes away.
 ///
-/// The folder is read because it is on the kubelet's disk: a look at the subpath itself may wait for a server.
+/// It reads the directory, which is on the kubelet's disk: opening the subpath itself may wait for a server.
 pub fn is_listed(subpath: &VolumeSubpath) -> bool {
     let path = subpath.path();
     let siblings = path.parent().map(children);

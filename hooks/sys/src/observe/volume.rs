@@ -9,17 +9,18 @@ use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::unreadable;
 
-/// The directory that a volume is, or is mounted on, held. Its server is not asked anything: `O_PATH` of a mount's root does not reach it.
+/// The open directory that a volume is, or is mounted on. Opening it does not reach its server: it is an `O_PATH` descriptor
+/// of a mount's root.
 #[derive(Debug)]
 pub struct HeldVolume(Result<Handle, HandleError>);
 
 impl HeldVolume {
-    /// Takes hold of it. Anything may be mounted there.
+    /// Opens it. Anything may be mounted there.
     pub fn hold(directory: &Path) -> Self {
         Self(Handle::of(directory).map(Handle::wary))
     }
 
-    /// Takes hold of a volume of which it is known who writes it: what the kubelet does lies on this node.
+    /// Opens a volume whose writer is known: a kubelet-written volume is on this node.
     pub fn hold_of(volume: &MountedVolume) -> Self {
         match volume.writer() {
             Writer::Kubelet => Self(Handle::of(volume.mount_point())),
@@ -27,7 +28,7 @@ impl HeldVolume {
         }
     }
 
-    /// Its own mount may wait for somebody: the kernel alone cannot tell whether it is alive.
+    /// True if a call on its own mount may wait for a server or a daemon: the kernel alone cannot detect that it is alive.
     pub fn is_on_a_server(&self, mounts: &Mounts) -> bool {
         let mount = self.handle().and_then(|handle| mounts.mount_of(handle).ok());
         mount.is_some_and(|mount| mount.is_mount_point && !mount.entry.fs_type.is_local())
@@ -38,7 +39,7 @@ impl HeldVolume {
         self.0.as_ref().ok()
     }
 
-    /// Looks at its mount.
+    /// Observes its mount.
     pub fn observe(&self, mounts: &Mounts) -> Observed<VolumeMount> {
         let handle = match &self.0 {
             Ok(handle) => handle,

@@ -14,7 +14,7 @@ use crate::observe::subpaths::{SubpathsError, children};
 use crate::observe::unreadable;
 use crate::payload::Payload;
 
-/// A volume's directory, held, and what was seen of it.
+/// A volume's open directory, and the evidence about it.
 #[derive(Debug)]
 pub(super) struct HeldVolumeDirectory {
     plugin: Plugin,
@@ -23,8 +23,7 @@ pub(super) struct HeldVolumeDirectory {
     payload: OnceCell<Option<Payload>>,
 }
 
-/// The volumes of some subpaths that are held already: several subpaths of one volume are the rule. Few enough to be looked
-/// through.
+/// The open volumes of some subpaths: several subpaths of one volume are usual. They are few enough for a linear search.
 #[derive(Debug, Default)]
 pub struct HeldVolumeDirectories(RefCell<Vec<(VolumeSubpath, Option<Rc<HeldVolumeDirectory>>)>>);
 
@@ -41,7 +40,7 @@ impl HeldVolumeDirectories {
 }
 
 impl HeldVolumeDirectory {
-    /// The volume of a subpath: the first plugin whose folder holds one of its name. Nearly always it is the only one.
+    /// The volume of a subpath: the first plugin whose directory contains one of its name. Nearly always it is the only one.
     fn hold(subpath: &VolumeSubpath) -> Option<Self> {
         let usual = |plugin: Plugin| Self::in_folder(plugin, &subpath.volume_directory(plugin));
         Plugin::usual().find_map(usual).or_else(|| Self::all(subpath).ok()?.into_iter().next())
@@ -63,7 +62,7 @@ impl HeldVolumeDirectory {
         Ok(held.collect())
     }
 
-    /// A CSI driver that unmounts takes `mount` away; the folder around it is the kubelet's.
+    /// A CSI driver that unmounts removes the directory `mount`; the directory around it is the kubelet's.
     fn in_folder(plugin: Plugin, directory: &Path) -> Option<Self> {
         let around = || directory.parent().filter(|_| !plugin.below().is_empty());
         Self::try_hold(plugin, directory).or_else(|| Self::try_hold(plugin, around()?))
@@ -89,7 +88,7 @@ impl HeldVolumeDirectory {
         self.directory.as_ref().ok()
     }
 
-    /// The payload of a volume that the kubelet writes: where `..data` leads is read once for all its subpaths.
+    /// The payload of a kubelet-written volume; `..data` is read once for all its subpaths.
     pub(super) fn payload(&self) -> Option<&Payload> {
         let held = || self.handle().filter(|_| self.plugin.writer() == Writer::Kubelet).and_then(Payload::hold);
         self.payload.get_or_init(held).as_ref()

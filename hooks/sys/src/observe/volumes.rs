@@ -9,9 +9,9 @@ use super::subpaths::{SubpathsError, children};
 /// The volumes below a kubelet root, sorted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Volumes {
-    /// Those that are nothing without a mount.
+    /// The volumes that need a mount.
     pub mounted: Vec<MountedVolume>,
-    /// The directories of the others: whatever is in them, on whichever filesystem, is the volume.
+    /// The directories of the other volumes: their content, on any filesystem, is the volume.
     pub plain: Vec<PathBuf>,
 }
 

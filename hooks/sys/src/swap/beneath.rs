@@ -13,7 +13,7 @@ use super::clone::clone_mount;
 ///
 /// It has the attributes of the mount that `target` is opened on, or those to `keep`.
 ///
-/// Until `stale` is detached, `target` is its mount point: unlinking it is EBUSY for whoever tries. Detach at once.
+/// Until `stale` is detached, `target` is its mount point, and every unlink of it fails with EBUSY. Detach at once.
 ///
 /// # Errors
 /// [`SwapError::TargetGone`] when the target was removed meanwhile, [`SwapError::NotPossible`] on older kernels.

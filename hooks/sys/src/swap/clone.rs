@@ -1,4 +1,4 @@
-//! A new mount that is attached nowhere: what `mount --bind` makes first.
+//! A new mount that is attached nowhere: the first step of `mount --bind`.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -33,8 +33,8 @@ pub(super) fn clone_mount(of: &Handle, keep: Option<MountAttributes>) -> Result<
     Ok(new)
 }
 
-/// A clone of the mount at a path of this thread's namespace, which gets these attributes first, the way that all kernels know:
-/// `mount -o remount,bind`.
+/// A clone of the mount at a path of this thread's namespace. The mount gets these attributes first, by a call that all
+/// kernels know: `mount -o remount,bind`.
 pub(super) fn clone_remounted(at: &Path, attributes: MountAttributes) -> Result<OwnedFd, SwapError> {
     let failed = |errno: Errno| SwapError::from_errno(ATTRIBUTES, errno);
     rustix::mount::mount_remount(at, MountFlags::BIND | remount_flags(attributes), "").map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Putting a current mount in a stale one's place, so that nobody sees the file underneath in between.
+//! Replaces a stale mount by a current one, so that no process sees the file underneath in between.
 //!
 //! ```text
 //!   stale                stale                 
@@ -7,8 +7,8 @@
 //!            attach below            detach the top
 //! ```
 //!
-//! Stacking on top is no way: the kernel refuses to mount on a deleted file (ENOENT). Unmounting first is none either:
-//! whoever opens the path in between gets the empty file that the kubelet made as a mount point.
+//! Stacking on top does not work: the kernel refuses to mount on a deleted file (ENOENT). Unmounting first does not work
+//! either: a process that opens the path in between gets the empty file that the kubelet made as a mount point.
 
 mod beneath;
 mod clone;
@@ -34,7 +34,7 @@ pub enum SwapError {
     NotPossible {
         /// The step.
         what: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -43,7 +43,7 @@ pub enum SwapError {
     Failed {
         /// The step.
         what: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -66,12 +66,12 @@ impl SwapError {
         }
     }
 
-    /// A step that was not even tried.
+    /// A step that was not tried.
     pub fn not_possible(what: &'static str) -> Self {
         Self::NotPossible { what, source: io::ErrorKind::Unsupported.into() }
     }
 
-    /// The error and what the kernel said, in one line.
+    /// The error and its cause in one line.
     pub fn in_full(&self) -> String {
         match self {
             Self::TargetGone => self.to_string(),

@@ -1,9 +1,9 @@
 //! The way for kernels before 6.5: let propagation put the new mount below the stale one.
 //!
-//! A mount that arrives by propagation at a mount point that is taken goes *below* what is there
-//! (`attach_recursive_mnt` in the kernel's `fs/namespace.c`). So the new mount is attached to a copy of the parent mount
-//! in which the place is free. The copy is a peer of the parent only if the parent is shared; with a private parent
-//! nothing arrives, and the caller has to look before it detaches anything.
+//! A mount that propagates to an occupied mount point goes *below* the mount there (`attach_recursive_mnt` in the kernel's
+//! `fs/namespace.c`). So the new mount is attached to a copy of the parent mount in which the place is free. The copy is a
+//! peer of the parent only if the parent is shared. With a private parent nothing arrives, and the caller must check before
+//! it detaches anything.
 //!
 //! The copy lives in a mount namespace of a thread's own, which ends with the thread and takes the copy along.
 
@@ -31,7 +31,7 @@ struct New {
     lacks: Option<Lacking>,
 }
 
-/// Attributes that this kernel gives to an attached mount alone, and a copy of the parent mount to attach it to.
+/// Attributes that this kernel gives only to an attached mount, and a copy of the parent mount to attach it to.
 struct Lacking {
     attributes: MountAttributes,
     scratch: OwnedFd,
@@ -41,7 +41,7 @@ struct Lacking {
 /// subpath's mount point, on the stale mount's parent. The bind has the attributes of the mount that `target` is opened on, or
 /// those to `keep`.
 ///
-/// Returning without an error does not say that it arrived.
+/// Success does not mean that it arrived.
 ///
 /// # Errors
 /// When the namespace, the copy or the new mount cannot be made.
@@ -87,7 +87,7 @@ impl New {
         }
     }
 
-    /// The mount with its attributes. It gets them where nobody sees it: only the copy that is attached afterwards spreads.
+    /// The mount with its attributes. It gets them on a private copy: only the copy that is attached afterwards propagates.
     fn whole(&self, folder: &Path, subpath: &Path) -> Result<OwnedFd, SwapError> {
         let Some(Lacking { attributes, scratch }) = &self.lacks else {
             return self.mount.try_clone().map_err(|error| SwapError::from_io(STEP, error));

@@ -6,7 +6,8 @@ use std::path::Path;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-/// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, said aloud, without privilege.
+/// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, with a printed reason, without
+/// privilege.
 pub fn enter(shared: bool) -> bool {
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
         skipped(&format!("unshare(CLONE_NEWNS) says {errno}: this needs CAP_SYS_ADMIN"));
@@ -19,7 +20,7 @@ pub fn enter(shared: bool) -> bool {
     true
 }
 
-/// Says so past the test runner's capture of `eprintln!`.
+/// Prints past the test runner's capture of `eprintln!`.
 pub fn skipped(why: &str) {
     let _ = writeln!(io::stderr(), "SKIPPED: {why}");
 }
