@@ -1,7 +1,7 @@
-//! What an admission costs among many mounts: a pod's 30 binds with nothing stale, and one stale subpath mended.
+//! The cost of an admission among many mounts: a pod's 30 binds with nothing stale, and with five stale subpaths repaired.
 //!
-//! Beside it, in the same run, what a reader of mountinfo pays before it has decided anything. Needs root; everything
-//! happens in a mount namespace of the bench's own. Compare within one run only.
+//! The same run also measures the time to read mountinfo, for comparison. Needs root; everything happens in the bench's own
+//! mount namespace. Compare results within one run only.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot be set up has nothing to say")]
 
@@ -24,7 +24,7 @@ const SUBPATHS: u32 = 5;
 const OTHERS: u32 = 16;
 const HOST_PATHS: [&str; 8] = ["/etc", "/usr/share", "/lib", "/opt", "/sys", "/dev", "/proc", "/var/log"];
 
-/// Five keys of a configMap, folders of the pod's own, folders of the host, and its root.
+/// Five keys of a configMap, directories of the pod, directories of the host, and the host's root.
 fn pod_with_30_binds() -> Pod {
     let pod = Pod::with_keys(SUBPATHS);
     let others = (0..OTHERS).map(|n| mount_of(&pod.directory(), &format!("/other/{n}"), "rprivate"));
@@ -34,14 +34,14 @@ fn pod_with_30_binds() -> Pod {
     pod
 }
 
-/// Admits the pod's bundle; how many binds were mended.
+/// Admits the pod's bundle; returns the number of repaired binds.
 fn mended(pod: &Pod) -> usize {
     let admission = admit(&pod.bundle(), &pod.policy(), Attempt::First);
     assert!(admission.report.problems.is_empty());
     admission.report.binds.iter().filter(|bind| bind.outcome.is_some()).count()
 }
 
-/// The processor time that this takes the calling thread: wall time says more of the machine's other work.
+/// The processor time of the calling thread: wall time also depends on the machine's other work.
 fn work(rounds: u64, mut once: impl FnMut()) -> Duration {
     let now = || {
         let time = clock_gettime(ClockId::ThreadCPUTime);

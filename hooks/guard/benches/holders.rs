@@ -1,4 +1,4 @@
-//! What it costs to look at every mount namespace of a node with 500 containers: `bindguard holders`, and the doctor's `pinned`.
+//! The cost of reading every mount namespace of a node with 500 containers: `bindguard holders`, and the doctor's `pinned`.
 //!
 //! Each container is a process in a mount namespace of its own, with a copy of this machine's mounts, about as many as a
 //! container's. Five more have a copy of the whole host, with 2,000 mounts of pods on it, as monitoring pods do. Needs root.

@@ -1,4 +1,4 @@
-//! Admitting a bundle: inspect, act, verify, tell.
+//! Admits a bundle: inspects, acts, verifies, reports.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,30 +25,30 @@ use crate::rebind::{NotRebound, Rebound, rebind};
 pub enum Attempt {
     /// The first.
     First,
-    /// Another one, because the runtime failed. A volume that changed between admission and the runtime's mount may do
-    /// so again; then re-binding alone is a race that can be lost for ever, and the spec is pointed at the volume, too.
+    /// Another one, because the runtime failed. A volume that changed between admission and the runtime's mount may change
+    /// again. Then re-binding alone can lose that race every time, so the spec is also pointed at the volume.
     Again,
 }
 
-/// What came of an admission. By default nothing.
+/// The result of an admission. By default nothing.
 #[derive(Debug, Default)]
 pub struct Admission {
-    /// What was found and done.
+    /// The findings and outcomes.
     pub report: Report,
-    /// Policy wants the container refused, and this is why. Unless a repair failed, nothing was done then.
+    /// The reason why policy refuses the container. Unless a repair failed, nothing was done then.
     pub refusal: Option<String>,
-    /// What was not repaired and a runtime can fail on, with the next step: to be said if it does.
+    /// The binds that were not repaired and can make a runtime fail, with the next step: to be reported if it fails.
     pub unrepaired: Option<String>,
-    /// Something was mended that the runtime can have failed on: creating again makes sense.
+    /// True if something was repaired that the runtime can have failed on: creating again makes sense.
     pub worth_another_try: bool,
-    /// A host-root bind asks for rslave now: whether the container's mount is one shows once it was made.
+    /// True if a host-root bind requests rslave now: only the created container shows if its mount is rslave.
     pub worth_verifying: bool,
 }
 
 /// Outcomes by position in the spec's `mounts`.
 type Outcomes = BTreeMap<usize, Outcome>;
 
-/// Admits a bundle: mends what policy wants mended, and reports. Never fails; see the crate's opening.
+/// Admits a bundle: repairs what policy says, and reports. Never fails; see the crate's documentation.
 pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
     fault::reach(FaultPoint::Start);
     let start = Instant::now();
@@ -66,7 +66,7 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
     Admission { report, refusal, unrepaired, worth_another_try, worth_verifying }
 }
 
-/// What an admission did, beside what its report says.
+/// The results of an admission that are not in its report.
 #[derive(Default)]
 struct Done {
     refusal: Option<String>,
@@ -83,7 +83,7 @@ fn try_admit(
     report: &mut Report,
 ) -> Result<Done, String> {
     if attempt == Attempt::Again {
-        // The guard of the first attempt may have been killed while it wrote, and this one need not have anything to write.
+        // The guard of the first attempt may have been killed while it wrote, and this one may have nothing to write.
         bundle::clear_leavings(bundle);
     }
     let bytes = bundle::read_spec(bundle).map_err(in_full)?;
@@ -127,7 +127,8 @@ fn try_admit(
     })
 }
 
-/// Re-binds one subpath. Where that is impossible, or was in vain before, the edit that does without it.
+/// Re-binds one subpath. Returns the spec edit to use instead if that is impossible, or in addition if it did not help
+/// before.
 fn mend(order: &Rebind, attempt: Attempt, asking: &Asking, outcomes: &mut Outcomes) -> Option<SpecEdit> {
     let bind = order.bind()?;
     let (outcome, edit) = match rebind(order, asking) {
@@ -189,7 +190,8 @@ fn outcome_of(finding: &Finding, outcomes: &Outcomes) -> Option<Outcome> {
     finding.bind.and_then(|bind| outcomes.get(&bind)).cloned()
 }
 
-/// A stale source was mended since the last create, or the spec points into a volume that may have changed meanwhile.
+/// True if a stale source was repaired since the last create, or the spec points into a volume that may have changed
+/// meanwhile.
 fn is_worth_another_try(findings: &[Finding], outcomes: &Outcomes) -> bool {
     findings.iter().any(|finding| match (&finding.kind, outcome_of(finding, outcomes)) {
         (SourceKind::InVolume, _) => true,

@@ -1,4 +1,4 @@
-//! Asking sources whether they are alive, by processes that may hang in this one's place.
+//! Probes sources in processes that may hang in this one's place.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,22 @@ use bindguard_sys::Mounts;
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
 
-/// How long one source is waited for.
+/// Time limit for one source.
 const EACH: Duration = Duration::from_millis(700);
 
-/// How long a create waits for all of its sources together: well within the guard's own deadline.
+/// Time limit for all sources of one create: well within the guard's own deadline.
 const OF_A_CREATE: Duration = Duration::from_millis(1200);
 
-/// How long all of its repairs wait together for servers that answered a moment ago.
+/// Time limit for all repairs of one create, whose servers answered a moment ago.
 const OF_REPAIRS: Duration = Duration::from_millis(500);
 
-/// How long an operator waits for all of a node's sources.
+/// Time limit for all sources of a node when an operator waits.
 const OF_AN_OPERATOR: Duration = Duration::from_secs(10);
 
-/// Silence that is shorter says nothing.
+/// A shorter silence proves nothing.
 const SHORTEST: Duration = Duration::from_millis(300);
 
-/// How many sources are asked at the same time when some do not answer.
+/// Limit of sources that are probed at the same time when some do not answer.
 const SIDE_BY_SIDE: usize = 32;
 
 /// The answers of one source's paths, in their order.
@@ -33,17 +33,17 @@ const SIDE_BY_SIDE: usize = 32;
 pub(crate) struct Answers(Vec<Answer>);
 
 impl Answers {
-    /// What each path answered, as evidence.
+    /// The answer of each path, as evidence.
     pub(crate) fn reaches(&self) -> Vec<Reach> {
         self.0.iter().map(reach).collect()
     }
 
-    /// What the first path answered.
+    /// The answer of the first path.
     pub(crate) fn reach(&self) -> Reach {
         self.0.first().map_or(Reach::NotAsked, reach)
     }
 
-    /// The first path with its symlinks followed, when it was reached.
+    /// The first path with its symlinks followed, if it was reached.
     pub(crate) fn resolved(&self) -> Option<&Path> {
         match self.0.first()? {
             Answer::Reached(path) => Some(path),
@@ -52,26 +52,26 @@ impl Answers {
     }
 }
 
-/// Somebody who waits for some time, and not longer, for everything that is asked.
+/// Probes that share one time limit.
 #[derive(Debug)]
 pub(crate) struct Asking {
     until: Instant,
-    /// What gave no answer, and for how long.
+    /// The paths that gave no answer, and the time that each was given.
     silent: RefCell<Vec<(PathBuf, Duration)>>,
 }
 
 impl Asking {
-    /// Begins now.
+    /// Starts the time limit now.
     pub(crate) fn of_a_create() -> Self {
         Self::within(OF_A_CREATE)
     }
 
-    /// Begins now. All repairs of a create share it.
+    /// Starts the time limit now. All repairs of a create share it.
     pub(crate) fn of_its_repairs() -> Self {
         Self::within(OF_REPAIRS)
     }
 
-    /// Begins now.
+    /// Starts the time limit now.
     pub(crate) fn of_an_operator() -> Self {
         Self::within(OF_AN_OPERATOR)
     }
@@ -80,14 +80,14 @@ impl Asking {
         Self { until: Instant::now() + patience, silent: RefCell::default() }
     }
 
-    /// Asks every source's paths; one set of answers for each, in the same order.
+    /// Probes every source's paths; returns one set of answers for each source, in the same order.
     pub(crate) fn ask(&self, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
         let mut answers = self.ask_all(&sources.concat()).into_iter();
         sources.iter().map(|paths| Answers(answers.by_ref().take(paths.len()).collect())).collect()
     }
 
-    /// What each path answers, in their order. They are asked one after the other; once one is silent, the rest is asked
-    /// side by side, until there is no time left.
+    /// The answer of each path, in their order. The paths are probed one after the other. Once one is silent, the others are
+    /// probed side by side, until no time is left.
     fn ask_all(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(paths.len());
         let mut heard_of: fn(&Self, &[PathBuf]) -> Vec<Answer> = Self::one_after_the_other;
@@ -110,13 +110,13 @@ impl Asking {
         answers
     }
 
-    /// Up to the first that is silent.
+    /// Probes one after the other, up to the first that is silent.
     fn one_after_the_other(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let heard = probe(paths, Patience { each: EACH, all: self.left() }).unwrap_or_default();
         heard.into_iter().take_while(|answer| !matches!(answer, Answer::NotAsked)).collect()
     }
 
-    /// The first of them. Without processes to ask with, nobody is called dead.
+    /// Probes the first of them side by side. If no process can be started, no source is called dead.
     fn side_by_side(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let group = &paths[..paths.len().min(SIDE_BY_SIDE)];
         let heard = probe_side_by_side(group, self.left().min(EACH));
@@ -131,24 +131,24 @@ impl Asking {
         self.silent.borrow_mut().extend(silent);
     }
 
-    /// Whoever walks to a path comes by all that is above it.
+    /// A walk to a path passes everything above it, so a path below a silent one is silent.
     fn silence_above(&self, path: &Path) -> Option<Duration> {
         let silent = self.silent.borrow();
         silent.iter().find(|(above, _)| lies_in(path, above)).map(|(_, patience)| *patience)
     }
 
-    /// What each path answers, as evidence.
+    /// The answer of each path, as evidence.
     pub(crate) fn reaches(&self, paths: &[PathBuf]) -> Vec<Reach> {
         self.ask_all(paths).iter().map(reach).collect()
     }
 
-    /// Looks at subpaths, those on servers after asking them.
+    /// Observes subpaths; probes those on servers first.
     pub(crate) fn observe(&self, held: &[HeldSubpath], mounts: &Mounts) -> Vec<SubpathEvidence> {
         let paths: Vec<_> = held.iter().map(|held| held.to_ask(mounts)).collect();
         held.iter().zip(self.ask(&paths)).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
     }
 
-    /// Looks at one subpath.
+    /// Observes one subpath.
     pub(crate) fn observe_one(&self, held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
         held.observe(mounts, &self.reaches(&held.to_ask(mounts)))
     }
@@ -165,7 +165,7 @@ fn reach(answer: &Answer) -> Reach {
             Reach::Refused { number: error.raw_os_error().unwrap_or(0), words: error.to_string() }
         }
         Answer::Silent(patience) => Reach::Silent(patience.as_millis() as u64),
-        // Only what is to be probed gets here.
+        // Only paths that must be probed get here.
         Answer::NotAsked => Reach::NotProbed,
     }
 }

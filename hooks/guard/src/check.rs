@@ -1,4 +1,4 @@
-//! What an admission would find in a bundle, and what it would do: an admission without the acting.
+//! The findings of an admission in a bundle, and the actions that it would take, without taking them.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use bindguard_sys::bundle;
 use crate::causes::in_full;
 use crate::inspect::inspect;
 
-/// Looks at a bundle. Changes nothing.
+/// Checks a bundle. Changes nothing.
 pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
@@ -41,7 +41,7 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Find
     Ok((inspect(&spec, bundle, &policy), policy.into_owned(), spec.overlooked()))
 }
 
-/// What a plan would do about a finding. A container that is refused gets nothing else done.
+/// The outcome that a plan would have for a finding. In a refused container nothing else is done.
 pub(crate) fn would_be(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
     if plan.refusal.is_some() {
         return refusal_of(finding, policy).map(|_| Outcome::WouldBe { done: REFUSED });

@@ -1,7 +1,7 @@
-//! Taking a stale subpath's mount away, and no more: the kubelet binds it anew when it starts the container next.
+//! Detaches a stale subpath's mount, and nothing more: the kubelet binds it again when it next starts the container.
 //!
-//! That is what somebody wants on a node whose kubelet has the fix of 1.19 and whose re-bind is not possible, and what
-//! kubediag's recoverer does. Until the kubelet comes by, the path shows the empty file underneath.
+//! An operator wants this on a node whose kubelet has the fix of 1.19 and where a re-bind is not possible; kubediag's
+//! recoverer does the same. Until the kubelet binds again, the path shows the empty file underneath.
 
 use bindguard_core::judge::{Verdict, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
@@ -11,13 +11,13 @@ use bindguard_sys::swap::detach;
 
 use crate::ask::Asking;
 
-/// Why a mount was not taken away.
+/// The reason why a mount was not detached.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotDetached {
-    /// A guard mended it, or the pod went away.
+    /// A guard repaired it, or the pod went away.
     #[error("it is no longer stale: {0}")]
     NoLongerStale(&'static str),
-    /// It is there still.
+    /// Detaching failed.
     #[error("{0}")]
     Failed(String),
 }

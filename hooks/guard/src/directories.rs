@@ -1,7 +1,7 @@
 //! The directories of kubelets and runtimes by all their names.
 //!
-//! `/var/lib/kubelet` is a link to a larger disk on many nodes, or a link is made to where a distribution has it. A spec has
-//! the name that the kubelet was started with, the mount table the kernel's, and a config either.
+//! `/var/lib/kubelet` is a link to a larger disk on many nodes, or a link leads to the place that a distribution uses. A spec
+//! has the name that the kubelet was started with, the mount table has the kernel's name, and a config may have either.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -13,9 +13,9 @@ use bindguard_sys::{Handle, Mounts, hold_known};
 use crate::ask::Asking;
 use crate::roots_in_use::RootsInUse;
 
-/// A policy that knows its directories by the kernel's names, too; `None` when those are the names that it has.
+/// A policy that also has the kernel's names of its directories; `None` if it has only those names already.
 pub(crate) fn by_all_names(policy: &Policy, roots: &RootsInUse, asking: &Asking) -> Option<Policy> {
-    // On nearly every node that is none.
+    // On nearly every node this is empty.
     let has_one_name = |directory: &&Path| roots.have_one_name(directory) || Handle::has_one_name(directory);
     let directories: Vec<&Path> = policy.directories().filter(|directory| !has_one_name(directory)).collect();
     if directories.is_empty() {
@@ -30,14 +30,13 @@ pub(crate) fn by_all_names(policy: &Policy, roots: &RootsInUse, asking: &Asking)
     policy.with_names(|directory| real.get(directory).cloned())
 }
 
-/// A path whose folder has no links in it any more. Its last name is left as it is: the kernel has none for a file that was
-/// deleted.
+/// A path whose directory has no links in it. Its last name is unchanged: the kernel has none for a deleted file.
 pub(crate) fn in_real_folder(path: &Path, asking: &Asking) -> Option<PathBuf> {
     Some(real_names(&[path.parent()?], asking).pop()??.join(path.file_name()?))
 }
 
-/// What the kernel calls these paths. It knows most by heart; of others it is asked by a process apart, lest a server has to
-/// answer. It counts reading a link as an access, and so may know a link and not follow it.
+/// The kernel's names of these paths. Most are in its cache. The others are probed in a separate process, because a server
+/// may have to answer. The kernel counts reading a link as an access, so it may have a link in its cache and not follow it.
 fn real_names(paths: &[&Path], asking: &Asking) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
     let known: Vec<_> = paths.iter().map(|path| hold_known(path, |folder| mounts.is_local(folder))).collect();

@@ -1,4 +1,4 @@
-//! Looking at the binds of a spec, read only.
+//! Inspects the binds of a spec, read only.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ use crate::ask::{Answers, Asking};
 use crate::directories::{by_all_names, in_real_folder};
 use crate::roots_in_use::RootsInUse;
 
-/// A bind's source, held until it is judged.
+/// A bind's source, open until it is judged.
 enum Held<'a> {
     Subpath(Box<HeldSubpath>),
     Volume(MountedVolume, HeldVolume),
     HostRoot(Result<Handle, HandleError>),
-    /// Somewhere on the node, perhaps on a server: nobody walks there in this process, unless the kernel has the whole
-    /// way in its cache.
+    /// A path anywhere on the node, perhaps on a server. This process never walks to it, unless the kernel has the whole path
+    /// in its cache.
     Somewhere(Cow<'a, Path>, Option<Handle>),
     InVolume,
     Foreign,
@@ -51,8 +51,8 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// The name by which policy, which has learned more of them since, knows what no name led to before: the one that the spec
-    /// has, or the kernel's.
+    /// A name by which the policy, which has more names by now, recognizes a source that no name led to before. It is the
+    /// name in the spec, or the kernel's.
     fn other_name(&self, policy: &Policy, asking: &Asking) -> Option<Cow<'a, Path>> {
         let Self::Somewhere(path, _) = self else { return None };
         let is_known = |path: &Path| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
@@ -63,8 +63,8 @@ impl<'a> Held<'a> {
         real.filter(|real| is_known(real)).map(Cow::Owned)
     }
 
-    /// The paths to ask whether they are alive, if that is in question: the kernel itself answers for a local filesystem.
-    /// Where nobody wants to know, only what cannot be judged otherwise: a subpath, and a path whose links nobody knows.
+    /// The paths to probe: those not on a local filesystem, for which the kernel itself answers. If the check for dead
+    /// sources is off, only those that cannot be judged otherwise: a subpath, and a path whose links are unknown.
     fn to_ask(&self, look: &Look<'_>) -> Vec<PathBuf> {
         let is_local = |handle| look.mounts.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
         let is_to_answer = |handle| look.policy.dead_sources != Alarm::Off && !is_local(handle);
@@ -109,7 +109,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// What every judgement of one spec shares.
+/// The data that all judgements of one spec share.
 struct Look<'a> {
     spec: &'a SpecView<'a>,
     policy: &'a Policy,
@@ -118,7 +118,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Whether a path, that as written is none, leads to a host root, or is another name of one.
+    /// True if a path that is no host root by its name leads to one, or is another name of one.
     fn is_host_root(&self, bind: &Bind<'_>, written: &Path, resolved: &Path, held: Option<&Handle>) -> bool {
         let leads_to_one = || resolved != written && self.policy.holds_runtime_mounts(resolved);
         let is_another_name =
@@ -146,7 +146,7 @@ impl Look<'_> {
         }
     }
 
-    /// Where nobody wants to know whether subpaths are stale, they are looked at for the other two checks alone.
+    /// If the check for stale subpaths is off, subpaths are inspected only for the other two checks.
     fn wanted_of_subpath(&self, verdict: Verdict) -> Verdict {
         let is_wanted = self.policy.stale_subpaths != Mode::Off
             || matches!(verdict, Verdict::Dead(_) | Verdict::NotProbed) && self.policy.dead_sources != Alarm::Off
@@ -173,7 +173,7 @@ pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Ve
     findings
 }
 
-/// How many binds are held at a time, by three descriptors each at most: a runtime's limit is 1024 as a rule.
+/// Limit of binds that are open at a time, with at most three descriptors each: a runtime's limit is usually 1024.
 const AT_A_TIME: usize = 300;
 
 fn judged(
@@ -188,7 +188,7 @@ fn judged(
     let directories = HeldVolumeDirectories::default();
     let mut held: Vec<_> =
         binds.iter().map(|bind| Held::hold(bind, source_of(bind, bundle), &directories, policy)).collect();
-    // What no name of policy's leads to may be known by another one.
+    // A source that no name of the policy matches may match by another name.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
     let by_all_names = any_unknown.then(|| by_all_names(policy, roots, asking)).flatten();
     let policy = by_all_names.as_ref().unwrap_or(policy);
@@ -207,12 +207,12 @@ fn judged(
     judged.collect()
 }
 
-/// Whether a volume, and the volume of a subpath, is to be mounted and to answer.
+/// True if a volume, and the volume of a subpath, must be mounted or must answer.
 fn looks_at_volumes(policy: &Policy) -> bool {
     policy.unmounted_volumes != Alarm::Off || policy.dead_sources != Alarm::Off
 }
 
-/// What is bound; a relative source is relative to the bundle.
+/// The source of a bind; a relative source is relative to the bundle.
 fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
     let source = bind.source();
     if source.is_absolute() { source.into() } else { bundle.join(source).into() }

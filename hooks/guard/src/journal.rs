@@ -19,10 +19,10 @@ pub struct Entry<'a> {
     pub id: Option<&'a str>,
     /// Which create of the container this was, counted from 0.
     pub attempt: u32,
-    /// The container's init, in a line that tells what was found once it was made.
+    /// The container's init, in a line about a container that was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// What was found and done.
+    /// The findings and outcomes.
     #[serde(flatten)]
     pub report: &'a Report,
 }
@@ -36,19 +36,20 @@ struct Line<'a> {
     left_out: Option<usize>,
 }
 
-/// A line is no longer than this, in bytes: a journal that is bounded to a number of them is not bounded otherwise.
+/// The size limit of a line, in bytes: a journal is rotated only after a line, so one line must not exceed the journal's
+/// limit.
 const LONGEST: usize = 256 << 10;
 
-/// What is left of a text, in bytes, when a line would be too long. A path has no more.
+/// The size limit of a text, in bytes, when a line would be too long. A path is no longer than this.
 const LONGEST_TEXT: usize = 4096;
 
-/// How many problems are told when a line would be too long.
+/// The number of problems that are kept when a line would be too long.
 const MOST_PROBLEMS: usize = 16;
 
 /// Appends an entry, with the time in UTC.
 ///
 /// # Errors
-/// What keeps the line out of the journal, in one line.
+/// The reason in one line.
 pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
     let time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
     let written = |entry: &Entry<'_>, left_out| {
@@ -63,7 +64,7 @@ pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
     append(journal, &line).map_err(in_full)
 }
 
-/// The same report in half of a line at most, and how many binds are not in it: those that are as they should be first.
+/// The same report in at most half of a line, and the number of binds left out. Healthy binds are left out first.
 fn shortened(report: &Report) -> (Report, usize) {
     let mut room = LONGEST / 2;
     let mut fits = |bind: &&BindReport| {

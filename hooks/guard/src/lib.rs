@@ -1,12 +1,12 @@
-//! The story of one admission.
+//! One admission, from the bundle to the report.
 //!
 //! ```text
 //! bundle ─ read ─► spec ─ inspect ─► findings ─ plan ─► re-bind, verify ─► edit the spec ─► report
 //!                          └── bindguard check and diagnose stop here
 //! ```
 //!
-//! [`admit`] never fails: whatever goes wrong becomes a problem in its report, and the runtime gets the bundle as it was.
-//! A guard that breaks creates is worse than the fault that it guards against.
+//! [`admit`] never fails: every error becomes a problem in its report, and the runtime gets the bundle unchanged. A guard
+//! that breaks creates is worse than the fault that it guards against.
 #![forbid(unsafe_code)]
 
 mod admit;
@@ -33,7 +33,7 @@ pub use roots::{kubelets_here, named_subpath};
 pub use survey::{Act, mend_node, survey_node};
 pub use verify::verify_container;
 
-/// Reads a small file that may lie on a server that does not answer: nobody waits for that.
+/// Reads a small file that may lie on a server that does not answer, without waiting for that server.
 pub use bindguard_sys::read_file;
-/// Does something in which a write beyond RLIMIT_FSIZE is an error, not the process's end.
+/// Runs code in which a write beyond RLIMIT_FSIZE is an error, not the end of the process.
 pub use bindguard_sys::with_size_errors;

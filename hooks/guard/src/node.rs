@@ -1,4 +1,4 @@
-//! All volume-subpaths of a node: judged, or mended without waiting for a container's next create.
+//! All volume-subpaths of a node: judged, or repaired without waiting for a container's next create.
 
 use std::slice;
 use std::time::Instant;
@@ -31,15 +31,15 @@ pub(crate) fn diagnose_subpaths(
     })
 }
 
-/// Binds the current target over every stale subpath that is `wanted`, whatever policy says of admissions: somebody asked
-/// for it. What is not wanted is not looked at.
+/// Re-binds every stale subpath that is `wanted`, whatever policy says of admissions: an operator requested it. Other
+/// subpaths are not inspected.
 pub(crate) fn repair_node(policy: &Policy, roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
     let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
     let asking = Asking::of_an_operator();
     look_and_tell(roots, &asking, wanted, |finding| Rebind::from_finding(finding, &policy).map(|order| mended(&order)))
 }
 
-/// Takes away the stale mount of every subpath that is `wanted`, and of no other kind of subpath.
+/// Detaches the stale mount of every subpath that is `wanted`. Only stale subpaths are detached.
 pub(crate) fn detach_node(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
     look_and_tell(roots, &Asking::of_an_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
         (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
@@ -79,7 +79,8 @@ fn look_and_tell(
     report
 }
 
-/// How many are held at a time, by three descriptors each at most: a shell's limit is 1024, and a node may have thousands.
+/// Limit of sources that are open at a time, with at most three descriptors each: a shell's limit is 1024, and a node may
+/// have thousands.
 pub(crate) const AT_A_TIME: usize = 100;
 
 fn judged(subpaths: &[VolumeSubpath], asking: &Asking) -> Vec<Finding> {

@@ -1,4 +1,4 @@
-//! Mending one stale subpath: bind, look again, until what is there is what should be there.
+//! Repairs one stale subpath: binds and checks again, until the mount is the one that should be there.
 //!
 //! ```text
 //! ┌► hold, look, judge ─ current? ─► done
@@ -8,9 +8,9 @@
 //! └─────────────────────────────────────────────────────┘   at most 32 times
 //! ```
 //!
-//! Each round judges from fresh evidence, so a volume that is updated meanwhile, another repairer, or an earlier guard that
-//! was killed half way are all the same: a state to go on from. No lock keeps repairers apart, because a container could
-//! hold it (decision 0024). Each detaches a mount that it holds open, and only one that has another below it.
+//! Each round judges from fresh evidence. So a volume that is updated meanwhile, another repairer, or an earlier guard that
+//! was killed half way are only states to continue from. No lock separates repairers, because a container could hold it
+//! (decision 0024). Each repairer detaches only a mount that it has open and that has another mount below it.
 
 use std::collections::BTreeSet;
 
@@ -26,30 +26,30 @@ use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, make_directories, ope
 use crate::ask::Asking;
 use crate::causes::in_full;
 
-/// How often a volume may change under a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
+/// Limit of changes of a volume during a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
 const ROUNDS: u32 = 32;
 
-/// How a subpath came to be current.
+/// The way in which a subpath became current.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Rebound {
     /// By this many swaps.
     Swapped(u32),
-    /// Without any: somebody else was first.
+    /// Without any swap: another repairer was first.
     AlreadyCurrent,
 }
 
-/// Why a subpath is not current.
+/// The reason why a subpath is not current.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotRebound {
-    /// It is no longer something that can be mended: its key went away meanwhile, say.
+    /// It can no longer be repaired, for example because its key was removed meanwhile.
     #[error("{0}")]
     NoLongerStale(String),
-    /// It is stale, and could not be mended here.
+    /// It is stale, and could not be repaired here.
     #[error("{0}")]
     Impossible(String),
 }
 
-/// Binds a subpath's current target in the stale one's place. `asking` is what all repairs of one create share.
+/// Replaces a stale subpath's mount by a bind of its current target. All repairs of one create share `asking`.
 pub(crate) fn rebind(order: &Rebind, asking: &Asking) -> Result<Rebound, NotRebound> {
     let mut left_behind = BTreeSet::new();
     let result = until_current(order, asking, &mut left_behind);
@@ -69,7 +69,7 @@ fn until_current(order: &Rebind, asking: &Asking, left_behind: &mut BTreeSet<Str
             Ok(Step::Done) => return Ok(Rebound::Swapped(swaps)),
             Ok(Step::Swapped) => swaps += 1,
             Ok(Step::LookAgain) => {}
-            // Another repairer, or the kubelet, took away the mount that this round held.
+            // Another repairer, or the kubelet, detached the mount that this round had open.
             Err(_) if round.was_overtaken() => {}
             Err(error) => return Err(error),
         }
@@ -81,13 +81,13 @@ fn until_current(order: &Rebind, asking: &Asking, left_behind: &mut BTreeSet<Str
 enum Step {
     /// The subpath is current, and one mount is on it.
     Done,
-    /// A stale mount was taken away.
+    /// A stale mount was detached.
     Swapped,
-    /// The subpath, or what it was to be bound from, changed.
+    /// The subpath, or the source of its bind, changed.
     LookAgain,
 }
 
-/// One look at a subpath, and what can be done with what was seen.
+/// One observation of a subpath, and the actions that follow from it.
 struct Round<'s> {
     subpath: &'s VolumeSubpath,
     held: HeldSubpath,
@@ -107,12 +107,13 @@ impl<'s> Round<'s> {
 
     fn act(&self, order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<Step, NotRebound> {
         match self.verdict() {
-            // Two repairers attached a mount each. The upper one goes: detaching a lower one would take the upper one along.
+            // Two repairers attached a mount each. Detach the upper one: detaching a lower one would also detach the upper
+            // one.
             Verdict::Current | Verdict::Foreign if self.covers_its_equal() => {
                 detach(self.mount()?).map_err(swap_failed)?;
                 Ok(Step::LookAgain)
             }
-            // Foreign: what a hostPath shows is there again, and there is nothing else to compare it with.
+            // Foreign: the file that a hostPath shows exists again, and there is nothing else to compare it with.
             Verdict::Current | Verdict::Foreign => Ok(Step::Done),
             Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::Rebind => {
                 if remedy.writer == Writer::Kubelet {
@@ -131,7 +132,7 @@ impl<'s> Round<'s> {
         }
     }
 
-    /// Whether the mount that this round held is no longer the one at the path.
+    /// True if the mount that this round opened is no longer the one at the path.
     fn was_overtaken(&self) -> bool {
         let now = HeldSubpath::hold(self.subpath.clone());
         let ids = [&self.held, &now].map(|held| held.handle().and_then(|handle| handle.mount_id().ok()));
@@ -139,7 +140,7 @@ impl<'s> Round<'s> {
     }
 
     fn replace(&self, remedy: &Remedy) -> Result<Step, NotRebound> {
-        // The new mount lies there already: a guard was killed before it detached, or is about to detach.
+        // The new mount is there already: a guard was killed before it detached, or is about to detach.
         if !self.covers_its_equal() {
             return Ok(if self.swap(remedy)? { Step::Swapped } else { Step::LookAgain });
         }
@@ -147,7 +148,7 @@ impl<'s> Round<'s> {
         Ok(Step::Swapped)
     }
 
-    /// Another mount lies directly below, at the same path.
+    /// True if another mount lies directly below, at the same path.
     fn covers_its_equal(&self) -> bool {
         matches!(&self.evidence.mount, Observed::Seen(mount) if mount.covers_its_equal)
     }
@@ -156,7 +157,7 @@ impl<'s> Round<'s> {
         self.held.handle().ok_or_else(|| NotRebound::Impossible("it went away".to_owned()))
     }
 
-    /// Swaps the stale mount for a bind of the current target. `false`: the target went away meanwhile, look again.
+    /// Swaps the stale mount for a bind of the current target. `false` if the target was removed meanwhile: judge again.
     fn swap(&self, remedy: &Remedy) -> Result<bool, NotRebound> {
         let Some(target) = self.open_current(&remedy.sub_path, remedy)?.file else { return Ok(false) };
         fault::reach(FaultPoint::TargetOpened);
@@ -172,7 +173,7 @@ impl<'s> Round<'s> {
         Ok(true)
     }
 
-    /// Makes the directory that the sub path names; the next round binds it.
+    /// Creates the directory that the sub path names; the next round binds it.
     fn remake(&self, remedy: &Remedy) -> Result<(), NotRebound> {
         if self.held.attributes_to_keep().is_some() {
             let why =
@@ -197,8 +198,8 @@ impl<'s> Round<'s> {
         self.held.volume().ok_or_else(|| NotRebound::Impossible("its volume went away".to_owned()))
     }
 
-    /// Attaches below the stale mount through propagation, and makes sure that it arrived there. `false`: the target went
-    /// away meanwhile.
+    /// Attaches below the stale mount through propagation, and checks that it arrived there. `false` if the target was
+    /// removed meanwhile.
     fn tuck(&self, target: &Handle) -> Result<bool, NotRebound> {
         let before = self.mount_of_stale()?;
         if before.parent.is_none_or(|parent| parent.propagation.peer_group.is_none()) {
@@ -226,7 +227,7 @@ impl<'s> Round<'s> {
     }
 }
 
-/// Finishes the removal of payloads that a swap may have got in the way of.
+/// Finishes the removal of payloads that the kubelet may not have removed because of a swap.
 fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
     if left_behind.is_empty() {
         return;
@@ -234,7 +235,7 @@ fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
     let held = HeldSubpath::hold(subpath.clone());
     let Some(volume) = held.volume_of_kubelet() else { return };
     for payload in left_behind.iter().filter_map(|name| TimestampDirectory::from_name(name.as_ref())) {
-        // What stays costs a little disk and is told apart by the judge; the container does not wait for it.
+        // A payload that stays costs a little disk, and the judge recognizes it; the container does not wait for its removal.
         let _ = stranded::remove_payload(volume, &payload);
     }
 }

@@ -1,4 +1,4 @@
-//! The survey of a node that is not here.
+//! The survey of a recorded node, from its support bundle.
 
 use std::path::{Path, PathBuf};
 use std::slice;
@@ -18,8 +18,7 @@ use bindguard_sys::observe::{Recorded, list_subpaths, list_volumes};
 use crate::causes::in_full;
 use crate::check::would_be;
 
-/// Judges the subpaths and volumes of a node by its mount table and the copy of its files below `root`: those that are
-/// `wanted`.
+/// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files below `root`.
 pub fn survey_recorded(
     policy: &Policy,
     pods: &Pods,
@@ -37,13 +36,13 @@ pub fn survey_recorded(
     plain.retain(|directory| wanted(directory));
     report
         .tell(&findings, |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), &policy), &policy));
-    // Nobody can ask a server from here.
+    // A server cannot be probed from here.
     report.binds.extend(plain.iter().map(|directory| BindReport::of_volume(directory, &Verdict::Current)));
     report.took(start.elapsed());
     NodeReport::from_report(report, table, pods, &policy)
 }
 
-/// Those that are mounted, and those of which only the folder is left.
+/// The mounted subpaths, and those of which only the directory is left.
 fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report: &mut Report) -> Vec<Finding> {
     let mounted =
         table.entries().iter().filter_map(|e| VolumeSubpath::from_path(&e.mount_point, policy.kubelet_roots()));
@@ -66,7 +65,7 @@ fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report
     judged.collect()
 }
 
-/// Those that have to be mounted, judged by the mount table, and where the others were.
+/// The volumes that must be mounted, judged by the mount table, and the directories of the others.
 fn volumes(policy: &Policy, root: &Path, recorded: &Recorded<'_>, report: &mut Report) -> (Vec<Finding>, Vec<PathBuf>) {
     let (mut mounted, mut plain) = (Vec::new(), Vec::new());
     for kubelet_root in policy.kubelet_roots() {

@@ -13,32 +13,32 @@ use bindguard_sys::probe::{Answer, probe_side_by_side};
 use crate::ask::Asking;
 use crate::directories::in_real_folder;
 
-/// How long a kubelet's folders may take to answer an operator.
+/// Time limit for a kubelet's directories when an operator waits.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// The roots of this node's kubelets that are there and answer, each directory once.
+/// The roots of this node's kubelets that exist and answer, each directory once.
 #[derive(Debug, Default)]
 pub(crate) struct Roots {
     known: Vec<Root>,
-    /// What keeps others from being looked at.
+    /// The reasons why other roots are not inspected.
     pub(crate) problems: Vec<String>,
 }
 
 /// A kubelet's root.
 #[derive(Debug)]
 struct Root {
-    /// The first of the names that policy has for it.
+    /// The first name that the policy has for it.
     named: PathBuf,
     /// The kernel's name.
     real: PathBuf,
 }
 
 impl Roots {
-    /// Asks each root, by a process apart.
+    /// Probes each root in a separate process.
     pub(crate) fn of(policy: &Policy) -> Self {
         let names: Vec<PathBuf> = policy.kubelet_roots().map(Path::to_owned).collect();
         let mut roots = Self::default();
-        // Without a process to ask with, they are taken for what they are called.
+        // If no process can be started, the configured names are used unchecked.
         let Ok(answers) = probe_side_by_side(&names, PATIENCE) else {
             roots.known = names.into_iter().map(|name| Root { real: name.clone(), named: name }).collect();
             return roots;
@@ -65,7 +65,7 @@ impl Roots {
         self.known.iter().map(|root| root.named.as_path())
     }
 
-    /// The mount table with these names in the place of the kernel's.
+    /// The mount table with these names instead of the kernel's.
     pub(crate) fn name_mounts(&self, table: MountTable) -> MountTable {
         let renamed = |table: MountTable, root: &Root| match root.named == root.real {
             true => table,
@@ -74,7 +74,7 @@ impl Roots {
         self.known.iter().fold(table, renamed)
     }
 
-    /// The subpath that a path is, by whichever name.
+    /// The subpath at a path, given by any name.
     fn subpath(&self, path: &Path) -> Option<VolumeSubpath> {
         self.known.iter().find_map(|root| {
             let subpath = VolumeSubpath::from_path(path, [root.named.as_path(), &root.real])?;
@@ -83,16 +83,16 @@ impl Roots {
     }
 }
 
-/// A policy with those of its kubelets' roots alone that are there and answer, and what keeps others from being looked at.
+/// A policy with only those kubelet roots that exist and answer, and the reasons why others are not inspected.
 pub fn kubelets_here(policy: &Policy) -> (Policy, Vec<String>) {
     let roots = Roots::of(policy);
     (Policy { kubelet_roots: roots.names().map(Path::to_owned).collect(), ..policy.clone() }, roots.problems)
 }
 
-/// The volume-subpath that an operator means, whichever name of a kubelet's root they use.
+/// The volume-subpath at an operator's path, given by any name of a kubelet's root.
 ///
 /// # Errors
-/// When the path is none; or, in one line, when the kubelet's folders do not answer.
+/// If the path is no volume-subpath, or, in one line, if the kubelet's directories do not answer.
 pub fn named_subpath(path: &Path, policy: &Policy) -> Result<VolumeSubpath, String> {
     let roots = Roots::of(policy);
     let found = roots.subpath(path).or_else(|| roots.subpath(&in_real_folder(path, &Asking::of_a_create())?));

@@ -1,4 +1,4 @@
-//! The kubelets' roots that a spec names: whether they answer, and on which mounts they are.
+//! The kubelets' roots that a spec names: if they answer, and their mounts.
 
 use std::cell::OnceCell;
 use std::io::ErrorKind;
@@ -20,13 +20,13 @@ pub(crate) struct RootsInUse {
 }
 
 impl RootsInUse {
-    /// Holds those of policy's roots that are wanted and at hand, and asks the others whether they answer.
+    /// Opens the wanted roots of the policy that can be reached without waiting, and probes the others.
     pub(crate) fn of(policy: &Policy, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts, asking: &Asking) -> Self {
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for root in policy.kubelet_roots().filter(|root| is_wanted(root)) {
             match hold_known(root, |handle| mounts.is_local(handle)) {
                 Ok(handle) if mounts.is_local(&handle) => held.push(handle),
-                // It is not there, or nobody can tell.
+                // It does not exist, or the kernel cannot detect that.
                 Err(error) if error.kind() != ErrorKind::WouldBlock => {}
                 Ok(_) | Err(_) => others.push(root.to_owned()),
             }
@@ -39,7 +39,7 @@ impl RootsInUse {
 
     /// A policy without the roots that do not answer; `None` when there are none.
     ///
-    /// What lies below such a root is for it as anything else on the node: it is asked, and never walked to.
+    /// A path below such a root is then like any other path of the node: it is probed, and never walked to.
     pub(crate) fn without_silent(&self, policy: &Policy) -> Option<Policy> {
         let is_silent = |root: &PathBuf| self.silent.contains(root);
         policy.kubelet_roots.iter().any(is_silent).then(|| {
@@ -49,13 +49,13 @@ impl RootsInUse {
         })
     }
 
-    /// Whether a path is one of them, and has no symlink in it.
+    /// True if a path is one of them, and has no symlink in it.
     pub(crate) fn have_one_name(&self, path: &Path) -> bool {
         self.held.iter().any(|root| root.path_as_written() == Some(path))
     }
 
-    /// Whether a path, as the kernel prints it, is above where these kubelets mount things by another name: their roots are bound
-    /// from a larger disk, as on Container-Optimized OS, and what is mounted at the one name shows at the other.
+    /// True if a path, as the kernel prints it, is another name of a directory above these kubelets' mounts. Their roots are
+    /// bound from a larger disk, as on Container-Optimized OS, and a mount at one name also shows at the other.
     pub(crate) fn show_below(&self, held: &Handle, path: &Path, mounts: &Mounts, policy: &Policy) -> bool {
         let Ok(mount) = mounts.mount_of(held) else { return false };
         let name_there = |other: &Rc<MountEntry>| mount.entry.name_at_origin(path, other);

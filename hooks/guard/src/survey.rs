@@ -1,4 +1,4 @@
-//! The node as an operator looks at it: every volume-subpath and every volume, with names.
+//! An operator's survey of the node: every volume-subpath and every volume, with names.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,18 +20,18 @@ use crate::causes::in_full;
 use crate::node::{AT_A_TIME, detach_node, diagnose_subpaths, repair_node};
 use crate::roots::Roots;
 
-/// What to do about the stale subpaths of a node.
+/// The action for the stale subpaths of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
-    /// Nothing: say what a re-bind would do.
+    /// Nothing: report the effect of a re-bind.
     Look,
     /// Bind the current target in their place.
     Rebind,
-    /// Take the stale mount away, and leave the rest to the kubelet.
+    /// Detach the stale mount, and leave the rest to the kubelet.
     Detach,
 }
 
-/// Judges the volumes of this node, and its subpaths: those that are `wanted`, by their paths.
+/// Judges the volumes and subpaths of this node whose paths are `wanted`.
 pub fn survey_node(policy: &Policy, pods: &Pods, wanted: impl Fn(&Path) -> bool) -> NodeReport {
     let start = Instant::now();
     let asking = Asking::of_an_operator();
@@ -44,9 +44,9 @@ pub fn survey_node(policy: &Policy, pods: &Pods, wanted: impl Fn(&Path) -> bool)
     with_table(report, read_mount_table().map_err(|error| error.in_full()), roots, policy, pods)
 }
 
-/// Does something about the stale subpaths that are `wanted`. Volumes are not looked at: none can be mended from here.
+/// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired from here.
 pub fn mend_node(policy: &Policy, pods: &Pods, act: Act, wanted: impl Fn(&VolumeSubpath) -> bool) -> NodeReport {
-    // Where the mounts came from is told as it was before they were mended.
+    // Read before the repair: the report names the sources that the mounts had then.
     let table = read_mount_table();
     let roots = Roots::of(policy);
     let report = match act {
@@ -57,7 +57,7 @@ pub fn mend_node(policy: &Policy, pods: &Pods, act: Act, wanted: impl Fn(&Volume
     with_table(report, table.map_err(|error| error.in_full()), roots, policy, pods)
 }
 
-/// Whatever policy says of admissions: what is asked for by hand is looked at, and can be mended.
+/// Overrides the policy of admissions: an operator's request is always inspected, and can be repaired.
 fn for_operators(policy: &Policy) -> Policy {
     Policy { stale_subpaths: Mode::Repair, ..policy.clone() }
 }
@@ -100,7 +100,7 @@ fn diagnose_volumes(roots: &Roots, asking: &Asking, wanted: impl Fn(&Path) -> bo
     report
 }
 
-/// Judges volumes by what is mounted at their places, those on servers after asking them.
+/// Judges volumes by the mounts at their places; probes those on servers first.
 fn judged<V>(
     volumes: &[V],
     asking: &Asking,

@@ -1,4 +1,4 @@
-//! After the runtime made a container: do its host-root binds hear of the host's umounts?
+//! After the runtime created a container: checks if its host-root binds receive the host's umounts.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,8 +19,8 @@ use crate::causes::in_full;
 use crate::directories::by_all_names;
 use crate::roots_in_use::RootsInUse;
 
-/// Looks at the mounts of a container's init, at each bind that the spec asks to be rslave and that is a host-root one.
-/// Changes nothing. It walks in the container's file systems: call it from a process that can be abandoned.
+/// Checks the mounts of a container's init for each host-root bind that the spec requests as rslave. Changes nothing. It
+/// walks in the container's filesystems: call it from a process that can be abandoned.
 pub fn verify_container(bundle: &Path, pid: u32, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);

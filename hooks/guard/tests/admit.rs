@@ -1,4 +1,4 @@
-//! An admission whose surroundings are broken: it mends what it can, says what it could not, and loses nothing.
+//! An admission in a broken environment: it repairs what it can, reports the rest, and loses nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -73,7 +73,7 @@ fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
     let looked_at = admission.report.foreign + unknown;
     assert_eq!((looked_at, &admission.report.problems[..]), (2_000, &[said.clone()][..]));
     assert_eq!(admission.refusal, None);
-    // What policy refuses may stand behind them.
+    // They may hide a bind that policy refuses.
     let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
     let refusal = admit(bundle.path(), &strict, Attempt::First).refusal.unwrap();
     assert!(refusal.contains(&said), "{refusal}");
@@ -112,7 +112,7 @@ fn a_bundle_that_cannot_be_written_keeps_its_spec_and_the_mounts_are_mended_all_
     assert_eq!(fs::read_dir(pod.bundle()).unwrap().count(), 1);
 }
 
-/// Issue 14: whoever can read a folder can hold a lock on it, a container with a read-only hostPath included.
+/// Issue 14: every process that can read a directory can lock it, even a container with a read-only hostPath.
 #[test]
 fn a_reader_that_locks_the_pods_folders_delays_no_repair() {
     if !own_namespace() {
@@ -139,10 +139,10 @@ fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
     pod.update(1);
     let again = admit(&pod.bundle(), &pod.policy(), Attempt::Again);
     assert!(again.worth_another_try);
-    // The volume may change once more before the runtime gets to it: its own path is followed at that moment.
+    // The volume may change again before the runtime gets to it: its own path is followed at that moment.
     assert_eq!(outcomes(&again.report), [Some(Outcome::PointedAtVolume { source: pod.volume().join("0") })]);
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1", "the mount is mended, too");
-    // And its names are read anew by each try.
+    // And each try reads its names again.
     assert!(admit(&pod.bundle(), &pod.policy(), Attempt::Again).worth_another_try);
 }
 
@@ -228,7 +228,7 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
     assert_eq!(rslave(&root_alone), Vec::<&Path>::new());
 }
 
-/// Whatever a bind asks for: what is private, or stays so, gets no umount from the host.
+/// Whatever a bind requests: a private mount, or one that stays private, gets no umount from the host.
 #[test]
 fn only_what_asks_to_be_shared_is_not_made_rslave() {
     if !own_namespace() {
@@ -337,7 +337,7 @@ fn a_file_that_was_made_anew_within_the_current_payload_leaves_the_payload_alone
     assert_eq!(fs::read_to_string(pod.volume().join("..data/1")).unwrap(), "0");
 }
 
-/// Whatever has the key's name: only a file of the payload's own mount is what the kubelet wrote.
+/// Whatever has the key's name: only a file on the payload's own mount was written by the kubelet.
 #[test]
 fn a_link_or_a_mount_in_a_keys_place_is_not_bound() {
     if !own_namespace() {

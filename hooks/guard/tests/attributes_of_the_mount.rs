@@ -1,4 +1,4 @@
-//! A subpath that is bound anew keeps the attributes of the mount that the kubelet binds from: read-only, nosuid, nodev, noexec,
+//! A re-bound subpath keeps the attributes of the mount that the kubelet binds from: read-only, nosuid, nodev, noexec,
 //! nosymfollow and how access times are kept. A filesystem has many mounts, and only one of them is the volume's.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -38,7 +38,7 @@ fn replace(folder: &Path) {
     fs::rename(&new, folder.join("state")).unwrap();
 }
 
-/// Admits, and says which attributes the subpath had before and has now.
+/// Admits; returns the attributes of the subpath before and after.
 fn rebound(scene: &Scene) -> (String, String) {
     let before = attributes(&scene.subpath());
     let (verdict, reason, outcome) = scene.told(&scene.policy());
@@ -89,7 +89,7 @@ fn a_host_path_bound_with_exec_from_a_disk_that_is_noexec_stays_executable() {
     assert!(!now.contains("noexec"), "{now}");
 }
 
-/// Nobody can tell then what the kubelet binds from: what was denied before is denied still.
+/// The mount that the kubelet binds from is unknown then: everything that was denied before stays denied.
 #[test]
 fn a_host_path_whose_own_mount_is_gone_is_not_bound_with_more_rights() {
     if !own_namespace() {
@@ -153,7 +153,7 @@ fn a_mount_within_the_volume_is_told_from_the_volume_and_from_others_by_its_attr
     }
 }
 
-/// The directory of a volume says where the kubelet binds from, whatever it bound from earlier.
+/// The kubelet binds from the directory of a volume, whatever it bound from earlier.
 #[test]
 fn a_volume_that_was_remounted_since_gives_the_attributes_that_it_has_now() {
     if !own_namespace() {

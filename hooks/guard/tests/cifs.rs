@@ -22,13 +22,13 @@ use scene::{REBOUND, Scene, tmpfs};
 use smb_server::{Server, forget};
 
 const PLUGIN: &str = "kubernetes.io~csi";
-/// Longer than what the shim waits for a guard, because an emulated machine is slow; the client itself waits for 20 seconds.
+/// Longer than the shim waits for a guard, because an emulated machine is slow; the client itself waits for 20 seconds.
 const SOON: Duration = Duration::from_secs(5);
-/// For how long the client believes in a name that was not there.
+/// The time for which the client trusts that a missing name is missing.
 const BELIEF: Duration = Duration::from_millis(1100);
 
-/// What mount.cifs(8) does without being told more, and what csi-driver-smb's examples ask for: then a file's number is the
-/// client's own invention.
+/// The default of mount.cifs(8), and the options in csi-driver-smb's examples: with those, the client invents a file's
+/// number.
 const BY_SERVERS_NUMBERS: &str = "serverino";
 const BY_OWN_NUMBERS: &str =
     "dir_mode=0777,file_mode=0777,uid=1001,gid=1001,noperm,mfsymlinks,cache=strict,noserverino";
@@ -62,7 +62,7 @@ fn make_anew(path: &Path) {
     fs::write(file, "new").unwrap();
 }
 
-/// What the guard says of the only bind, once the server was quick enough for it: a busy machine's is taken for a dead one.
+/// The guard's verdict on the only bind, once the server was fast enough: on a busy machine the guard takes it for dead.
 fn told(scene: &Scene) -> (&'static str, String, Option<Outcome>) {
     let is_slow = |told: &(&str, String, Option<Outcome>)| {
         told.0 == "dead" || told.0 == "unknown" || matches!(told.2, Some(Outcome::Failed { .. }))
@@ -102,7 +102,7 @@ fn a_healthy_share_is_current_warm_and_cold() {
             let what = format!("{}, cold: {is_cold}, {options}", source.display());
             assert_eq!(told(&scene), ("current", String::new(), None), "{what}");
             assert_eq!(scene.admitted(&scene.refusing()).refusal, None, "{what}");
-            // In use, and looked at anew by the client.
+            // In use, and read again by the client.
             assert_eq!(scene.content(), "old");
             fs::write(server.share().join("db/other"), "another client's").unwrap();
             thread::sleep(BELIEF);
@@ -153,7 +153,7 @@ fn what_was_replaced_on_the_server_is_followed_or_bound_anew() {
         let (verdict, reason, outcome) = told(&scene);
         match options {
             BY_SERVERS_NUMBERS => assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}"),
-            // A client that invents the numbers knows files by their names, the bound one too.
+            // A client that invents the numbers identifies files by their names, including the bound one.
             _ => assert_eq!((verdict, outcome), ("current", None), "{what}: {reason}"),
         }
         assert_eq!(scene.content(), "new", "{what}");
@@ -229,7 +229,7 @@ fn a_file_that_another_was_renamed_over_on_this_node_is_bound_anew() {
     }
 }
 
-/// Twice: once it was in vain, the client asks for whatever it is asked.
+/// Twice: after one failure, the client queries the server for every call.
 #[test]
 fn a_server_that_is_cut_off_or_stopped_is_told_in_time_and_for_no_longer_than_that() {
     if !own_namespace() {
@@ -270,7 +270,7 @@ fn a_server_that_is_cut_off_or_stopped_is_told_in_time_and_for_no_longer_than_th
             assert!(refusal.is_some_and(|why| why.contains("is dead") || why.contains("did not answer")), "{what}");
         }
         scene.write_spec(&[&scene.subpath()]);
-        // It is the client that has to find its server again.
+        // The client must find its server again.
         let began = Instant::now();
         while fs::read_to_string(scene.volume.join("db/state")).is_err() {
             assert!(began.elapsed() < Duration::from_secs(60), "the server does not come back");

@@ -1,4 +1,4 @@
-//! Sources whose daemon is dead or never answers (containerd#10828): told, and never waited for.
+//! Sources whose daemon is dead or never answers (containerd#10828): the guard reports them and never waits for them.
 //!
 //! The daemon is the test itself: it opens `/dev/fuse`, mounts, and answers nothing. See fuse(4).
 
@@ -22,7 +22,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use pod::{Pod, mount_of, own_namespace};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A FUSE mount that nobody answers for. Dropping its device is the death of its daemon.
+/// A FUSE mount without answers. Dropping its device is the death of its daemon.
 struct Fuse {
     folder: tempfile::TempDir,
     device: Option<File>,
@@ -54,7 +54,7 @@ impl Fuse {
         assert_eq!(device.write(&answer).unwrap(), answer.len());
     }
 
-    /// Whether anybody asks anything while something else is done.
+    /// Runs `work`; also returns true if a request arrives meanwhile.
     fn is_asked_during<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
         let device = self.device.as_ref().unwrap();
         let is_asked = || {
@@ -63,7 +63,7 @@ impl Fuse {
         };
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
-            // Who gives up asking takes his question with him: it has to be seen meanwhile.
+            // A caller that gives up takes its request back: it must be seen meanwhile.
             let listening = scope.spawn(|| {
                 loop {
                     let was_done = done.load(Ordering::Acquire);
@@ -134,11 +134,11 @@ fn a_source_that_never_answers_is_told_in_time_and_the_others_are_mended() {
         mount_of(&fuse.path().join("below"), "/below", "rprivate"),
     ]);
     pod.update(1);
-    // A request that the daemon took and never answers: from here on SIGKILL does not reach who waits for it.
+    // A request that the daemon took and never answers: from here on SIGKILL does not reach a process that waits for it.
     let mut taken = [0; 8192];
     assert!(fuse.device.as_mut().unwrap().read(&mut taken).unwrap() > 0);
 
-    // Who waits for it gets another answer at last, instead of none: the test fails then, and does not hang.
+    // A waiting process gets another answer in the end, instead of none: then the test fails and does not hang.
     let device = fuse.device.take();
     let (over, wait) = mpsc::channel::<()>();
     let daemon = thread::spawn(move || {
@@ -173,7 +173,7 @@ fn behind_a_source_that_never_answers_the_others_are_asked() {
         told.len() == 4
             && told[1..].iter().zip(words).all(|((verdict, why), words)| *verdict == "dead" && why.contains(words))
     };
-    // A machine may be too slow to ask all of them in the time of one create.
+    // A machine may be too slow to probe all of them in the time of one create.
     let tries: Vec<_> = (0..5).map(|_| told()).take_while(|told| !expected(told)).collect();
     assert!(tries.len() < 5, "{tries:?}");
 }
@@ -214,7 +214,7 @@ fn policy_refuses_a_dead_source_or_does_not_look() {
     let refuse = Policy { dead_sources: Alarm::Refuse, ..pod.policy() };
     let refusal = admit(&pod.bundle(), &refuse, Attempt::First).refusal.unwrap();
     assert!(refusal.contains(fuse.path().to_str().unwrap()) && refusal.contains("is dead"), "{refusal}");
-    // A refused container gets nothing else done, and a look says so.
+    // In a refused container nothing else is done, and a check reports that.
     pod.update(1);
     let outcomes: Vec<_> = check_bundle(&pod.bundle(), &refuse).binds.into_iter().map(|bind| bind.outcome).collect();
     assert_eq!(outcomes, [None, Some(Outcome::WouldBe { done: "refused" })]);
@@ -275,7 +275,7 @@ fn each_check_is_made_whatever_the_others_are() {
     umount2(&subpath, MntFlags::MNT_DETACH).unwrap();
 }
 
-/// A sidecar that mounts its file system on the emptyDir which it shares, a driver of somebody else's, a global mount.
+/// A sidecar that mounts its filesystem on the emptyDir which it shares, another vendor's driver, a global mount.
 #[test]
 fn a_dead_daemon_is_told_wherever_in_the_kubelets_folders_it_is_mounted() {
     if !own_namespace() {
@@ -304,7 +304,7 @@ fn a_dead_daemon_is_told_wherever_in_the_kubelets_folders_it_is_mounted() {
     }
 }
 
-/// A kubelet whose folders lie on a server that hangs: nobody walks there.
+/// A kubelet whose directories lie on a server that hangs: the guard never walks there.
 #[test]
 fn a_kubelets_root_that_never_answers_is_told_in_time() {
     if !own_namespace() {
@@ -366,13 +366,13 @@ fn a_config_that_never_answers_is_not_waited_for() {
     }
 }
 
-/// Nobody is asked for the sake of a check that is off: a server that hangs costs nothing then.
+/// The guard sends no request for a check that is off: a server that hangs costs nothing then.
 #[test]
 fn a_volume_is_not_asked_when_nobody_wants_to_know() {
     if !own_namespace() {
         return;
     }
-    // What a test leaves when it fails is removed only once the daemon is dead.
+    // If a test fails, its files are removed only once the daemon is dead.
     let pod = Pod::with_keys(0);
     let Some(mut fuse) = Fuse::mounted() else { return };
     let volume = volume_on(&fuse, &pod, "kubernetes.io~csi/pvc-1/mount");

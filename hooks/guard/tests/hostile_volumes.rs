@@ -1,5 +1,5 @@
-//! A container that does what it can to have something else bound in its file's place (CVE-2017-1002101), or to confuse
-//! whoever reads its mounts: by names, by depth, and by changing its volume while it is admitted.
+//! A container that tries to have something else bound in its file's place (CVE-2017-1002101), or to confuse programs that
+//! read its mounts. It uses names, depth, and changes of its volume while it is admitted.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -141,7 +141,7 @@ fn a_path_as_long_as_paths_get_is_bound_anew() {
     assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "current");
 }
 
-/// A container can move what is bound to where no path reaches it. Nothing is known of it then, and nothing done.
+/// A container can move the bound file to a place that no path reaches. Then nothing is known of it, and nothing is done.
 #[test]
 fn a_file_that_was_moved_deeper_than_paths_reach_is_left_alone() {
     if !own_namespace() {
@@ -175,7 +175,7 @@ fn attack(scene: &Scene, outside: &Path, over: &AtomicBool) {
     symlink(outside, &link).unwrap();
     fs::create_dir_all(aside.join("file")).unwrap();
     let exchange = |a: &Path, b: &Path| match renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE) {
-        // For the time of a swap the file is a mount point in this namespace, unlike in a container's own.
+        // During a swap the file is a mount point in this namespace, unlike in a container's own.
         Ok(()) | Err(Errno::BUSY) => {}
         Err(errno) => panic!("exchange {} and {}: {errno}", a.display(), b.display()),
     };
@@ -227,7 +227,7 @@ fn names_that_change_all_the_time_lead_nowhere_else() {
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
 
-/// Admits, and says whether something was bound anew.
+/// Admits; returns true if something was re-bound.
 fn is_still_a_file_of_the_volume(scene: &Scene) -> bool {
     let report = scene.admitted();
     let shown = fs::symlink_metadata(scene.subpath()).unwrap();

@@ -62,7 +62,7 @@ fn a_bundle_whose_path_is_no_text_is_recorded() {
     assert_eq!(written["bundle"], "/run/\u{fffd}");
 }
 
-/// What a spec of sixteen MiB can make a report say: the journal is bounded all the same, and what was found is in it.
+/// The longest report from a spec of sixteen MiB: the journal is still bounded, and it has all findings.
 #[test]
 fn a_line_has_an_end() {
     let bind = |source: String, verdict, reason: Option<&str>| BindReport {

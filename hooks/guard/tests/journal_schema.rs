@@ -1,4 +1,4 @@
-//! docs/journal.schema.json says what is written, no less and no more.
+//! docs/journal.schema.json describes exactly what is written, no less and no more.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
@@ -68,7 +68,7 @@ fn of_every_verdict() -> Vec<BindReport> {
     ]
 }
 
-/// Every field is named: one that is added does not compile until somebody comes here.
+/// Every field is named: a new field does not compile until it is added here.
 fn full() -> Report {
     let named = |text: &str| Some(text.to_owned());
     Report {
@@ -124,7 +124,7 @@ fn what_the_document_shows_obeys_the_schema() {
     }
 }
 
-/// A key of the schema that no line has, and a word of an enum that none says, are not true.
+/// A key of the schema that no line has, and an enum value that no line has, are not true.
 #[test]
 fn the_schema_says_nothing_that_is_never_written() {
     let Schema(schema) = schema();
@@ -151,7 +151,7 @@ fn the_schema_says_nothing_that_is_never_written() {
     }
 }
 
-/// Each line is taken apart in one place; the schema notices.
+/// Each line is broken in one place; the schema detects it.
 #[test]
 fn what_is_never_written_does_not_obey_the_schema() {
     let schema = schema();

@@ -1,4 +1,4 @@
-//! More binds than a runtime may have files open: each is looked at all the same.
+//! More binds than a runtime may have files open: each is still inspected.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 

@@ -90,8 +90,8 @@ fn a_bind_of_what_is_above_a_runtimes_real_directory_is_made_rslave() {
     }
 }
 
-/// As on Container-Optimized OS: the kubelet's root is bound from a larger disk, and what is mounted at the one name shows at
-/// the other.
+/// As on Container-Optimized OS: the kubelet's root is bound from a larger disk, and a mount at one name also shows at the
+/// other.
 #[test]
 fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
     if !own_namespace() {

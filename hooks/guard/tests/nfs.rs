@@ -21,7 +21,7 @@ use nix::mount::{MntFlags, umount2};
 use scene::{REBOUND, Scene, tmpfs};
 
 const PLUGIN: &str = "kubernetes.io~nfs";
-/// What the shim waits for a guard.
+/// The time that the shim waits for a guard.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// A share with these files, and a pod whose nfs volume it is.
@@ -228,7 +228,7 @@ fn a_file_that_was_deleted_or_replaced_on_this_node_is_not_taken_for_current() {
     }
 }
 
-/// The kernel does not even let anybody hold such a mount: open_tree(2) and open(2) with `O_PATH` say ESTALE.
+/// The kernel does not even open such a mount: open_tree(2) and open(2) with `O_PATH` return ESTALE.
 #[test]
 fn a_directory_that_was_replaced_on_this_node_is_dead() {
     if !own_namespace() {

@@ -1,5 +1,5 @@
-//! A 9p share with a real server: the emulator that runs this machine. It has the same folder under another tag, for
-//! somebody else to change it.
+//! A 9p share with a real server: the emulator that runs this machine. It has the same directory under another tag, through
+//! which a second client changes it.
 //!
 //! Runs in the virtual machine that `make kernels` starts for it.
 
@@ -17,7 +17,7 @@ use namespace::{own_namespace, skipped};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use scene::{REBOUND, Scene};
 
-/// What a volume of any filesystem may be.
+/// A plugin whose volume may be of any filesystem.
 const PLUGIN: &str = "kubernetes.io~csi";
 
 fn mount_tag(tag: &str, at: &Path, options: &str) {
@@ -29,7 +29,7 @@ fn mount_tag(tag: &str, at: &Path, options: &str) {
 struct Elsewhere(tempfile::TempDir);
 
 impl Elsewhere {
-    /// `None`, said aloud, where the kernel has no client.
+    /// `None`, with a printed reason, if the kernel has no client.
     fn mount() -> Option<Self> {
         if !fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains("\t9p\n")) {
             skipped("this kernel has no 9p loaded: one of `make kernels` has");
@@ -68,7 +68,7 @@ fn replace(path: &Path) {
     fs::rename(path.with_extension("next"), path).unwrap();
 }
 
-/// As the client does, which finds a bound file by its path.
+/// The client finds a bound file by its path.
 #[test]
 fn a_healthy_share_and_one_whose_file_was_replaced_elsewhere_are_current() {
     if !own_namespace() {

@@ -1,5 +1,5 @@
-//! Mount tables captured from real kubelets, as a support bundle that holds nothing else: what is deleted is stale for
-//! certain, and what is not cannot be told.
+//! Mount tables captured from real kubelets, as a support bundle without any other file: deleted sources are certainly stale,
+//! and the others cannot be judged.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test reads fixtures and says what it expects")]
 

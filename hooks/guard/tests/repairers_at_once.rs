@@ -1,6 +1,6 @@
 //! Several repairers of one subpath at the same moment: a create, `bindguard repair`, a create that is tried again.
 //!
-//! No lock keeps them apart, because a container could hold it. Each leaves one current mount, whatever the others did.
+//! No lock separates them, because a container could hold it. Each leaves one current mount, whatever the others did.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -82,7 +82,7 @@ fn repair(pod: &Pod, turn: &Barrier) -> Vec<String> {
     report.binds.iter().filter(|bind| !is_repaired(bind)).map(|bind| format!("{bind:?}")).collect()
 }
 
-/// Reads the subpath until it is told to stop; everything that was not there, empty, or older than before.
+/// Reads the subpath until `stop` is set; returns every content that was missing, empty, or older than before.
 fn read(pod: &Pod, stop: &AtomicBool) -> Vec<String> {
     let (mut newest, mut wrong) = (Some(0), Vec::new());
     while !stop.load(Ordering::Relaxed) {

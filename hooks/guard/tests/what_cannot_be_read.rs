@@ -1,4 +1,4 @@
-//! A source that cannot be looked at is unknown, and nothing else: not unmounted, not stale, and no reason to refuse.
+//! An unreadable source is unknown, and nothing else: not unmounted, not stale, and no reason to refuse.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 

@@ -1,4 +1,4 @@
-//! Subpaths of volumes that containers write: what vanished, was replaced or mounted anew, and what nobody may bind.
+//! Subpaths of volumes that containers write: missing, replaced or mounted again, and those that must not be bound.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -88,8 +88,8 @@ fn a_directory_that_vanished_is_made_again_when_policy_says_so() {
     }
 }
 
-/// A deployment: `current` leads to the newest release, and the one that was bound is removed. The kubelet binds where `current`
-/// leads; what the pod asked for stands nowhere.
+/// A deployment: `current` leads to the newest release, and the release that was bound is removed. The kubelet binds the
+/// target of `current`; no file of the node records what the pod requested.
 #[test]
 fn a_release_that_was_bound_through_a_link_is_not_made_again() {
     if !own_namespace() {
@@ -222,7 +222,7 @@ fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
     drop(second);
 }
 
-/// The CSI driver unpublished it, and took the folder that it had mounted on away.
+/// The CSI driver unpublished it, and removed the directory that it had mounted on.
 #[test]
 fn a_subpath_of_a_csi_volume_that_was_unpublished_is_told() {
     if !own_namespace() {
@@ -257,7 +257,7 @@ fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
         }
         let inner = scene.volume.join("s3");
         fs::create_dir(&inner).unwrap();
-        // What has the sub path's name in the volume itself is not meant.
+        // The file with the sub path's name in the volume itself is not meant.
         fs::write(scene.volume.join("state"), "of the volume").unwrap();
         tmpfs(&inner);
         fs::write(inner.join("state"), "old").unwrap();
@@ -298,7 +298,8 @@ fn a_mount_within_the_volume_that_is_gone_is_not_taken_for_an_earlier_mount_of_t
     assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("of the cache", 1));
 }
 
-/// A claim's volume is called as its PersistentVolume is, and the kubelet takes no care that no other volume of the pod has that name.
+/// A claim's volume has the name of its PersistentVolume. The kubelet does not check that no other volume of the pod has that
+/// name.
 #[test]
 fn a_claim_that_has_the_name_of_another_volume_is_told_from_it() {
     if !own_namespace() {
@@ -371,7 +372,7 @@ fn a_volume_that_its_driver_writes_as_the_kubelet_does_is_read_as_the_kubelets()
     }
 }
 
-/// A container can write such names: what they lead to is what it could have bound without them, and nothing outside.
+/// A container can write such names: they lead only to files that it could have bound without them, and to nothing outside.
 #[test]
 fn a_payload_that_a_container_laid_out_leads_nowhere_else() {
     if !own_namespace() {
@@ -408,7 +409,7 @@ fn a_subpath_that_is_not_mounted_is_refused_when_policy_says_so() {
     assert!(refusal.contains(scene.subpath().to_str().unwrap()) && refusal.contains("nothing is mounted"), "{refusal}");
 }
 
-/// A driver that binds a folder of its own, which somebody removed: mount(2) says ENOENT, as for a subpath.
+/// A driver that binds its own directory, which was removed since: mount(2) returns ENOENT, as for a subpath.
 #[test]
 fn a_volume_whose_own_source_was_deleted_is_stale() {
     if !own_namespace() {

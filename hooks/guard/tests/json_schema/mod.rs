@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 pub struct Schema(pub Value);
 
 impl Schema {
-    /// In which places the value is not what the schema says.
+    /// The places in which the value does not match the schema.
     pub fn faults_of(&self, value: &Value) -> Vec<String> {
         self.faults("line", value, &self.0)
     }

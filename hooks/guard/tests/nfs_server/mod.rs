@@ -1,7 +1,7 @@
 //! The kernel's own NFS server, and its client on the same machine: nfsd(7), NFS version 4.2 over loopback.
 //!
-//! What exportfs(8) and rpc.mountd(8) do is done here: the server's caches are told beforehand whatever they would ask.
-//! See the kernel's Documentation/filesystems/nfs/rpc-cache.rst.
+//! This code replaces exportfs(8) and rpc.mountd(8): it fills the server's caches in advance with every answer that they
+//! would request. See the kernel's Documentation/filesystems/nfs/rpc-cache.rst.
 
 use std::fs;
 use std::io;
@@ -27,7 +27,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// `None`, said aloud, where the kernel has no nfsd, or another one is at work.
+    /// `None`, with a printed reason, if the kernel has no nfsd, or another one is running.
     pub fn start() -> Option<Self> {
         let has = |name| fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains(name));
         if !has("\tnfsd\n") || !has("\tnfs4\n") {
@@ -50,14 +50,14 @@ impl Server {
         let server = Self { folder: tempfile::tempdir().unwrap() };
         let clients = server.folder.path().join("clients");
         fs::create_dir(&clients).unwrap();
-        // Where it notes its clients. Newer kernels have a daemon for that: without it, it begins with a time of grace, in
-        // which nobody opens a file, and which nobody can end.
+        // The directory in which it records its clients. Newer kernels have a daemon for that. Without it, the server begins
+        // with a grace period in which no client can open a file, and which cannot be ended.
         let _ = tell("nfsv4recoverydir", clients.to_str().unwrap());
         // Version 3 would want rpcbind.
         for (file, value) in [("versions", "-3"), ("nfsv4leasetime", "10"), ("nfsv4gracetime", "10")] {
             tell(file, value).unwrap();
         }
-        // Linux 7's client may hold a promise of the server's that a folder does not change, and answers in its name then.
+        // Linux 7's client may hold a directory delegation from the server, and then answers from its own cache.
         let _ = fs::write("/sys/module/nfsv4/parameters/directory_delegations", "N");
         server.begin();
         Some(server)
@@ -70,7 +70,7 @@ impl Server {
         share
     }
 
-    /// What the kubelet's mount.nfs(8) asks for. Attributes are kept for as long as a client keeps them by itself.
+    /// Mounts with the options of the kubelet's mount.nfs(8). The client keeps attributes for its default time.
     pub fn mount(&self, at: &Path) {
         let options = "vers=4.2,addr=127.0.0.1,clientaddr=127.0.0.1,proto=tcp,hard,timeo=600,retrans=2";
         mount(Some("127.0.0.1:/share"), at, Some("nfs"), MsFlags::empty(), Some(options)).unwrap();
@@ -82,7 +82,7 @@ impl Server {
             tell("portlist", "tcp 2049").unwrap();
         }
         tell("threads", "4").unwrap();
-        // There is nobody whose locks it would have to wait for.
+        // There are no clients whose locks it would have to wait for.
         let _ = tell("v4_end_grace", "Y");
         let folder = self.folder.path().display();
         let (nobody, root) = (65534, r"\x00000000");
@@ -95,12 +95,13 @@ impl Server {
         }
     }
 
-    /// Nobody serves any more: what is asked of a hard mount waits.
+    /// Stops the server: calls on a hard mount wait.
     pub fn stop(&self) {
         tell("threads", "0").unwrap();
     }
 
-    /// Does something while nobody serves. Who waits gets an answer at last, so that a test fails and does not hang.
+    /// Runs `work` while the server is stopped. A waiting call gets an answer in the end, so that a test fails and does not
+    /// hang.
     pub fn stopped_during<T>(&self, work: impl FnOnce() -> T) -> T {
         self.stop();
         let (over, wait) = mpsc::channel::<()>();

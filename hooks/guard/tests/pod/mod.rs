@@ -13,7 +13,7 @@ use serde_json::Value;
 #[allow(unused_imports, reason = "not every test file needs all of them")]
 pub use namespace::{Folder, bind, mount_of, own_namespace, skipped};
 
-/// What containerd wrote for a kubelet's pod, 14 KB without its mounts: what a guard reads is mostly not about binds.
+/// The spec that containerd wrote for a kubelet's pod, 14 KB without its mounts: most of a spec is not about binds.
 const REAL_SPEC: &str = include_str!("../../../core/tests/fixtures/kubelet-1.36/config-hostroot.json");
 
 /// A pod with one container and one configMap.

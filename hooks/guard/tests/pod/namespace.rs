@@ -15,7 +15,7 @@ pub use {
     own::{bind, skipped},
 };
 
-/// A shared `/`, as systemd sets it up, without the host seeing any of it. `false`, said aloud, without privilege.
+/// A shared `/`, as systemd sets it up, invisible to the host. `false`, with a printed reason, without privilege.
 pub fn own_namespace() -> bool {
     own::enter(true)
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::namespace::{Folder, bind, mount_of, skipped};
 
-/// What is said of a bind that was made anew at once.
+/// The outcome of a bind that was re-bound in one try.
 pub const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 
 /// A pod with one subpath, and the folder that is its volume.
@@ -48,7 +48,7 @@ impl Scene {
         scene
     }
 
-    /// Has the container ask for these binds; at first it is its subpath alone.
+    /// Writes a spec with these binds; at first it has only the subpath.
     pub fn write_spec(&self, sources: &[&Path]) {
         let mounts: Vec<_> = sources.iter().map(|source| mount_of(source, "/data", "rprivate")).collect();
         let spec = json!({"mounts": mounts, "linux": {}, "annotations": {}});
@@ -63,7 +63,7 @@ impl Scene {
         self.folder.path().join("kubelet/pods/uid-1/volume-subpaths/data/app/0")
     }
 
-    /// A subpath of a file that a container wrote anew since.
+    /// A subpath of a file that a container replaced since.
     pub fn with_replaced(self, file: &str) -> Self {
         fs::write(self.volume.join(file), "old").unwrap();
         let scene = self.bound(file);
@@ -88,7 +88,7 @@ impl Scene {
         Policy { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Policy::default() }
     }
 
-    /// The same, where no container may start on what cannot be mended.
+    /// The same policy, but no container may start with a bind that cannot be repaired.
     pub fn refusing(&self) -> Policy {
         Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Refuse, ..self.policy() }
     }
@@ -104,7 +104,7 @@ impl Scene {
         (bind.verdict, bind.reason.clone().unwrap_or_default(), bind.outcome.clone())
     }
 
-    /// What the container finds in the file of its subpath, which is `state` in a directory.
+    /// The content of the subpath's file for the container, which is `state` in a directory.
     pub fn content(&self) -> String {
         let (subpath, inside) = (self.subpath(), self.subpath().join("state"));
         fs::read_to_string(if fs::metadata(&subpath).unwrap().is_dir() { inside } else { subpath }).unwrap()
@@ -133,7 +133,7 @@ pub fn tmpfs(at: &Path) {
 pub struct Daemon(Child);
 
 impl Daemon {
-    /// `None`, said aloud, where there is no bindfs.
+    /// `None`, with a printed reason, if there is no bindfs.
     pub fn showing(folder: &Path, at: &Path) -> Option<Self> {
         let Ok(daemon) = Command::new("bindfs").arg("-f").arg(folder).arg(at).spawn() else {
             skipped("no bindfs here");

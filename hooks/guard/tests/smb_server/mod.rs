@@ -24,7 +24,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// `None`, said aloud, where the kernel has no ksmbd or no client.
+    /// `None`, with a printed reason, if the kernel has no ksmbd or no client.
     pub fn start() -> Option<Self> {
         let has_client = fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains("\tcifs\n"));
         if !has_client || fs::metadata(KILL).is_err() {
@@ -48,7 +48,7 @@ impl Server {
         share
     }
 
-    /// What mount.cifs(8) asks for, of `share` or of a folder in it.
+    /// Mounts as mount.cifs(8) does: `share`, or a directory in it.
     pub fn mount(&self, share: &str, at: &Path, options: &str) {
         let options = format!("ip=127.0.0.1,user={USER},pass={PASSWORD},vers=3.1.1,{options}");
         let source = format!("//127.0.0.1/{share}");
@@ -70,14 +70,14 @@ impl Server {
         };
     }
 
-    /// Nobody serves any more: connections are refused.
+    /// Stops the server: connections are refused.
     pub fn stop(&mut self) {
         fs::write(KILL, "hard").unwrap();
         self.mountd = None;
     }
 
-    /// Does something while nothing arrives at the server. Who waits gets an answer at last, so that a test fails and does not
-    /// hang.
+    /// Runs `work` while nothing arrives at the server. A waiting call gets an answer in the end, so that a test fails and
+    /// does not hang.
     pub fn cut_off_during<T>(&self, work: impl FnOnce() -> T) -> T {
         loopback("down");
         let (over, wait) = mpsc::channel::<()>();

@@ -1,4 +1,5 @@
-//! What ksmbd.mountd(8) tells the kernel's SMB server: who may log in, and which folder a share is.
+//! The part of ksmbd.mountd(8) that configures the kernel's SMB server: the accounts that may log in, and the directory of a
+//! share.
 //!
 //! Generic netlink, see netlink(7); the messages are those of the kernel's fs/smb/server/ksmbd_netlink.h.
 
@@ -15,7 +16,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-// The family of families: GENL_ID_CTRL, and what is asked of it.
+// The family of families: GENL_ID_CTRL, and the fields of a request to it.
 const CONTROL: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const FAMILY_NAME: u16 = 2;
@@ -37,7 +38,7 @@ pub const PASSWORD: &str = "password";
 /// MD4 of that password in UTF-16.
 const HASH: [u8; 16] = *b"\x88\x46\xf7\xea\xee\x8f\xb1\x17\xad\x06\xbd\xd8\x30\xb7\x58\x6c";
 
-/// Answers what the kernel asks, until it is dropped.
+/// Answers the kernel's requests, until it is dropped.
 pub struct Mountd {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -77,7 +78,7 @@ impl Drop for Mountd {
     }
 }
 
-/// Whoever knows the password may do everything, in every share that is asked for.
+/// Every client with the password may do everything, in every share that it requests.
 fn answer(socket: &Socket, event: u8, asked: &[u8], folder: &str) {
     // Every request begins with a number of its own.
     let answer = || Message(asked[4..8].to_vec());
