@@ -80,7 +80,7 @@ impl Default for Journal {
     }
 }
 
-/// A path from the root. Any other would be relative to wherever a runtime is called from, and match nothing.
+/// An absolute path. A relative one would depend on the directory from which a runtime is called, and match nothing.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "PathBuf")]
 struct Absolute(PathBuf);

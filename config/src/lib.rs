@@ -1,8 +1,7 @@
-//! `config.toml`: what a node's operator sets, and what is in force where nothing is set.
+//! `config.toml`: the settings of a node's operator, and the defaults for everything that is not set.
 //!
-//! A file that cannot be taken never keeps a container from starting: the defaults are in force and the reason is handed
-//! along, for logs to say. Unknown keys are refused, because a misspelt key that is silently ignored is a policy that is
-//! not in force.
+//! An invalid file never keeps a container from starting: the defaults apply, and the reason is returned for the logs.
+//! Unknown keys are refused, because a misspelt key that is silently ignored is a policy that does not apply.
 #![forbid(unsafe_code)]
 
 mod file;
@@ -16,18 +15,18 @@ use std::time::Duration;
 
 use bindguard_core::policy::Policy;
 
-/// Names the config file in the environment.
+/// The environment variable that names the config file.
 pub const ENVIRONMENT: &str = "BINDGUARD_CONFIG";
-/// Where the config file is when the environment names none.
+/// The config file when the environment names none.
 pub const DEFAULT_PATH: &str = "/etc/bindguard/config.toml";
 
-/// More than this is no config, and would take its reader's time for nothing.
+/// A larger file is no config, and reading it would waste time.
 const LARGEST: u64 = 1 << 20;
 
-/// The file that a node gets: every key, commented out, with what is in force without it.
+/// The file that a node gets: every key, commented out, with its default.
 pub const SHIPPED: &str = include_str!("../config.toml");
 
-/// What is in force on this node.
+/// The active settings of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     deadline: Duration,
@@ -37,7 +36,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// How long the guard may take before the shim goes on without it. 2 s unless set.
+    /// The time limit of the guard; after it the shim goes on without the guard. 2 s unless set.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
@@ -52,7 +51,7 @@ impl Config {
         self.journal.as_deref()
     }
 
-    /// What to look for and what to do about it.
+    /// The checks, and the action for each.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -60,7 +59,7 @@ impl Config {
     /// Reads the text of a config file.
     ///
     /// # Errors
-    /// With the line and what was expected, when it is not TOML, a key is unknown or a value is of the wrong kind.
+    /// Names the line and the expected value, if the text is not TOML, a key is unknown or a value is of the wrong kind.
     pub fn from_toml(text: &str) -> Result<Self, toml::de::Error> {
         toml::from_str::<file::File>(text).map(file::File::into_config)
     }
@@ -100,7 +99,7 @@ impl Default for Config {
     }
 }
 
-/// Why a config file was not taken.
+/// The reason why a config file was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It could not be read.
@@ -108,7 +107,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -117,9 +116,9 @@ pub enum Error {
     Parse {
         /// The file.
         path: PathBuf,
-        /// The line that cannot be taken, counted from 1.
+        /// The line that is invalid, counted from 1.
         line: usize,
-        /// What was expected there.
+        /// The parser's error.
         #[source]
         source: toml::de::Error,
     },
@@ -140,20 +139,20 @@ impl Error {
     }
 }
 
-/// A config that is in force, and why it is not the file's.
+/// The active config, and the reason if it is not the file's.
 #[derive(Debug)]
 pub struct Loaded {
-    /// In force.
+    /// The active config.
     pub config: Config,
-    /// The file was there, or was asked for, and could not be taken: `config` is the default.
+    /// The file exists, or the environment names it, and it is invalid or unreadable: `config` is the default.
     pub problem: Option<Error>,
 }
 
-/// Reads the node's config: the file that `BINDGUARD_CONFIG` names, else `/etc/bindguard/config.toml` if it is there.
-/// Never fails.
+/// Reads the node's config: the file that `BINDGUARD_CONFIG` names, else `/etc/bindguard/config.toml` if it exists. Never
+/// fails.
 pub fn load() -> Loaded {
     load_by(|path, most| {
-        // Opening a fifo would wait for a writer, and nobody is there to give up.
+        // Opening a fifo would wait for a writer, with no time limit.
         match fs::metadata(path)?.file_type().is_fifo() {
             true => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a fifo")),
             false => read_here(path, most),
@@ -161,7 +160,8 @@ pub fn load() -> Loaded {
     })
 }
 
-/// The same, for who has a way of their own to read a file, or its first so many bytes: without waiting for a server, say.
+/// As [`load`], with the caller's function to read a file, or its first bytes up to a limit: for example one that never waits
+/// for a server.
 pub fn load_by(read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
     let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
     let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));

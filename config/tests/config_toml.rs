@@ -9,7 +9,7 @@ use std::time::Duration;
 use bindguard_config::{Config, Error};
 use bindguard_core::policy::{Alarm, Mode, ReadOnlyBinds};
 
-/// The file that a node gets, with every key taken out of its comment.
+/// The file that a node gets, with every key uncommented.
 fn shipped_with_every_key() -> String {
     let uncommented = |line: &str| match line.strip_prefix("# ") {
         Some(key) if key.contains(" = ") => key.to_owned(),

@@ -1,4 +1,4 @@
-//! The manifests against the Kubernetes API's own schema: every field is one that the API has, of the kind that it has.
+//! The manifests match the Kubernetes API's own schema: the API has every field, and with the same type.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
