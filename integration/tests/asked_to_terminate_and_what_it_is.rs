@@ -1,5 +1,5 @@
-//! The shim's answers about itself, and its reaction to SIGTERM and `Shutdown`: nothing as
-//! long as a container is there. No other signal ends it either, and SIGUSR1 makes it log its state.
+//! The shim's answers about itself, and its behaviour on SIGTERM and `Shutdown`: it does nothing while a container exists. No
+//! other signal ends it either, and SIGUSR1 makes it write its state to the log.
 
 use std::fs;
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! Containers of one pod come and go without a sandbox that keeps their shim: each one's `start` finds the shim just when it
 //! loses its last container. Every one of them runs, in this shim or in the next.
 //!
-//! Meanwhile another process holds flock(2) on the folder of the shims' sockets, as every container with a read-only hostPath of
+//! Meanwhile a process holds flock(2) on the directory of the shims' sockets, as every container with a read-only hostPath of
 //! `/run` can do (issue 14).
 
 use std::fs::{self, File, Permissions};

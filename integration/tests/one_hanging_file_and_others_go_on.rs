@@ -1,5 +1,5 @@
-//! Issue 14: a file that a create or an exec has to open does not answer. That call waits; the other containers of the same shim
-//! answer, start and end. A fifo without a peer hangs like a file on a dead server.
+//! Issue 14: a file that a create or an exec has to open does not answer. That call waits; the other containers of the same
+//! shim answer, start and end. A fifo without a process at its other end hangs like a file on a dead server.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};

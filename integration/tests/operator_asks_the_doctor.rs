@@ -209,7 +209,7 @@ fn is_a_package(node: &Node, line: &str) -> Result<()> {
     Ok(())
 }
 
-/// A network namespace, and a disk that is mounted anywhere, that the host has released and a monitoring container has not.
+/// A network namespace, and a disk mounted anywhere. The host has unmounted both; a monitoring container has not.
 fn pinned(node: &Node) -> Result<()> {
     let disk = node.disk().join("a").display().to_string();
     for (place, make) in [

@@ -31,7 +31,7 @@ fn runc() {
     });
 }
 
-/// Without a check of leftovers: crun makes a folder where a node of this machine has no unified hierarchy.
+/// Without a check of leftovers: crun makes a directory where a node of this machine has no unified hierarchy.
 #[test]
 fn crun() {
     Setup::on(Generation::V2_1).oci(Oci::Crun(Generation::V2_1)).obedient_runtime().story(tell);
@@ -59,7 +59,7 @@ impl Kind {
     }
 }
 
-/// The target of a container's output.
+/// The destinations of a container's output.
 struct Streams {
     kind: Kind,
     files: [PathBuf; 2],

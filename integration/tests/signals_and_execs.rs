@@ -83,7 +83,7 @@ fn refusals(node: &Node, runtime: Runtime) -> Result<()> {
     ctr.remove("no")
 }
 
-/// Issue 14: `init.pid` and `shim.pid` are in the bundle, for the clean-up after a killed shim.
+/// Issue 14: `init.pid` and `shim.pid` are in the bundle, for programs that clean up after a killed shim.
 fn names_of_the_shims_own_files(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     ctr.container("named").start()?.success()?;
