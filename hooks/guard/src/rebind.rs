@@ -163,7 +163,7 @@ impl<'s> Round<'s> {
         fault::reach(FaultPoint::TargetOpened);
         match self.attach(&target) {
             Ok(()) => fault::reach(FaultPoint::AfterAttach),
-            Err(SwapError::TargetGone) => return Ok(false),
+            Err(SwapError::TargetGone | SwapError::Overtaken) => return Ok(false),
             Err(SwapError::NotPossible { .. }) if self.tuck(&target)? => {}
             Err(SwapError::NotPossible { .. }) => return Ok(false),
             Err(error @ SwapError::Failed { .. }) => return Err(swap_failed(error)),
@@ -212,7 +212,7 @@ impl<'s> Round<'s> {
         let folder = folder.ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
         match attach_tucked(target, &folder, &path, self.held.attributes_to_keep()) {
             Ok(()) => fault::reach(FaultPoint::AfterAttach),
-            Err(SwapError::TargetGone) => return Ok(false),
+            Err(SwapError::TargetGone | SwapError::Overtaken) => return Ok(false),
             Err(error) => return Err(swap_failed(error)),
         }
         if self.mount_of_stale()?.covers_its_equal() {

@@ -29,6 +29,9 @@ pub enum SwapError {
     /// The new file was removed while it was being bound: the volume changed again.
     #[error("the current file was removed while it was being bound")]
     TargetGone,
+    /// Another repairer of the same subpath attached its mount at the same moment.
+    #[error("another repairer attached a mount at the same time")]
+    Overtaken,
     /// This kernel, or this mount, does not allow it that way.
     #[error("{what} is not possible here")]
     NotPossible {
@@ -74,7 +77,7 @@ impl SwapError {
     /// The error and its cause in one line.
     pub fn in_full(&self) -> String {
         match self {
-            Self::TargetGone => self.to_string(),
+            Self::TargetGone | Self::Overtaken => self.to_string(),
             Self::NotPossible { source, .. } | Self::Failed { source, .. } => format!("{self}: {source}"),
         }
     }

@@ -6,22 +6,27 @@
 //! it detaches anything.
 //!
 //! The copy lives in a mount namespace of a thread's own, which ends with the thread and takes the copy along.
+//!
+//! As a peer, the copy also receives the mount of another repairer. A mount that is attached on top of that one would propagate
+//! into the volume, whose file both show: it is detached at once, with all that it propagated to.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::thread;
 
-use bindguard_core::mount_table::MountAttributes;
+use bindguard_core::mount_table::{MountAttributes, MountId};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::CWD;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags};
 
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
+use crate::mounts::Mounts;
 
 use super::SwapError;
 use super::clone::{clone_mount, clone_remounted};
+use super::detach::detach;
 
 const STEP: &str = "running a thread in a mount namespace of its own";
 
@@ -63,7 +68,7 @@ pub fn attach_tucked(
         let new = new.whole(folder.path(), subpath)?;
         attach_at(&copy, folder.path(), "attaching a copy of the parent mount")?;
         fault::reach(FaultPoint::CopyAttached);
-        attach_at(&new, subpath, "attaching the new mount to the copy")?;
+        attach_directly(&new, subpath, folder.path())?;
         fault::reach(FaultPoint::Tucked);
         Ok(())
     };
@@ -98,6 +103,30 @@ impl New {
         attach_at(&self.mount, subpath, "attaching the new mount to the second copy")?;
         clone_remounted(subpath, *attributes)
     }
+}
+
+/// Attaches a mount at `subpath`, on the mount at `folder` and on no other.
+fn attach_directly(new: &OwnedFd, subpath: &Path, folder: &Path) -> Result<(), SwapError> {
+    let copy = mount_id(&open(folder)?)?;
+    if mount_id(&open(subpath)?)? != copy {
+        return Err(SwapError::Overtaken);
+    }
+    attach_at(new, subpath, "attaching the new mount to the copy")?;
+    let attached = open(subpath)?;
+    let parent = Mounts::from_mountinfo().mount_of(&attached).ok().and_then(|mount| mount.parent);
+    if parent.is_some_and(|parent| parent.id == copy) {
+        return Ok(());
+    }
+    detach(&attached)?;
+    Err(SwapError::Overtaken)
+}
+
+fn open(path: &Path) -> Result<Handle, SwapError> {
+    Handle::of(path).map_err(|error| SwapError::Failed { what: STEP, source: io::Error::other(error) })
+}
+
+fn mount_id(handle: &Handle) -> Result<MountId, SwapError> {
+    handle.mount_id().map_err(|error| SwapError::Failed { what: STEP, source: io::Error::other(error) })
 }
 
 fn attach_at(mount: &OwnedFd, path: &Path, step: &'static str) -> Result<(), SwapError> {
