@@ -1,4 +1,4 @@
-//! Asking another program, which may hang.
+//! Queries to other programs, which may hang.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use bindguard_sys::probe::{Answer, probe_side_by_side};
 
-/// How long a program may think.
+/// The time limit for a program.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Whether somebody answers for a path, if only that it is not there: nobody waits for a server here.
+/// Checks that the server of a path answers, even with ENOENT: no command may hang on a silent server.
 ///
 /// # Errors
-/// When it is silent, in one line.
+/// If the server is silent, in one line.
 pub fn answers(path: &Path) -> anyhow::Result<()> {
     const PATIENCE_OF_FILES: Duration = Duration::from_millis(700);
     match probe_side_by_side(&[path.to_owned()], PATIENCE_OF_FILES).as_deref() {
@@ -26,16 +26,16 @@ pub fn answers(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// What a program prints when it is run with these words.
+/// The output of a program that is run with these arguments.
 ///
 /// # Errors
-/// When it cannot be run, fails, or does not end: what it said, in one line.
+/// If the program cannot be run, fails, or does not end: the reason, in one line.
 pub fn said(program: &Path, words: &[&str]) -> Result<String, String> {
     let line = format!("run {} {}", program.display(), words.join(" "));
     let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| format!("{line}: {error}"))?;
-    // Read while it runs: a config is larger than a pipe.
+    // Read stdout while the program runs: a config is larger than a pipe.
     let mut out = child.stdout.take().ok_or_else(|| format!("{line}: it has no stdout"))?;
     let reader = thread::spawn(move || {
         let mut text = Vec::new();
@@ -46,7 +46,7 @@ pub fn said(program: &Path, words: &[&str]) -> Result<String, String> {
         match child.try_wait().map_err(|error| format!("{line}: {error}"))? {
             Some(status) => break status,
             None if Instant::now() > deadline => {
-                // It may have ended just now; either way it is reaped.
+                // The program may have ended just now; `wait` reaps it either way.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(format!("{line}: no end after {} s", PATIENCE.as_secs()));

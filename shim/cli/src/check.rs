@@ -1,4 +1,4 @@
-//! `bindguard check BUNDLE`: steps 2 to 6 of an admission, without the acting.
+//! `bindguard check BUNDLE`: steps 2 to 6 of an admission, without any change.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,15 +11,15 @@ use clap::Args;
 use crate::ask::answers;
 use crate::show;
 
-/// Where containerd keeps them.
+/// The place of containerd's bundles.
 const A_BUNDLE: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/ID";
 
 /// Arguments of `check`.
 #[derive(Debug, Args)]
 pub struct Check {
-    /// The folder that holds config.json.
+    /// The folder with config.json.
     bundle: PathBuf,
-    /// Print the report as JSON, in the journal's words.
+    /// Print the report as JSON, with the journal's keys.
     #[arg(long)]
     json: bool,
 }
@@ -27,7 +27,7 @@ pub struct Check {
 impl Check {
     /// Runs it.
     pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
-        // The report names the bundle, and a relative path is of no use to who reads it elsewhere.
+        // The report names the bundle: a relative path is useless to a reader in another folder.
         let bundle = std::path::absolute(&self.bundle)?;
         answers(&bundle.join("config.json"))?;
         let report = check_bundle(&bundle, policy);

@@ -1,4 +1,4 @@
-//! `bindguard completions` and `bindguard man`: generated from the command line's own description, so they cannot lie.
+//! `bindguard completions` and `bindguard man`: generated from the definition of the command line, so that they match it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! `bindguard hook precreate`: a door for engines that let a hook edit the spec before any runtime sees it.
 //!
-//! Podman and CRI-O call a `precreate` hook with the spec on stdin and take the spec from its stdout: see oci-hooks(5). It is
-//! the same admission as everywhere else. Whatever goes wrong, the spec that came in goes out, byte for byte, and the
-//! reason goes to stderr; only a policy that says `refuse` makes the hook, and so the container, fail.
+//! Podman and CRI-O run a `precreate` hook with the spec on stdin and read the spec from its stdout: see oci-hooks(5). The
+//! admission is the same as for a runtime. After any error the hook returns the spec unchanged, byte for byte, and writes the
+//! reason to stderr. Only a policy of `refuse` makes the hook, and so the container, fail.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ use clap::Subcommand;
 /// Verbs of `hook`.
 #[derive(Debug, Subcommand)]
 pub enum HookVerb {
-    /// Read a spec on stdin, admit it, write it to stdout.
+    /// Read a spec from stdin, admit it, write it to stdout.
     Precreate,
 }
 
@@ -49,13 +49,13 @@ fn precreate(config: &Config) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// There is no bundle yet: one is made for the time of the admission.
+/// There is no bundle yet: the admission gets a temporary one.
 fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
     let bundle = tempfile::Builder::new().prefix("bindguard-").tempdir().context("create a folder for the spec")?;
     let file = bundle.path().join("config.json");
     fs::write(&file, spec).with_context(|| format!("write {}", file.display()))?;
     let mut admission = admit(bundle.path(), config.policy(), Attempt::First);
-    // nobody will find it there afterwards
+    // the temporary bundle is removed after the admission
     admission.report.bundle = None;
     tell(&admission, config);
     let edited = fs::read(&file).with_context(|| format!("read {}", file.display()))?;

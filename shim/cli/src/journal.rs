@@ -1,7 +1,7 @@
 //! `bindguard journal`: the admissions of this node, the oldest first (docs/journal.md).
 //!
-//! Lines are read as they are, so that a journal of an older or newer bindguard is shown, too. The last line may be half
-//! written by a guard that is at work; any other that is no admission is said to be none.
+//! Lines are parsed without a fixed type, so that journals of older and newer versions of bindguard are shown as well. The last
+//! line may be incomplete while a guard writes it. Any other line that is no admission is reported.
 
 use std::fs;
 use std::io;
@@ -24,24 +24,24 @@ use crate::show::{self, Lines, print_json, print_text, verdict_style};
 /// Arguments of `journal`.
 #[derive(Debug, Args)]
 pub struct Journal {
-    /// Only admissions since then: a time (2026-11-21T05:10:00Z) or how long ago (90s, 30m, 2h, 7d).
+    /// Show only admissions since then: a time (2026-11-21T05:10:00Z) or an age (90s, 30m, 2h, 7d).
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only this pod's: UID, NAME or NAMESPACE/NAME.
+    /// Show only the admissions of this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
-    /// Also admissions at which all was as it should be.
+    /// Show admissions without findings as well.
     #[arg(long)]
     all: bool,
-    /// Another journal than this node's.
+    /// Read this journal instead of the node's.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Print all admissions as JSON, as they stand in the journal.
+    /// Print all admissions as JSON, unchanged from the journal.
     #[arg(long)]
     json: bool,
 }
 
-/// What was read. Its JSON form is what `--json` prints.
+/// The content of the journal. `--json` prints its JSON form.
 #[derive(Debug, Default, Serialize)]
 struct Read {
     admissions: Vec<Admission>,
@@ -53,9 +53,9 @@ struct Read {
 /// A line of the journal.
 #[derive(Debug)]
 struct Admission {
-    /// As it stands there.
+    /// The text, unchanged.
     line: Box<RawValue>,
-    /// The same, to look at.
+    /// The same, parsed.
     value: Value,
 }
 
@@ -117,7 +117,7 @@ impl Read {
         while let Some((index, line)) = lines.next() {
             match admission(line) {
                 Some(admission) => self.admissions.push(admission),
-                // A guard is writing it.
+                // A guard is writing this line.
                 None if lines.peek().is_none() && line.starts_with('{') && !line.ends_with('\n') => {}
                 None => self.strange.push(format!("line {} of {} is no admission", index + 1, file.display())),
             }
@@ -130,7 +130,7 @@ fn admission(line: &str) -> Option<Admission> {
     Some(Admission { line: RawValue::from_string(line.trim().to_owned()).ok()?, value })
 }
 
-/// A time, or how long before `now`.
+/// Parses a time, or an age before `now`.
 fn since(text: &str, now: OffsetDateTime) -> anyhow::Result<OffsetDateTime> {
     let ago = text.split_at_checked(text.len().saturating_sub(1)).and_then(|(number, unit)| {
         let number: i64 = number.parse().ok()?;
@@ -160,13 +160,13 @@ fn pod_of(admission: &Value) -> PodName {
     PodName { uid: word("uid"), namespace: word("namespace"), name: word("pod") }
 }
 
-/// Something of it was not as it should be, or could not be told.
+/// True if the admission has a problem or a bind with a reason.
 fn is_finding(admission: &Value) -> bool {
     let has_reason = |binds: &Vec<Value>| binds.iter().any(|bind| bind.get("reason").is_some());
     admission.get("problems").is_some() || admission["binds"].as_array().is_some_and(has_reason)
 }
 
-/// Something of it was not as it should be, and was left so.
+/// True if the admission has a problem, or a bind with a reason that was not repaired.
 fn is_left(admission: &Value) -> bool {
     let mended = ["rebound", "already-current", "pointed-at-volume", "made-rslave", "detached"];
     let left = |bind: &Value| {
@@ -175,7 +175,7 @@ fn is_left(admission: &Value) -> bool {
     admission.get("problems").is_some() || admission["binds"].as_array().is_some_and(|binds| binds.iter().any(left))
 }
 
-/// A busy node creates thousands of containers in which nothing is found: they are counted.
+/// A busy node creates thousands of containers without findings: they are only counted.
 fn text(read: &Read, all: bool) -> Lines {
     let mut lines = Lines::default();
     for strange in &read.strange {

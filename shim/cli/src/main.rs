@@ -1,6 +1,6 @@
-//! `bindguard`: what an operator asks of the guard. Every verb is a file; text and `--json` are the same report.
+//! `bindguard`: the operator's command line. Every verb is a file; text and `--json` are the same report.
 //!
-//! Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.
+//! Exit codes: 0 no findings, 1 findings, 2 incomplete: a part could not be checked.
 
 mod ask;
 mod check;
@@ -23,7 +23,7 @@ use bindguard_config::{Config, Loaded, load};
 use bindguard_sys::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// What every verb that looks ends its help with.
+/// The end of the help of every verb that checks something.
 const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.";
 const CHANGE_CODES: &str = "Exit codes: 0 it is done, 1 something is left to do, 2 it could not be done.";
 const WHERE_TO_BEGIN: &str = "Where to begin:
@@ -34,7 +34,7 @@ const WHERE_TO_BEGIN: &str = "Where to begin:
 
 Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.";
 
-/// No container starts on a bind mount that lies: finds stale, dead and pinning mounts of this node, and mends them.
+/// Find stale, dead and pinning mounts of this node and repair them, so that no container starts on a wrong bind mount.
 #[derive(Debug, Parser)]
 #[command(name = "bindguard", version, about, arg_required_else_help = true, after_help = WHERE_TO_BEGIN)]
 struct Arguments {
@@ -47,7 +47,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Say what admission would find in a bundle, and what it would do. Changes nothing.
+    /// Report what admission would find in a bundle, and what it would do. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Check(check::Check),
     /// Judge every volume-subpath and volume of this node, or of a support bundle. Changes nothing.
@@ -56,25 +56,25 @@ enum Verb {
     /// Bind the current files over stale volume-subpaths, now.
     #[command(after_help = EXIT_CODES)]
     Repair(repair::Repair),
-    /// Say who keeps the mounts at or below a path alive: "device or resource busy". Changes nothing.
+    /// Report who keeps the mounts at or below a path alive: "device or resource busy". Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Holders(holders::Holders),
-    /// Check this node, point by point, and say what to run about each that is not good. Changes nothing.
+    /// Check this node, point by point, and print a command for each problem. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Doctor(doctor::Doctor),
     /// Print the admissions of this node.
     #[command(after_help = EXIT_CODES)]
     Journal(journal::Journal),
-    /// Put bindguard onto this node: the programs, and a runtime `bindguard` in the runtimes' own files.
+    /// Install bindguard on this node: the programs, and a runtime `bindguard` in the runtimes' own files.
     #[command(after_help = CHANGE_CODES)]
     Install(install::Install),
-    /// Take it off again: every file as it was before.
+    /// Remove bindguard from this node: restore every file as it was before.
     #[command(after_help = CHANGE_CODES)]
     Uninstall(install::Uninstall),
-    /// Stand in an engine's hook: admit the spec that it hands over.
+    /// Run as an engine's hook: admit the spec that the engine passes.
     #[command(subcommand)]
     Hook(hook::HookVerb),
-    /// Check the config file, or print what is in force, or one with every key.
+    /// Check the config file, or print the active settings, or a config with every key.
     #[command(subcommand)]
     Config(config::ConfigVerb),
     /// Print the completions for a shell.
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             let line = format!("{error:#}");
-            // EPERM and EACCES, by number: their words are the locale's.
+            // EPERM and EACCES, by number: their text depends on the locale.
             let may_not = !is_root() && ["(os error 1)", "(os error 13)"].iter().any(|number| line.contains(number));
             eprintln!("bindguard: {line}{}", if may_not { ": run it as root" } else { "" });
             ExitCode::from(show::COULD_NOT_TELL)
@@ -120,7 +120,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A config that was asked for has to be good; the node's own, when it is bad, is what admission would pass over, too.
+/// A config that `--config` names must be valid. An invalid config of the node is ignored, as in an admission.
 fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
     let loaded = loaded(asked)?;
     if let Some(problem) = loaded.problem {

@@ -1,4 +1,4 @@
-//! `bindguard repair`: the guard's own re-bind, now, for pods that crash-loop under a runtime without bindguard.
+//! `bindguard repair`: runs the guard's re-bind now, for pods that crash-loop under a runtime without bindguard.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,21 +20,21 @@ use crate::show;
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("target").args(["paths", "pod", "all"]).required(true).multiple(true)))]
 pub struct Repair {
-    /// Volume-subpaths to mend: `<kubelet root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
+    /// Volume-subpaths to repair: `<kubelet root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
     paths: Vec<PathBuf>,
-    /// Mend the subpaths of this pod: UID, NAME or NAMESPACE/NAME.
+    /// Repair the subpaths of this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
-    /// Mend every stale subpath of this node.
+    /// Repair every stale subpath of this node.
     #[arg(long, conflicts_with_all = ["paths", "pod"])]
     all: bool,
-    /// Only take the stale mounts away; the kubelet binds anew when it starts the container next.
+    /// Only remove the stale mounts; the kubelet binds again when it next starts the container.
     #[arg(long)]
     unmount: bool,
-    /// Say what would be done, and do nothing.
+    /// Print the planned repairs and do nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Print the report as JSON, in the journal's words.
+    /// Print the report as JSON, with the journal's keys.
     #[arg(long)]
     json: bool,
     /// `kubediag`: the key of kubediag's recoverer, as one JSON object.
@@ -80,7 +80,7 @@ impl Repair {
         }
     }
 
-    /// A path that somebody named and that is neither stale nor well was not touched: they have to know.
+    /// A path that the operator named and that is neither stale nor healthy was not touched: report it as an error.
     fn refused(&self, report: &NodeReport) -> anyhow::Result<()> {
         let not_stale = |verdict: &str| matches!(verdict, "unmounted" | "unknown" | "orphaned" | "dead");
         match report
@@ -97,10 +97,10 @@ impl Repair {
     }
 }
 
-/// Anything else than a subpath is not ours to touch.
+/// Only a subpath may be repaired.
 fn subpath(path: &Path, policy: &Policy) -> anyhow::Result<VolumeSubpath> {
     let subpath = named_subpath(path, policy).map_err(Error::msg)?;
-    // Held, not stat'ed: what lies behind it may be a server that does not answer.
+    // Opened, not stat'ed: the path may lead to a server that does not answer.
     Handle::of(path).map_err(|error| anyhow!(error.in_full()))?;
     Ok(subpath)
 }

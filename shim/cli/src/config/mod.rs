@@ -1,4 +1,4 @@
-//! `bindguard config`: is the file what it should be, what is in force, and what may stand in it.
+//! `bindguard config`: checks the config file, prints the active settings, or prints a config with every key.
 
 mod origin;
 
@@ -18,18 +18,18 @@ use crate::show::{print_json, print_text};
 /// Verbs of `config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigVerb {
-    /// Say whether the config file can be taken; if not, the line and what was expected there.
+    /// Check the config file. If it is invalid, print the line and the expected value.
     Check {
-        /// The file; without it, the one that is in force.
+        /// The file to check (default: the file that bindguard reads).
         file: Option<PathBuf>,
     },
-    /// Print what is in force, and where each value comes from.
+    /// Print the active settings and the origin of each value.
     Show {
-        /// Print it as JSON.
+        /// Print the settings as JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Print a config with every key, its meaning, and what is in force without it.
+    /// Print a config with every key, its meaning and its default.
     Default,
 }
 
@@ -61,7 +61,7 @@ fn check(path: &Path) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The node's own file may be missing: then everything is a default. Any other has to be there.
+/// The node's own file may be missing: then every value is a default. A named file must exist.
 fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let is_named = asked.is_some() || std::env::var_os(ENVIRONMENT).is_some();
     let path = asked.unwrap_or_else(in_force);
@@ -85,7 +85,7 @@ fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file that is in force when none is asked for.
+/// The config file without `--config`.
 pub fn in_force() -> PathBuf {
     std::env::var_os(ENVIRONMENT).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
 }

@@ -1,7 +1,7 @@
-//! What is in force, key by key, and where each value comes from.
+//! The active settings, key by key, with the origin of each value.
 //!
-//! The file that bindguard ships lists every key with its default, and its own test holds it to that. So it is also the
-//! list of keys here: one that is added there is shown here.
+//! The config file that bindguard ships lists every key with its default, and a test of that file checks this. So it is also
+//! the list of keys here: a key that is added there is shown here.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use bindguard_config::SHIPPED;
 use serde::Serialize;
 use toml::{Table, Value};
 
-/// One key in force.
+/// One active setting.
 #[derive(Debug, Serialize)]
 pub struct InForce {
     /// `table.key`
     pub key: String,
     /// Its value.
     pub value: Value,
-    /// The file that says so; `default` when none does.
+    /// The file that sets the value; `default` if none does.
     pub from: String,
 }
 
@@ -34,7 +34,7 @@ pub fn in_force(file: Option<(&Path, &Table)>) -> Vec<InForce> {
     keys
 }
 
-/// The shipped file's keys: a table's head as it stands, its keys behind a `#`.
+/// The keys of the shipped file: table headers are uncommented, keys are behind a `#`.
 fn shipped() -> Vec<(String, String, Value)> {
     let (mut keys, mut table) = (Vec::new(), String::new());
     for line in SHIPPED.lines() {

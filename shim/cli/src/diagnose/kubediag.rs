@@ -1,9 +1,9 @@
-//! The results of kubediag's subpath processors, so that bindguard can stand in for them.
+//! The results of kubediag's subpath processors, so that bindguard can replace them.
 //!
-//! A processor of kubediag answers with one JSON object of strings, which its agent adds to what the next processor gets, and
-//! a diagnosis is of one pod and one mount: its recoverer unmounts the one `original_destination_path`. So that is what is
-//! printed: the collector's and the diagnoser's keys in one object, of the first stale subpath. The keys and the values'
-//! forms are those of `pkg/processors` of kubediag/kubediag.
+//! A processor of kubediag answers with one JSON object of strings. Its agent adds the object to the input of the next
+//! processor. A diagnosis is of one pod and one mount: its recoverer unmounts the one `original_destination_path`. So one
+//! object is printed, for the first stale subpath, with the keys of the collector and the diagnoser. The keys and the forms of
+//! the values are those of `pkg/processors` of kubediag/kubediag.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const MOUNTINFO: &str = "collector.system.mountinfo";
 const DIAGNOSER: &str = "diagnoser.kubernetes.subpath_remount";
 const RECOVERER: &str = "recover.kubernetes.subpath_remount.result";
 
-/// Prints what the collector and the diagnoser would.
+/// Prints the output of the collector and the diagnoser.
 pub fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable) -> anyhow::Result<()> {
     let mut keys = Map::new();
     keys.insert(MOUNTINFO.to_owned(), String::from_utf8_lossy(mountinfo).into());
@@ -40,7 +40,7 @@ pub fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable
     print_object(keys)
 }
 
-/// Prints what the recoverer would, of all that were detached or mended.
+/// Prints the output of the recoverer, for all mounts that were detached or repaired.
 pub fn print_recovery(report: &NodeReport) -> anyhow::Result<()> {
     let mended = report.binds.iter().filter(|bind| bind.is_mended()).map(|bind| {
         let outcome = bind.bind.outcome.as_ref().map(|outcome| outcome.in_words()).unwrap_or_default();
@@ -60,7 +60,7 @@ fn told(bind: &NodeBind) -> String {
     format!("kubernetes#68211: the subpath {} is {}: {reason}", bind.bind.source.display(), bind.bind.verdict)
 }
 
-/// The fourth and fifth field of the mount's line, which is where kubediag takes both from, escapes and all.
+/// The fourth and fifth field of the mount's line, escapes included: kubediag takes both from there.
 fn as_written(table: &MountTable, path: &Path) -> Option<(String, String)> {
     let line = table.stack_at(path).last()?.to_line();
     let line = String::from_utf8_lossy(&line).into_owned();

@@ -1,5 +1,5 @@
-//! `bindguard diagnose`: every volume-subpath and volume of the node, judged as an admission would; or of a node that
-//! is not here, from a support bundle.
+//! `bindguard diagnose`: judges every volume-subpath and volume of the node as an admission would. With a support bundle it
+//! judges those of another node.
 
 pub mod kubediag;
 
@@ -22,19 +22,19 @@ use crate::show;
 /// Arguments of `diagnose`.
 #[derive(Debug, Args)]
 pub struct Diagnose {
-    /// Only what belongs to this pod: UID, NAME or NAMESPACE/NAME.
+    /// Report only this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
-    /// Also what is as it should be.
+    /// Report healthy subpaths and volumes as well.
     #[arg(long)]
     all: bool,
-    /// Print the report as JSON, in the journal's words.
+    /// Print the report as JSON, with the journal's keys.
     #[arg(long)]
     json: bool,
-    /// `kubediag`: the keys of kubediag's processors that this stands in for, as one JSON object.
+    /// `kubediag`: print one JSON object with the keys of the kubediag processors that bindguard replaces.
     #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
     format: Format,
-    /// Not this node, but the one whose mountinfo this is.
+    /// Read this mountinfo of another node instead of this node's.
     #[arg(long, value_name = "FILE", requires = "root")]
     mountinfo: Option<PathBuf>,
     /// A copy of that node's files: `DIR/var/lib/kubelet/pods/...`.
@@ -44,7 +44,7 @@ pub struct Diagnose {
     pods: PodsFrom,
 }
 
-/// For whom a report is.
+/// The reader of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -84,8 +84,8 @@ impl Diagnose {
         self.unless_unknown(survey_recorded(policy, &pods, table, root, wanted), &pods)
     }
 
-    /// Somebody who asks for a pod has seen it somewhere: that it is not here is no good news. One that is here may have
-    /// nothing to look at.
+    /// An unknown pod is an error: the operator expects it here, and an empty report would mislead. A known pod may have
+    /// nothing to check.
     fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
         let is_here = |pod: &str| pods.containers.iter().any(|one| PodAsked::from_argument(pod).is(&one.pod));
         match &self.pod {
@@ -118,7 +118,7 @@ impl Diagnose {
 
     fn table(&self, mountinfo: &[u8]) -> anyhow::Result<MountTable> {
         let table = MountTable::from_mountinfo(mountinfo).with_context(|| self.what_was_read())?;
-        // The kernel ends every line; a copy that was cut off does not, and a last field that was cut looks whole.
+        // The kernel ends every line. A copy that was cut off does not, and its cut last field would look complete.
         ensure!(mountinfo.ends_with(b"\n"), "{}: it ends in the middle of a line", self.what_was_read());
         Ok(table)
     }
@@ -131,10 +131,10 @@ impl Diagnose {
     }
 }
 
-/// Nothing was found where nothing was looked for: that is no good news.
+/// A node without a kubelet's folders is an error: an empty report would mislead.
 fn has_a_kubelet(policy: &Policy) -> anyhow::Result<()> {
     let (here, problems) = kubelets_here(policy);
-    // One that may not be looked at, or does not answer, is there.
+    // A folder that is unreadable or does not answer exists.
     if here.kubelet_roots.is_empty() && problems.is_empty() {
         let looked: Vec<String> = policy.kubelet_roots().map(|root| root.display().to_string()).collect();
         bail!("no kubelet has its folders at {}: name it in [kubelet] roots of config.toml", looked.join(" or "));

@@ -1,4 +1,4 @@
-//! containerd, asked by its own words: `containerd config dump` is what it goes by, imports and defaults included.
+//! containerd's effective configuration, from `containerd config dump`: imports and defaults are included.
 
 use std::path::{Path, PathBuf};
 

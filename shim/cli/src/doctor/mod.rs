@@ -1,5 +1,4 @@
-//! `bindguard doctor`: this node, point by point. Here is what is looked at; what is good and what is not is decided in
-//! `bindguard_core::doctor`.
+//! `bindguard doctor`: checks this node, point by point. This module collects the evidence, `bindguard_core::doctor` judges it.
 
 mod containerd;
 mod programs;
@@ -75,7 +74,7 @@ fn of_the_kernel(policy: &Policy) -> Vec<Point> {
     ]
 }
 
-/// The mount that the kubelet's folders are on has peers. A node without a kubelet has nothing to swap.
+/// True if the mount of the kubelet's folders has peers, or if the node has no kubelet.
 fn is_shared(table: &MountTable, policy: &Policy) -> bool {
     let mut roots = policy.kubelet_roots().peekable();
     roots.peek().is_none()
@@ -122,7 +121,7 @@ fn daemon(process: Process) -> Daemon {
     Daemon { pid: process.pid, command: process.command, cgroup: process.cgroup }
 }
 
-/// A program on PATH, or where it is said to be.
+/// A program on PATH, or in the folder `also_in`.
 fn find(name: &Path, also_in: Option<&Path>) -> Option<PathBuf> {
     let is_there = |path: &PathBuf| path.symlink_metadata().is_ok();
     if name.is_absolute() {

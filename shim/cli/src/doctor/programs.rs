@@ -9,7 +9,7 @@ use crate::ask::said;
 
 /// The point on them. `runtime`: the OCI runtime that the config names.
 pub fn point(runtime: &Path) -> Point {
-    // The shim looks for the wrapper beside itself; so is the command line's own folder looked into.
+    // The shim searches its own folder for the wrapper; so does this check.
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);
     let version = |program: &Path, words: &[&str]| {
@@ -23,7 +23,7 @@ pub fn point(runtime: &Path) -> Point {
     };
     let wrapper = ProgramSeen {
         name: "bindguard-runtime".to_owned(),
-        // Its version is the runtime's: it passes that question on.
+        // It passes a version request to the runtime, so its version is the runtime's.
         found: find(Path::new("bindguard-runtime"), beside).map(|path| (path.display().to_string(), String::new())),
     };
     let runtime = ProgramSeen {
@@ -33,7 +33,7 @@ pub fn point(runtime: &Path) -> Point {
     doctor::programs(env!("CARGO_PKG_VERSION"), &[shim, wrapper], &runtime)
 }
 
-/// The whole of what it says, for its version stands on a line of its own.
+/// The whole output: the version is on a line of its own.
 fn shims_version(path: &Path) -> String {
     let said = said(path, &["-v"]).unwrap_or_else(|why| why);
     said.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! `bindguard holders`: who keeps the mounts at or below a path alive, and what would free them.
+//! `bindguard holders`: the holders of the mounts at or below a path, and the commands that free the mounts.
 
 mod text;
 
@@ -23,7 +23,7 @@ use crate::show::{self, print_json, print_text};
 pub struct Holders {
     /// A mount point, any folder, or a block device.
     path: PathBuf,
-    /// The node's `/proc`, from inside a pod that has it mounted there. PATH is the node's then.
+    /// The node's `/proc`, as mounted in this pod. PATH is then a path of the node.
     #[arg(long, value_name = "DIR")]
     proc: Option<PathBuf>,
     /// Print the report as JSON.
@@ -59,7 +59,7 @@ fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods, policy: &
 
 /// The path as the kernel prints it.
 fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
-    // A mount that hangs is held without asking it anything; the way there is not.
+    // A hung mount is opened without a request to its server. The folders above it are not.
     if let Some(folder) = std::path::absolute(path)?.parent() {
         answers(folder)?;
     }

@@ -1,12 +1,12 @@
-//! Who holds what, for people: one paragraph for each pod, and one for each other mount namespace.
+//! The holders report for people: one paragraph for each pod, and one for each other mount namespace.
 //!
-//! A paragraph names a few mounts. `--json` names all of them, and each namespace of a pod on its own.
+//! A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod separately.
 
 use bindguard_core::holders::{Holder, HoldersReport, KeptMount, Way};
 
 use crate::show::{Lines, verdict_style};
 
-/// How many mounts a paragraph names.
+/// The number of mounts that a paragraph names.
 const NAMED: usize = 5;
 
 /// The report as text.
@@ -19,7 +19,7 @@ pub fn of(report: &HoldersReport) -> Lines {
         lines.headed("mounted", verdict_style("current"), &of_mount(mount));
     }
     say_how_many_more(report.mounts.len(), NAMED, &mut lines);
-    // Where no command is advised the pods alone matter.
+    // Without a command to advise, only the pods matter.
     let named = if report.note.is_some() { 0 } else { NAMED };
     for group in by_pod(&report.holders) {
         tell(&group, named, &mut lines);
@@ -68,7 +68,7 @@ fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
     }
 }
 
-/// What frees the mounts of a group, mildest first, each command once.
+/// The commands that free the mounts of a group: mildest first, each once.
 fn ways<'r>(group: &[&'r Holder]) -> Vec<&'r Way> {
     let most = group.iter().map(|holder| holder.free.len()).max().unwrap_or_default();
     let all = (0..most).flat_map(|rank| group.iter().filter_map(move |holder| holder.free.get(rank)));

@@ -1,8 +1,8 @@
-//! One file as it is and as it shall be.
+//! One file: its current content and its planned content.
 //!
-//! A file is written beside its place and renamed into it, with the mode and the owner that it had: whoever reads it
-//! sees the old bytes or the new ones. It is read once more just before, because an editor or a configuration tool may
-//! have been there since the diff was shown.
+//! The new content is written beside the file and renamed over it, with the same mode and owner: a reader sees the old bytes or
+//! the new ones. The file is read again just before: an editor or a configuration tool may have changed it since the diff was
+//! shown.
 
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
@@ -13,32 +13,32 @@ use anyhow::{Context, Result, ensure};
 use similar::TextDiff;
 use tempfile::Builder;
 
-/// What is to become of one file.
+/// The planned change of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Its place, with links resolved.
+    /// The file's path, with links resolved.
     pub path: PathBuf,
-    /// What is there now; `None` when nothing is.
+    /// The current content; `None` if there is no file.
     pub before: Option<Vec<u8>>,
-    /// What shall be there; `None` when nothing shall.
+    /// The planned content; `None` if there shall be no file.
     pub after: Option<Vec<u8>>,
-    /// The mode of a file that is not there yet.
+    /// The mode of a new file.
     pub mode: u32,
 }
 
 impl Change {
-    /// From what is at `path` now to `after`.
+    /// The change from the current content of `path` to `after`.
     pub fn of(path: &Path, after: Option<Vec<u8>>, mode: u32) -> Result<Self> {
         let path = resolved(path);
         Ok(Self { before: read(&path)?, path, after, mode })
     }
 
-    /// Whether there is nothing to do.
+    /// True if there is nothing to do.
     pub fn is_none(&self) -> bool {
         self.before == self.after
     }
 
-    /// A word for what happens to the file.
+    /// A word for the change.
     pub fn word(&self) -> &'static str {
         match (&self.before, &self.after) {
             (before, after) if before == after => "keep",
@@ -61,7 +61,7 @@ impl Change {
         Some(diff.unified_diff().header(&name(&self.before), &name(&self.after)).to_string())
     }
 
-    /// Does it.
+    /// Applies the change.
     pub fn apply(&self) -> Result<()> {
         if self.is_none() {
             return Ok(());
@@ -78,7 +78,7 @@ impl Change {
     }
 }
 
-/// What a file holds; `None` when there is none.
+/// The content of a file; `None` if there is no file.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -87,7 +87,7 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Puts bytes into their place at once, and makes the folders on the way.
+/// Replaces a file in one step, and creates the missing folders above it.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let doing = || format!("write {}", path.display());
@@ -106,7 +106,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// A link stays a link: what it leads to is the file that is changed.
+/// A link stays a link: the file that it leads to is changed.
 #[expect(clippy::disallowed_methods, reason = "a runtime's own config, not the source of a container's bind")]
 fn resolved(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())

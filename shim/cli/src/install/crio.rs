@@ -1,7 +1,7 @@
-//! CRI-O's drop-in: a runtime with every setting of the one that is its default now.
+//! CRI-O's drop-in: a runtime with every setting of the current default runtime.
 //!
-//! CRI-O's own packages keep conmon and the OCI runtimes in a folder of their own, and say so in a drop-in. CRI-O looks for
-//! the monitor of a runtime that names none on PATH, and does not start when it is not there: see crio.conf(5).
+//! CRI-O's own packages keep conmon and the OCI runtimes in a folder of their own, which a drop-in names. CRI-O searches PATH
+//! for the monitor of a runtime that names none, and does not start without it: see crio.conf(5).
 
 use std::fs;
 use std::io::ErrorKind;
@@ -24,7 +24,7 @@ const FOLDER: &str = "/etc/crio/crio.conf.d";
 /// The default of CRI-O 1.31 and newer, and that of older ones.
 const BUILT_IN: [&str; 2] = ["crun", "runc"];
 
-/// What CRI-O has to be told.
+/// Plans the changes for CRI-O.
 pub fn crio(wishes: &Wishes) -> Result<Planned> {
     let former = Former::of(&texts()?)?;
     let guard = wishes.prefix.join(GUARD).display().to_string();
@@ -34,12 +34,12 @@ pub fn crio(wishes: &Wishes) -> Result<Planned> {
     Ok(planned)
 }
 
-/// Where CRI-O's files name runtimes.
+/// The place of runtimes in CRI-O's files.
 pub fn place() -> Place {
     Place::new(&["crio", "runtime", "runtimes"], &["crio", "runtime", "default_runtime"])
 }
 
-/// Its files in the order in which it reads them, without bindguard's own.
+/// CRI-O's files in the order in which it reads them, without bindguard's own.
 fn texts() -> Result<Vec<String>> {
     let mut files = vec![PathBuf::from(MAIN)];
     let mut drop_ins: Vec<PathBuf> =
@@ -62,7 +62,7 @@ struct Former {
 }
 
 impl Former {
-    /// As the files tell it; the last one counts. What none of them names is built in, and has nothing to copy.
+    /// The default runtime of the files; the last file wins. One that no file names is built in: nothing to copy.
     fn of(texts: &[String]) -> Result<Self> {
         let (mut name, mut runtimes) = (None, Table::new());
         for text in texts {
@@ -106,7 +106,7 @@ impl Former {
         table
     }
 
-    /// The program that it runs, where bindguard-runtime would not become it by itself.
+    /// The program that it runs, if bindguard-runtime would not choose it by itself.
     fn runtime(&self) -> Option<PathBuf> {
         let named = self.settings.get("runtime_path").and_then(Item::as_str).filter(|path| !path.is_empty());
         let found = named.map(PathBuf::from).or_else(|| on_path(self.name.as_deref()?));
@@ -122,7 +122,7 @@ impl Former {
 mod tests {
     use super::*;
 
-    /// What the packages of CRI-O's own repository put into `10-crio.conf`.
+    /// `10-crio.conf` of the packages of CRI-O's own repository.
     const PACKAGED: &str = r#"
 [crio.image]
 signature_policy = "/etc/crio/policy.json"

@@ -10,13 +10,13 @@ use super::json_text;
 use super::planned::{Planned, Wishes};
 use super::programs::GUARD;
 
-/// Where dockerd reads its file.
+/// The file that dockerd reads.
 pub const CONFIG: &str = "/etc/docker/daemon.json";
 const NAME: &str = "bindguard";
 const RUNTIME: [&str; 2] = ["runtimes", NAME];
 const DEFAULT: [&str; 1] = ["default-runtime"];
 
-/// What has to be done to it.
+/// Plans the change to it.
 pub fn plan(wishes: &Wishes) -> Result<Planned> {
     let before = change::read(Path::new(CONFIG))?.unwrap_or_default();
     let before = String::from_utf8(before).map_err(|_| anyhow!("{CONFIG} is not text"))?;
@@ -30,13 +30,13 @@ pub fn plan(wishes: &Wishes) -> Result<Planned> {
     Ok(planned)
 }
 
-/// Whether a daemon.json makes every container one of bindguard's.
+/// True if a daemon.json makes bindguard the default runtime.
 pub fn is_default(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     json_text::at(&text, &DEFAULT).is_ok_and(|value| value == Some(json!(NAME)))
 }
 
-/// The text without what install put in; `original` says what the default was.
+/// The text without install's additions; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
     let mut text = json_text::without(text, &RUNTIME)?;
     if json_text::at(&text, &RUNTIME[..1])? == Some(json!({})) && json_text::at(original, &RUNTIME[..1])?.is_none() {

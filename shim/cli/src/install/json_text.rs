@@ -1,7 +1,7 @@
-//! A runtime in Docker's daemon.json: put in, taken out, and every other byte left alone.
+//! A runtime in Docker's daemon.json: inserts it or removes it, and leaves every other byte unchanged.
 //!
-//! JSON has no comments to lose, but a daemon.json has an order, an indentation and numbers that somebody wrote. So
-//! members are spliced into the text, as the guard does with specs (docs/decisions/0002).
+//! JSON has no comments to lose, but a daemon.json has an order, an indentation and forms of numbers to keep. So members are
+//! spliced into the text, as the guard does with specs (docs/decisions/0002).
 
 use std::ops::Range;
 
@@ -14,15 +14,15 @@ pub enum NotEdited {
     /// Not JSON, or not an object.
     #[error("it is not a JSON object: {0}")]
     Foreign(serde_json::Error),
-    /// Something else stands where an object has to be.
+    /// A value that is not an object, where an object is required.
     #[error("{0:?} in it is not an object")]
     Member(String),
 }
 
-/// The text with `value` as the member at `path`. Objects that are missing on the way are made.
+/// The text with `value` as the member at `path`. Missing objects on the way are created.
 ///
 /// # Errors
-/// When the text, or something on the way, is not an object.
+/// If the text, or a value on the way, is not an object.
 pub fn with(text: &str, path: &[&str], value: &Value) -> Result<String, NotEdited> {
     let text = if text.trim().is_empty() { "{}\n" } else { text };
     let (object, rest) = deepest(text, path)?;
@@ -38,13 +38,13 @@ pub fn with(text: &str, path: &[&str], value: &Value) -> Result<String, NotEdite
 /// The text without the member at `path`, if it has one.
 ///
 /// # Errors
-/// When the text is not an object.
+/// If the text is not an object.
 pub fn without(text: &str, path: &[&str]) -> Result<String, NotEdited> {
     let (object, rest) = deepest(text, path)?;
     let [name] = rest else { return Ok(text.to_owned()) };
     let Some(at) = object.members.iter().position(|member| member.name == *name) else { return Ok(text.to_owned()) };
     let member = &object.members[at];
-    // from the end of what stands before it, or, for the first one, up to the beginning of the next
+    // from the end of the member before it or, for the first one, up to the beginning of the next
     let range = match (at.checked_sub(1).map(|before| &object.members[before]), object.members.get(at + 1)) {
         (Some(before), _) => before.value.end..member.value.end,
         (None, Some(next)) => member.key..next.key,
@@ -53,10 +53,10 @@ pub fn without(text: &str, path: &[&str]) -> Result<String, NotEdited> {
     Ok(spliced(text, range, ""))
 }
 
-/// What stands at `path`.
+/// The value at `path`.
 ///
 /// # Errors
-/// When the text is not JSON.
+/// If the text is not JSON.
 pub fn at(text: &str, path: &[&str]) -> Result<Option<Value>, NotEdited> {
     if text.trim().is_empty() {
         return Ok(None);
@@ -73,12 +73,12 @@ struct Object {
 
 struct Member {
     name: String,
-    /// Where its key's quote is.
+    /// The offset of its key's opening quote.
     key: usize,
     value: Range<usize>,
 }
 
-/// The object that is deepest on the way along `path`, and what of the path is not in it as an object.
+/// The deepest object along `path`, and the rest of the path, for which there is no object.
 fn deepest<'p>(text: &str, path: &'p [&'p str]) -> Result<(Object, &'p [&'p str]), NotEdited> {
     let mut object =
         Object::read(text, text.len() - text.trim_start().len()..text.trim_end().len()).map_err(NotEdited::Foreign)?;
@@ -108,7 +108,7 @@ impl Object {
         Ok(Self { inside: range.start + 1..range.end - 1, members: read })
     }
 
-    /// The text with one more member, written as its neighbours are.
+    /// The text with one more member, formatted like its neighbours.
     fn with_member(&self, text: &str, name: &str, value: &Value, depth: usize) -> String {
         let key = Value::from(name);
         match (self.members.last(), self.indent(text)) {
@@ -124,7 +124,7 @@ impl Object {
         }
     }
 
-    /// What stands between the end of a line and the last key, newline included.
+    /// The text between the end of a line and the last key, newline included.
     fn indent(&self, text: &str) -> Option<String> {
         let key = self.members.last()?.key;
         let line = text[..key].rfind('\n')?;

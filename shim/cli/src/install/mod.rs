@@ -1,11 +1,11 @@
-//! `bindguard install` and `bindguard uninstall`: onto a node, and off it again, byte for byte.
+//! `bindguard install` and `bindguard uninstall`: put bindguard onto a node, and remove it, byte for byte.
 //!
 //! ```text
 //!   wishes ──► plan a runtime ──► changes, as diffs ──► record ──► programs, then files ──► the command that is left to run
 //! ```
 //!
-//! Everything is planned, and for containerd tried out, before the first byte is written. A service is restarted only by
-//! `--restart`: whoever has two thousand nodes chooses the moment.
+//! All changes are planned before the first byte is written; those to containerd are also tried out. Only `--restart` restarts
+//! a service: the operator of two thousand nodes chooses the moment.
 
 mod change;
 mod containerd;
@@ -39,19 +39,19 @@ use self::show::Shown;
 /// Arguments of `install`.
 #[derive(Debug, Args)]
 pub struct Install {
-    /// The runtimes to tell. containerd when none is named.
+    /// The runtimes to configure (default: containerd).
     #[arg(value_enum, value_name = "RUNTIME")]
     runtimes: Vec<Owner>,
-    /// For every container of the node, not only for those that ask for the runtime `bindguard`.
+    /// Guard every container of the node, not only those that request the runtime `bindguard`.
     #[arg(long)]
     default: bool,
-    /// containerd: keep its own shim, and have it call bindguard-runtime.
+    /// containerd: keep its own shim, and let it call bindguard-runtime.
     #[arg(long)]
     wrapper: bool,
-    /// Where the programs go. Without it they stay where a package put them, or go to /usr/local/bin.
+    /// The folder for the programs (default: the folder in which a package put them, else /usr/local/bin).
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// The containerd to ask what it makes of its files; without it, the one on PATH.
+    /// The containerd program that evaluates the edited files (default: the one on PATH).
     #[arg(long, value_name = "PROGRAM")]
     containerd: Option<PathBuf>,
     /// containerd's main file.
@@ -64,16 +64,16 @@ pub struct Install {
 /// Arguments of both verbs.
 #[derive(Debug, Args)]
 pub struct How {
-    /// Say what would be done, and do nothing. The exit code is 1 when there is something to do.
+    /// Print the planned changes and do nothing. The exit code is 1 if there is something to do.
     #[arg(long)]
     dry_run: bool,
-    /// Another root file system: of an image that is being made, or a node's as a pod sees it. Every other path is in it.
+    /// Work in another root file system: of an image, or of a node as a pod sees it. Every other path is in it.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
-    /// Run the command that makes the change count, if there was one.
+    /// Run the command that activates the changes, if there were any.
     #[arg(long)]
     restart: bool,
-    /// Print what is done as JSON.
+    /// Print the changes as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -122,8 +122,8 @@ fn plan(owner: Owner, wishes: &Wishes) -> Result<Planned> {
     }
 }
 
-/// Notes a change, then makes it. What an uninstall gives back is what was there before the *first* install; where
-/// somebody has edited the file since, it is their file without bindguard in it.
+/// Records a change, then makes it. Uninstall restores the content from before the *first* install. If the file was edited
+/// since then, uninstall restores the edited file without bindguard in it.
 fn put(record: &mut Record, owner: Owner, change: &Change) -> Result<()> {
     let original = match (record.entry(&change.path), &change.before) {
         (Some(entry), Some(before)) if entry.is_as_written(before) => entry.original()?,
@@ -134,7 +134,7 @@ fn put(record: &mut Record, owner: Owner, change: &Change) -> Result<()> {
     change.apply()
 }
 
-/// A file's name for messages.
+/// A file's name in messages.
 fn name(path: &Path) -> String {
     path.display().to_string()
 }

@@ -1,17 +1,17 @@
-//! What an operator wishes, and what would have to be done for it.
+//! The operator's options, and the changes that they require.
 
 use std::path::PathBuf;
 
 use super::change::Change;
 
-/// The words of the command line, with their defaults filled in.
+/// The options of the command line, with their defaults filled in.
 #[derive(Debug)]
 pub struct Wishes {
     /// The folder of the programs.
     pub prefix: PathBuf,
-    /// For every container, not only for those that ask.
+    /// For every container, not only for those that request it.
     pub default: bool,
-    /// containerd's own shim stays.
+    /// Keep containerd's own shim.
     pub wrapper: bool,
     /// The containerd program.
     pub containerd: Option<PathBuf>,
@@ -19,15 +19,15 @@ pub struct Wishes {
     pub containerd_config: PathBuf,
 }
 
-/// What has to be done to the files of one runtime.
+/// The changes to the files of one runtime.
 #[derive(Debug, Default)]
 pub struct Planned {
-    /// File by file; some may be as they shall be.
+    /// One for each file; some may change nothing.
     pub changes: Vec<Change>,
-    /// What an operator has to know.
+    /// Notes for the operator.
     pub notes: Vec<String>,
-    /// The OCI runtime that bindguard's own config has to name.
+    /// The OCI runtime that bindguard's own config must name.
     pub needs_runtime: Option<PathBuf>,
-    /// Makes the change count.
+    /// The command that activates the changes.
     pub command: Option<String>,
 }

@@ -1,8 +1,8 @@
-//! The three programs: where they come from, where they go, and whether they can go away again.
+//! The three programs: their source, their destination, and the conditions for their removal.
 //!
-//! They are opened before anything else is done, because with `--root` the folder that they lie in is out of reach
-//! afterwards. They are taken away only when nothing needs them: a container that was created through bindguard's shim, or
-//! through bindguard-runtime, is also killed and deleted through it.
+//! They are opened first, because with `--root` their folder is out of reach afterwards. They are removed only when nothing
+//! needs them: a container that was created through bindguard's shim, or through bindguard-runtime, is also killed and deleted
+//! through it.
 
 use std::env;
 use std::fs;
@@ -23,7 +23,7 @@ pub const GUARD: &str = "bindguard-runtime";
 /// This program.
 pub const CLI: &str = "bindguard";
 
-/// Where bundles of running containers are, by who made them.
+/// The folders of running containers' bundles: containerd's, and those of Docker's containerd.
 const TASKS: [&str; 2] =
     ["/run/containerd/io.containerd.runtime.v2.task", "/run/docker/containerd/daemon/io.containerd.runtime.v2.task"];
 
@@ -35,7 +35,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Those beside this very program.
+    /// The programs beside this one.
     pub fn beside_this_one() -> Result<Self> {
         let own = env::current_exe().context("find out where this program is")?;
         let folder = own.parent().unwrap_or(Path::new("/")).to_owned();
@@ -51,30 +51,30 @@ impl Programs {
         Ok(Self { folder, files })
     }
 
-    /// Where they go when nothing is said: nowhere, if services find them where they are.
+    /// The default folder: the current one if services search it and there is no other root, else /usr/local/bin.
     pub fn usual_place(&self, in_another_root: bool) -> PathBuf {
         let is_found = USUAL_FOLDERS.iter().any(|folder| self.folder == Path::new(folder));
         if is_found && !in_another_root { self.folder.clone() } else { PathBuf::from("/usr/local/bin") }
     }
 
-    /// What puts them into `prefix`.
+    /// The changes that put them into `prefix`.
     pub fn into_prefix(self, prefix: &Path) -> Result<Vec<Change>> {
         self.files.into_iter().map(|(name, bytes)| Change::of(&prefix.join(name), Some(bytes), 0o755)).collect()
     }
 }
 
-/// The shim and the wrapper beside this very program, whoever put them there.
+/// The shim and the wrapper beside this program, from any installer.
 pub fn beside_this_one() -> Vec<PathBuf> {
     let own = env::current_exe().ok();
     let folder = own.as_deref().and_then(Path::parent);
     folder.into_iter().flat_map(|folder| [SHIM, GUARD].map(|name| folder.join(name))).collect()
 }
 
-/// Who needs the program at `path`: words for a person, empty when nobody does.
+/// The users of the program at `path`, as text; empty if there are none.
 pub fn needed_by(path: &Path) -> Vec<String> {
     let bundles = TASKS.iter().flat_map(|tasks| folders(Path::new(tasks))).flat_map(|namespace| folders(&namespace));
     let of_bundle = |bundle: PathBuf| {
-        // containerd's shim notes its runtime's path in the bundle, and calls it until the container is deleted
+        // containerd's shim records its runtime's path in the bundle, and calls it until the container is deleted
         let runtime = fs::read(bundle.join("runtime")).unwrap_or_default();
         (runtime == path.as_os_str().as_bytes()).then(|| format!("the container of {}", bundle.display()))
     };
@@ -82,7 +82,7 @@ pub fn needed_by(path: &Path) -> Vec<String> {
         folders(Path::new("/proc")).into_iter().filter(|process| is_number(process) && *process != own_process());
     let of_process = |process: PathBuf| {
         let runs = fs::read_link(process.join("exe")).is_ok_and(|program| program == path);
-        // conmon holds its runtime's path among its arguments
+        // conmon has its runtime's path among its arguments
         let names = || {
             fs::read(process.join("cmdline"))
                 .unwrap_or_default()
@@ -95,7 +95,7 @@ pub fn needed_by(path: &Path) -> Vec<String> {
     bundles.filter_map(of_bundle).chain(processes.filter_map(of_process)).collect()
 }
 
-/// Another mount namespace, a container's, may have a program of its own by that name. Where nobody can tell, it is this one.
+/// Another mount namespace, a container's, may have its own program at that path. An unreadable file counts as this one.
 fn has_this_program(process: &Path, path: &Path) -> bool {
     let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
     let Ok(this) = file(path) else { return true };
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that says a word when it is there, and stays until its stdin ends.
+    /// A process that prints a line when it runs, and stays until its stdin ends.
     fn with_argument(before: &str, program: &Path) -> Option<Child> {
         let script = format!("{before} echo there && read end");
         let mut command = Command::new("unshare");

@@ -1,8 +1,8 @@
-//! What was there before: kept on the node, so that uninstall gives back the very bytes.
+//! The record of the original files, kept on the node so that uninstall restores the exact bytes.
 //!
-//! `/var/lib/bindguard/install.json` lists every file that an install touched; `originals/` beside it holds what was in
-//! those files, named by SHA-256. The record is written before a file is: an install that was killed half-way can be
-//! taken off like any other.
+//! `/var/lib/bindguard/install.json` lists every file that an install changed; `originals/` beside it has their former content,
+//! named by SHA-256. The record is written before a file is changed: an install that was killed half-way can be undone like any
+//! other.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 
 use super::change::{self, Change};
 
-/// Where a node keeps its record.
+/// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
 
-/// Whose file it is.
+/// The owner of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Owner {
@@ -35,21 +35,21 @@ pub enum Owner {
     Bindguard,
 }
 
-/// One file that was touched.
+/// One file that was changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// Whose it is.
+    /// The file's owner.
     pub owner: Owner,
-    /// Its place.
+    /// The file's path.
     pub path: PathBuf,
-    /// SHA-256 of what was there; none when nothing was.
+    /// SHA-256 of the former content; none if there was no file.
     pub original: Option<String>,
-    /// SHA-256 of what was put there.
+    /// SHA-256 of the content that was written.
     pub written: String,
 }
 
-/// Everything that installs did to this node and no uninstall has undone.
+/// All changes that installs made to this node and no uninstall has undone.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -63,7 +63,7 @@ pub struct Record {
 const VERSION: u32 = 1;
 
 impl Record {
-    /// The node's record; an empty one where nothing is installed.
+    /// The node's record; empty if nothing is installed.
     pub fn load() -> Result<Self> {
         let path = file();
         let Some(bytes) = change::read(&path)? else { return Ok(Self { version: VERSION, ..Self::default() }) };
@@ -77,7 +77,7 @@ impl Record {
         Ok(record)
     }
 
-    /// The files, in the order in which they were touched.
+    /// The files, in the order in which they were changed.
     pub fn files(&self) -> &[Entry] {
         &self.files
     }
@@ -87,7 +87,7 @@ impl Record {
         self.files.iter().find(|entry| entry.path == path)
     }
 
-    /// Notes a change that is about to be made. `original` is what an uninstall gives back.
+    /// Records a planned change. `original` is the content that an uninstall restores.
     pub fn note(&mut self, owner: Owner, change: &Change, original: Option<&[u8]>) -> Result<()> {
         let Some(after) = &change.after else { return Ok(()) };
         if let Some(bytes) = original {
@@ -105,7 +105,7 @@ impl Record {
         self.save()
     }
 
-    /// Forgets a file that is as it was. The last one takes the folder with it.
+    /// Forgets a file that was restored. The last one removes the folder as well.
     pub fn forget(&mut self, path: &Path) -> Result<()> {
         self.files.retain(|entry| entry.path != path);
         self.remove_empty_folders();
@@ -114,13 +114,13 @@ impl Record {
             there_or_not(fs::remove_dir_all(originals()))
                 .with_context(|| format!("remove {}", originals().display()))?;
             there_or_not(fs::remove_file(file())).with_context(|| format!("remove {}", file().display()))?;
-            // it may hold what is not of this record
+            // the folder may contain files that this record does not list
             let _ = fs::remove_dir(FOLDER);
         }
         Ok(())
     }
 
-    /// Removes the folders that an install made and that are empty now. One that holds another file stays: it is in use.
+    /// Removes the folders that an install made and that are empty now. A folder with another file is in use, and stays.
     fn remove_empty_folders(&mut self) {
         let mut stay: Vec<PathBuf> =
             self.folders.iter().rev().filter(|folder| there_or_not(fs::remove_dir(folder)).is_err()).cloned().collect();
@@ -135,7 +135,7 @@ impl Record {
 }
 
 impl Entry {
-    /// What an uninstall gives back.
+    /// The content that an uninstall restores.
     pub fn original(&self) -> Result<Option<Vec<u8>>> {
         let Some(name) = &self.original else { return Ok(None) };
         let place = originals().join(name);
@@ -150,13 +150,13 @@ impl Entry {
         Ok(Some(bytes))
     }
 
-    /// Whether a file still holds what install put there.
+    /// True if a file still has the content that install wrote.
     pub fn is_as_written(&self, bytes: &[u8]) -> bool {
         hash(bytes) == self.written
     }
 }
 
-/// The folders above a file that are not there yet, the uppermost first.
+/// The missing folders above a file, the uppermost first.
 fn missing_above(path: &Path) -> Vec<PathBuf> {
     let is_missing = |folder: &&Path| folder.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
     let missing = path.ancestors().skip(1).take_while(is_missing);

@@ -3,8 +3,7 @@
 //! The lock file's mode keeps other users from locking it. Root of a container that reads the host's `/run` can still hold
 //! it, so an installer waits for a limited time and then names the process.
 //!
-//! `--root` is chroot(2), so that a link in the other root leads where it leads there, and the containerd that is asked is
-//! that root's own.
+//! `--root` uses chroot(2): links in the other root resolve inside it, and that root's own containerd is run.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -25,11 +24,11 @@ pub fn enter(root: Option<&Path>) -> Result<()> {
     rustix::process::chdir("/").with_context(|| format!("go to {}", root.display()))
 }
 
-/// How long another installer may take: containerd restarts meanwhile.
+/// The time limit for another installer: containerd restarts meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Waits until no other installer is at work here.
+/// Waits until no other installer runs on this node.
 pub fn lock() -> Result<File> {
     let place = Path::new("/run/bindguard");
     fs::create_dir_all(place).with_context(|| format!("create {}", place.display()))?;
@@ -79,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// Issue 14: whoever can read the file can lock it.
+    /// Issue 14: any process that can read the file can lock it.
     #[test]
     fn a_lock_that_a_reader_holds_is_not_waited_for_without_end() {
         let folder = tempfile::tempdir().unwrap();

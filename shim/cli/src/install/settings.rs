@@ -1,7 +1,7 @@
-//! bindguard's own config on the node: the commented default, where there is none.
+//! bindguard's own config on the node: installs the commented default if there is none.
 //!
-//! Some doors cannot hand on which OCI runtime was named in the runtime's own options. Then `runtime.path` has to say it,
-//! or containers would be created by another runtime than before.
+//! Some doors cannot pass on the OCI runtime that the runtime's own options name. Then `runtime.path` must name it, or another
+//! runtime than before would create the containers.
 
 use std::path::Path;
 

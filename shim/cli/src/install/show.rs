@@ -1,4 +1,4 @@
-//! What was done, or would be: for people, and as JSON.
+//! The report of an install or uninstall, done or planned: for people, and as JSON.
 
 use std::fmt::Write as _;
 use std::process::{Command, ExitCode};
@@ -12,19 +12,19 @@ use super::record::Owner;
 use super::{How, name};
 use crate::show::print_text;
 
-/// What both verbs print.
+/// The output of both verbs.
 #[derive(Debug, Default, Serialize)]
 pub struct Shown {
     /// Nothing was done.
     dry_run: bool,
     files: Vec<ShownFile>,
-    /// What an operator has to know.
+    /// Notes for the operator.
     notes: Vec<String>,
-    /// What has to be run, in their order.
+    /// The commands to run, in order.
     commands: Vec<String>,
-    /// Whether they were.
+    /// True if they were run.
     restarted: bool,
-    /// Something is left to do: containers still need the programs.
+    /// Work is left for later: containers still need the programs.
     #[serde(skip)]
     unfinished: bool,
 }
@@ -39,7 +39,7 @@ struct ShownFile {
 }
 
 impl Shown {
-    /// Takes over what a plan says beside its changes. Its command counts only when one of them is made.
+    /// Adds the notes of a plan. Its command is added only if a change is made.
     pub fn take(&mut self, planned: &Planned) {
         self.notes.extend(planned.notes.iter().cloned());
         if planned.changes.iter().any(|change| !change.is_none()) {
@@ -47,24 +47,24 @@ impl Shown {
         }
     }
 
-    /// A command that makes a change count.
+    /// Adds a command that activates a change.
     pub fn command(&mut self, command: Option<&str>) {
         self.commands
             .extend(command.filter(|command| !self.commands.iter().any(|old| old == command)).map(str::to_owned));
     }
 
-    /// A remark.
+    /// Adds a note.
     pub fn note(&mut self, note: String) {
         self.notes.push(note);
     }
 
-    /// Something stays to be done later.
+    /// Adds a note on work that is left for later.
     pub fn unfinished(&mut self, note: &str) {
         self.unfinished = true;
         self.note(note.to_owned());
     }
 
-    /// Runs the commands, if that was asked for.
+    /// Runs the commands if `--restart` is set.
     pub fn restart(&mut self, how: &How) -> Result<()> {
         if how.restart && !how.dry_run {
             self.commands.iter().try_for_each(|command| run(command))?;
@@ -73,12 +73,12 @@ impl Shown {
         Ok(())
     }
 
-    /// Whether a service still has the files of before.
+    /// True if a service still uses the former files.
     pub fn waits_for_a_restart(&self) -> bool {
         !self.restarted && !self.commands.is_empty()
     }
 
-    /// Prints everything, and says how it ended.
+    /// Prints everything, and returns the exit code.
     pub fn finish(mut self, work: &[(Owner, Change)], how: &How) -> Result<ExitCode> {
         self.dry_run = how.dry_run;
         self.files = work.iter().map(|(owner, change)| ShownFile::of(*owner, change)).collect();
@@ -114,7 +114,7 @@ impl Shown {
 
 impl ShownFile {
     fn of(owner: Owner, change: &Change) -> Self {
-        // bindguard's own commented config says nothing new
+        // a diff of bindguard's own commented config shows nothing new
         let diff = if owner == Owner::Bindguard { None } else { change.diff() };
         Self { owner, path: name(&change.path), what: change.word(), diff }
     }

@@ -1,12 +1,12 @@
-//! A runtime in somebody else's TOML file: put in, taken out, and every other byte left alone.
+//! A runtime in the TOML file of another program: inserts it or removes it, and leaves every other byte unchanged.
 //!
-//! containerd, CRI-O and Podman each keep their runtimes in a table by name. What differs is where that table is and
-//! where the default's name stands: that is a [`Place`]. Comments, order and odd formatting are the operator's and stay;
-//! a file that the parser cannot give back as it came is not edited at all.
+//! containerd, CRI-O and Podman each keep their runtimes in a table by name. They differ in the path of that table and of the
+//! default's name: that is a [`Place`]. Comments, order and odd formatting are the operator's and stay. A file that the parser
+//! cannot reproduce byte for byte is not edited.
 
 use toml_edit::{DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
-/// Where a program's TOML names its runtimes.
+/// The place of runtimes in a program's TOML.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     runtimes: Vec<String>,
@@ -21,10 +21,10 @@ pub enum NotEdited {
     Foreign {
         /// Counted from 1.
         line: usize,
-        /// What the parser has against it.
+        /// The parser's message.
         what: String,
     },
-    /// Something else stands where a table has to be.
+    /// A value that is not a table, where a table is required.
     #[error("{0} is not a table")]
     Occupied(String),
     /// Bytes outside of the edit would change.
@@ -39,10 +39,10 @@ impl Place {
         Self { runtimes: owned(runtimes), default: owned(default) }
     }
 
-    /// The text with the runtime `name` in it, instead of one of that name that may be there.
+    /// The text with the runtime `name`, which replaces an existing one of that name.
     ///
     /// # Errors
-    /// When the text cannot be edited, or has something else on the way to the runtimes.
+    /// If the text cannot be edited, or has a value other than a table on the way to the runtimes.
     pub fn with_runtime(&self, text: &str, name: &str, runtime: Item) -> Result<String, NotEdited> {
         let mut document = parse(text)?;
         let runtimes = table_at(document.as_item_mut(), &self.runtimes)?;
@@ -83,10 +83,10 @@ impl Place {
         Ok(document.to_string())
     }
 
-    /// The text without the runtime `name`. A default that names it becomes what it is in `original`, or goes.
+    /// The text without the runtime `name`. A default that names it is restored from `original`, or removed.
     ///
     /// # Errors
-    /// When one of the texts cannot be edited.
+    /// If one of the texts cannot be edited.
     pub fn without_runtime(&self, text: &str, name: &str, original: &str) -> Result<String, NotEdited> {
         let mut document = parse(text)?;
         if let Some(runtimes) = find_mut(document.as_item_mut(), &self.runtimes).and_then(Item::as_table_like_mut) {
@@ -112,13 +112,13 @@ impl Place {
 /// Reads a text as TOML that can be edited.
 ///
 /// # Errors
-/// With the line, when it is not TOML; and when it would not come back as it is.
+/// If the text is not TOML, with the line; and if the parser would not reproduce it.
 pub fn parse(text: &str) -> Result<DocumentMut, NotEdited> {
     let document: DocumentMut = text.parse().map_err(|error: toml_edit::TomlError| NotEdited::Foreign {
         line: 1 + error.span().map_or(0, |span| text.bytes().take(span.start).filter(|byte| *byte == b'\n').count()),
         what: error.message().replace('\n', ", "),
     })?;
-    // a last line gets its end
+    // the parser ends the last line
     if document.to_string().trim_end_matches('\n') == text.trim_end_matches('\n') {
         Ok(document)
     } else {
@@ -130,7 +130,7 @@ fn find_mut<'d>(item: &'d mut Item, path: &[String]) -> Option<&'d mut Item> {
     path.iter().try_fold(item, |item, part| item.get_mut(part))
 }
 
-/// The table at `path`. The ones that are missing on the way are made, and leave no header of their own.
+/// The table at `path`. Missing tables on the way are created, without a header of their own.
 fn table_at<'d>(mut item: &'d mut Item, path: &[String]) -> Result<&'d mut Item, NotEdited> {
     for (depth, part) in path.iter().enumerate() {
         let missing = if item.is_value() { Item::Value(InlineTable::new().into()) } else { Item::Table(implicit()) };
@@ -149,7 +149,7 @@ fn implicit() -> Table {
     table
 }
 
-/// How far the neighbours of a new table are indented: people indent by depth, or not at all.
+/// The indentation of the neighbours of a new table: files indent by depth, or not at all.
 #[derive(Debug, Default)]
 struct Indents {
     header: String,
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(told("a = 1\r\nb = 2\r\n"), NotEdited::Lossy.to_string());
     }
 
-    /// Tables that were made on the way may stay, empty.
+    /// Tables that were created on the way may stay, empty.
     fn without_empty(table: toml::Table) -> toml::Table {
         let kept = table.into_iter().map(|(key, value)| match value {
             toml::Value::Table(inner) => (key, toml::Value::Table(without_empty(inner))),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any other line of the file is there afterwards, in its order.
+        /// Every other line of the file is still there afterwards, in order.
         #[test]
         fn every_other_line_stays(lines in proptest::collection::vec("[a-z]{1,4}(-[a-z]{1,3})? = [1-9][0-9]{0,2}( # [ -~]{0,12})?|# [ -~]{0,20}|", 0..12)) {
             let mut seen = std::collections::BTreeSet::new();

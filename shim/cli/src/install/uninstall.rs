@@ -1,8 +1,8 @@
-//! `bindguard uninstall`: every file as it was before the first install.
+//! `bindguard uninstall`: restores every file as it was before the first install.
 //!
-//! A file that nobody touched since gets its bytes back. From one that was edited since, only what bindguard put in is
-//! taken out, and that is said. The programs go last: when the services that named them have been restarted, and no container
-//! needs them any more.
+//! A file that is unchanged since the install gets its former bytes back. From an edited file only bindguard's additions are
+//! removed, and the report says so. The programs go last: after the services that named them were restarted, and when no
+//! container needs them.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,10 +20,10 @@ use super::{How, containerd, crio, docker, drop_in, name, root};
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
 pub struct Uninstall {
-    /// The runtimes to take bindguard out of. All, and the programs, when none is named.
+    /// The runtimes to remove bindguard from (default: all, and the programs).
     #[arg(value_enum, value_name = "RUNTIME")]
     runtimes: Vec<Owner>,
-    /// Wait for SIGTERM or SIGINT first: for a pod whose end takes bindguard off the node.
+    /// Wait for SIGTERM or SIGINT first: for a pod whose end removes bindguard from the node.
     #[arg(long)]
     on_signal: bool,
     #[command(flatten)]
@@ -45,7 +45,7 @@ impl Uninstall {
             record.files().iter().filter(is_meant).cloned().partition(|entry| entry.owner == Owner::Bindguard);
         let mut work = take_off(&files, &mut record, &mut shown, &self.how)?;
         shown.restart(&self.how)?;
-        // all of them or none: who is to run this again needs this very program
+        // all of them or none: a second run of uninstall needs this very program
         let held = programs.iter().find_map(|entry| Some((name(&entry.path), needed(&entry.path)?)));
         if shown.waits_for_a_restart() && !programs.is_empty() {
             shown.unfinished("the programs stay until a restarted service names them no more: run this again then");
@@ -61,7 +61,7 @@ impl Uninstall {
     }
 }
 
-/// A package's programs are the package's to remove, and it asks here whether it may.
+/// A package removes its own programs. It runs this check first.
 fn may_a_package_go(record: &Record, shown: &mut Shown) {
     let programs: Vec<_> = beside_this_one().into_iter().filter(|program| record.entry(program).is_none()).collect();
     for (program, who) in programs.iter().filter_map(|program| Some((program, needed(program)?))) {
@@ -72,7 +72,7 @@ fn may_a_package_go(record: &Record, shown: &mut Shown) {
     }
 }
 
-/// Undoes these entries, and says which files that changed.
+/// Undoes these entries, and returns the files that changed.
 fn take_off(entries: &[Entry], record: &mut Record, shown: &mut Shown, how: &How) -> Result<Vec<(Owner, Change)>> {
     let mut work = Vec::new();
     for entry in entries {
@@ -89,7 +89,7 @@ fn take_off(entries: &[Entry], record: &mut Record, shown: &mut Shown, how: &How
     Ok(work)
 }
 
-/// What undoes one entry.
+/// The change that undoes one entry.
 fn backwards(entry: &Entry, shown: &mut Shown) -> Result<Change> {
     let (original, now) = (entry.original()?, change::read(&entry.path)?);
     let path = name(&entry.path);
@@ -113,14 +113,14 @@ fn backwards(entry: &Entry, shown: &mut Shown) -> Result<Change> {
     Ok(Change { path: entry.path.clone(), before: now, after, mode: 0o644 })
 }
 
-/// Who needs a program, in a few words.
+/// The users of a program, in a few words.
 fn needed(program: &Path) -> Option<String> {
     let by = needed_by(program);
     let first = by.first()?;
     Some(if by.len() == 1 { first.clone() } else { format!("{first} and {} more", by.len() - 1) })
 }
 
-/// What is left of a file that somebody edited when bindguard is taken out of it; `None` when that is nothing.
+/// The content of an edited file without bindguard; `None` if nothing is left.
 pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
     if owner == Owner::Bindguard {
         return Ok(Some(bytes.to_vec()));
@@ -138,7 +138,7 @@ pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Op
     Ok(Some(out.into_bytes()))
 }
 
-/// dockerd that reads its file again keeps a default runtime which the file no longer names.
+/// When dockerd reads its file again, it keeps a default runtime that the file no longer names.
 fn command_for(owner: Owner, change: &Change) -> Option<&'static str> {
     let was_default = || docker::is_default(change.before.as_deref().unwrap_or_default());
     match owner {
@@ -155,7 +155,7 @@ fn wait_for_the_end() -> Result<()> {
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
     signals.thread_block().context("block the signals to wait for")?;
-    // from here on none is lost
+    // from here on no signal is lost
     eprintln!("bindguard: stays on this node until this process is told to end");
     signals.wait().context("wait for a signal").map(drop)
 }

@@ -1,4 +1,4 @@
-//! What runs now, by the annotations of containerd's bundles.
+//! The running containers, from the annotations of containerd's bundles.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub fn containers(root: &Path) -> Vec<PodContainer> {
     namespaces.flat_map(|namespace| entries(&namespace)).filter_map(|bundle| container(&bundle)).collect()
 }
 
-/// A bundle may go away while it is read: then its container does, too.
+/// A bundle may disappear while it is read: its container is then gone as well.
 fn container(bundle: &Path) -> Option<PodContainer> {
     let bytes = read_spec(bundle).ok()?;
     let Container { name, pod, namespace, uid } = Container::from_spec(&SpecView::from_bytes(&bytes).ok()?);
@@ -35,7 +35,7 @@ fn container(bundle: &Path) -> Option<PodContainer> {
     })
 }
 
-/// A shim writes the name of its OCI runtime into the bundle, and calls that until the container is deleted.
+/// A shim writes the name of its OCI runtime into the bundle, and calls it until the container is deleted.
 fn calls_the_wrapper(bundle: &Path) -> bool {
     fs::read_to_string(bundle.join("runtime")).is_ok_and(|runtime| is_wrapper(runtime.trim()))
 }

@@ -1,6 +1,6 @@
-//! Two questions to the CRI, in gRPC by hand: a unary call is one HTTP/2 request with a five-byte frame in its body.
+//! Two queries to the CRI, in gRPC by hand: a unary call is one HTTP/2 request with a five-byte frame in its body.
 //!
-//! A generated client would bring a whole stack for two calls (docs/decisions/0009). `h2` speaks the protocol, and the
+//! A generated client would need a whole stack for two calls (docs/decisions/0009). `h2` implements the protocol, and the
 //! messages are ours: [`messages`](super::messages).
 
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use tokio::time::timeout;
 
 use super::messages::{Container, ListContainersResponse, ListPodSandboxResponse, ListRequest, PodSandbox};
 
-/// Where CRIs listen: containerd, k3s, MicroK8s, CRI-O.
+/// The sockets of CRIs: containerd, k3s, MicroK8s, CRI-O.
 const SOCKETS: [&str; 4] = [
     "/run/containerd/containerd.sock",
     "/run/k3s/containerd/containerd.sock",
     "/var/snap/microk8s/common/run/containerd.sock",
     "/run/crio/crio.sock",
 ];
-/// Names are not worth more of an operator's time.
+/// The time limit: names are not worth more of an operator's time.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// gRPC's frame: one byte of flags, four of length.
 const FRAME: usize = 5;
@@ -42,7 +42,7 @@ pub fn containers(asked: Option<&Path>) -> Result<Vec<PodContainer>> {
 async fn ask(socket: &Path) -> Result<Vec<PodContainer>> {
     let stream = UnixStream::connect(socket).await.context("connect")?;
     let (client, connection) = handshake(stream).await.context("begin HTTP/2")?;
-    // The connection moves only while somebody drives it; it ends with the runtime.
+    // The connection needs a task that drives it; it ends with the runtime.
     tokio::spawn(connection);
     let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox").await?;
     let containers: ListContainersResponse = call(&client, "ListContainers").await?;

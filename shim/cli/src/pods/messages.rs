@@ -1,8 +1,8 @@
 //! The few messages of the CRI that name pods, with the few fields that are read: `api.proto` of `k8s.io/cri-api`, v1.
 //!
-//! Field numbers never change their meaning, and what is not listed here is skipped.
+//! Field numbers never change their meaning. Fields that are not listed here are skipped.
 
-/// Of both list calls: no filter.
+/// The request of both list calls: no filter.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ListRequest {}
 

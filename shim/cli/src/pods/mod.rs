@@ -1,12 +1,12 @@
-//! The pods of this node by name, from those who know the names.
+//! The pods of this node by name, from the sources that know the names.
 //!
 //! ```text
-//! containerd's CRI socket ──── names, states, how often a container was made anew ─┐
-//! bundles' config.json ─────── names of what runs now, without asking anybody ─────┼─► Pods
-//! shims' and conmons' words ── whether the guard runs before a pod's creates ───────┘
+//! containerd's CRI socket ──── names, states, how often a container was created ─┐
+//! bundles' config.json ─────── names of running containers, without any query ────┼─► Pods
+//! shims' and conmons' argv ─── whether the guard runs before a pod's creates ──────┘
 //! ```
 //!
-//! A node whose containerd does not answer still has its bundles; one that has neither still has uids.
+//! If containerd does not answer, the bundles still have names. Without both, uids remain.
 
 mod bundles;
 mod cri;
@@ -20,16 +20,16 @@ use anyhow::bail;
 use bindguard_core::pods::{PodAsked, PodContainer, PodName, Pods};
 use clap::Args;
 
-/// Where the names come from.
+/// The sources of the names.
 #[derive(Debug, Clone, Args)]
 pub struct PodsFrom {
-    /// The socket of the CRI: by default the first that is there of containerd's, k3s', MicroK8s' and CRI-O's.
+    /// The socket of the CRI (default: the first that exists of containerd's, k3s', MicroK8s' and CRI-O's).
     #[arg(long, value_name = "SOCKET")]
     cri: Option<PathBuf>,
 }
 
 impl PodsFrom {
-    /// Everybody who could be named. What the CRI would not say is said on stderr, and is no error: names are a service.
+    /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a convenience.
     pub fn pods(&self) -> Pods {
         let mut containers = self.asked_of_the_cri();
         for bundle in bundles::containers(Path::new("/")) {
@@ -56,16 +56,16 @@ impl PodsFrom {
     }
 }
 
-/// The pods whose bundles a copy of a node's files holds.
+/// The pods with a bundle in a copy of a node's files.
 pub fn recorded(root: &Path) -> Pods {
     Pods { containers: bundles::containers(root) }
 }
 
-/// The uids of the pod that somebody means: more than one where it was made anew under its name. What nobody can name may be
-/// a uid itself.
+/// The uids of the pod that the operator names: more than one if the pod was created again under its name. An unknown name may
+/// itself be a uid.
 ///
 /// # Errors
-/// When pods of several namespaces are called so.
+/// If pods of several namespaces have this name.
 pub fn uids(pods: &Pods, asked: &PodAsked) -> anyhow::Result<Vec<String>> {
     let meant: Vec<&PodName> =
         pods.containers.iter().map(|container| &container.pod).filter(|pod| asked.is(pod)).collect();

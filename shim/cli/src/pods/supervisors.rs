@@ -1,21 +1,21 @@
-//! Whether the guard runs before the creates of a container, by the programs that supervise containers now.
+//! Checks whether the guard runs before the creates of a container, from the programs that supervise containers now.
 //!
-//! containerd keeps the shim of a pod's sandbox for all containers of the pod, whatever its config says since. So the
+//! containerd keeps the shim of a pod's sandbox for all containers of the pod, even after a change of its config. So the
 //! running process decides, not the config. A conmon without the wrapper proves nothing: CRI-O and Podman may call the guard
-//! by a hook.
+//! through a hook.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use bindguard_sys::node::{Process, processes_named};
 
-/// The kernel cuts the names of all shims of containerd to this.
+/// The kernel cuts the names of all of containerd's shims to this.
 const SHIMS: &str = "containerd-shim";
 const OUR_SHIM: &str = "containerd-shim-bindguard-v2";
 const CONMON: &str = "conmon";
 const WRAPPER: &str = "bindguard-runtime";
 
-/// The ids that supervisors were started for (containerd: of the pod's sandbox), and whether the guard runs there.
+/// The ids that supervisors were started for (containerd: the id of the pod's sandbox), and whether the guard runs there.
 pub fn guarded() -> HashMap<String, bool> {
     let words = |process: Process| process.arguments();
     let shims = processes_named(SHIMS).into_iter().map(words).filter_map(|words| of_shim(&words));
@@ -23,7 +23,7 @@ pub fn guarded() -> HashMap<String, bool> {
     shims.chain(conmons).collect()
 }
 
-/// Whether a runtime's path or name is that of the wrapper.
+/// True if a runtime's path or name is that of the wrapper.
 pub fn is_wrapper(runtime: &str) -> bool {
     is_named(runtime, WRAPPER)
 }

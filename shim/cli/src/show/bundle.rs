@@ -11,7 +11,7 @@ pub fn print(report: &Report, json: bool) -> anyhow::Result<()> {
     if json { print_json(report) } else { print_text(text(report).text()) }
 }
 
-/// 2 when something could not be told, else 1 when something was found, else 0.
+/// 2 if there is a problem or an unknown verdict, else 1 if there are findings, else 0.
 pub fn exit_code(report: &Report) -> ExitCode {
     let unknown = report.binds.iter().any(|bind| bind.verdict == "unknown");
     code(!report.problems.is_empty() || unknown, report.binds.iter().any(|bind| bind.reason.is_some()))
@@ -30,7 +30,7 @@ fn text(report: &Report) -> Lines {
     lines
 }
 
-/// The verdict, the bind, why, and what was or would be done.
+/// The verdict, the bind, the reason, and the outcome.
 pub(super) fn tell(bind: &BindReport, lines: &mut Lines) {
     let destination = bind.destination.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default();
     lines.headed(bind.verdict, verdict_style(bind.verdict), &format!("{}{destination}", bind.source.display()));

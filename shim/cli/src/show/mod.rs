@@ -1,6 +1,6 @@
 //! Reports on a terminal, and for programs.
 //!
-//! Text is coloured where it goes to a terminal that wants it (`NO_COLOR` is heard); `--json` is the same report, whole.
+//! Text is coloured on a terminal that supports it (`NO_COLOR` is respected); `--json` is the same report, whole.
 
 mod bundle;
 mod node;
@@ -16,30 +16,30 @@ pub use bundle::{exit_code, print};
 pub use node::{node_exit_code, print_node};
 pub use style::{Lines, verdict_style};
 
-/// "Could not tell", for scripts.
+/// The exit code of an incomplete check, for scripts.
 pub const COULD_NOT_TELL: u8 = 2;
 
-/// Prints what a program will read.
+/// Prints a report for programs.
 pub fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
     print_text(&(serde_json::to_string_pretty(report).context("write the report as JSON")? + "\n"))
 }
 
-/// Prints text, with its colours where they are wanted.
+/// Prints text, with colours if the terminal supports them.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// Prints what may be no text.
+/// Prints bytes that may not be text.
 pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = anstream::stdout();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        // `bindguard diagnose | head`: who reads has seen enough.
+        // `bindguard diagnose | head`: the reader closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("write to stdout"),
     }
 }
 
-/// 2 when something could not be told, else 1 when something was found, else 0.
+/// 2 if the check is incomplete, else 1 if there are findings, else 0.
 pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
     match (is_incomplete, has_findings) {
         (true, _) => ExitCode::from(COULD_NOT_TELL),
@@ -48,7 +48,7 @@ pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
     }
 }
 
-/// What docs/json.md shows below a heading.
+/// The example in docs/json.md below a heading.
 #[cfg(test)]
 pub fn documented(heading: &str) -> &'static str {
     let document = include_str!("../../../../docs/json.md");

@@ -12,7 +12,7 @@ pub fn print_node(report: &NodeReport, json: bool) -> anyhow::Result<()> {
     if json { print_json(report) } else { print_text(text(report).text()) }
 }
 
-/// 2 when something could not be told, 1 when something is not as it should be still, else 0.
+/// 2 if the check is incomplete, 1 if a problem remains, else 0.
 pub fn node_exit_code(report: &NodeReport) -> ExitCode {
     code(report.is_incomplete(), report.has_findings())
 }

@@ -1,4 +1,4 @@
-//! Lines of two columns: a coloured word, and what there is to say of it.
+//! Lines of two columns: a coloured word, and a text about it.
 
 use std::fmt::Write as _;
 
@@ -33,19 +33,19 @@ impl Lines {
         let _ = writeln!(self.0, "{}", one_line(text));
     }
 
-    /// The whole.
+    /// The whole text.
     pub fn text(&self) -> &str {
         &self.0
     }
 }
 
-/// A container may have chosen some of it: the name of a file moves no cursor, and makes no line of its own.
+/// A container may have chosen part of the text: a file's name must not move the cursor or begin a line.
 fn one_line(text: &str) -> String {
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()
 }
 
-/// Well, not well, or nobody knows.
+/// Green for healthy, red for a problem, yellow for unknown, dimmed for foreign.
 pub fn verdict_style(verdict: &str) -> Style {
     match verdict {
         "current" | "good" => AnsiColor::Green.on_default(),

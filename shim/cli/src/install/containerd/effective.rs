@@ -1,9 +1,9 @@
-//! What containerd makes of its files: `containerd config dump`, before and after.
+//! containerd's effective configuration, from `containerd config dump`, before and after an edit.
 //!
-//! A file says less than one thinks. containerd 1.6 and 1.7 take a file's `runtimes` *instead of* their built-in ones: a
-//! file that never named `runc` loses it by naming another runtime. Their imports replace whole sections; the ones of 2.x
-//! merge, or are ignored, by their version. So an edit is believed only when the dump after it is the dump before
-//! it and what was meant.
+//! A file alone does not show the effective configuration. containerd 1.6 and 1.7 use a file's `runtimes` *instead of* their
+//! built-in ones: a file that never named `runc` loses it by naming another runtime. Their imports replace whole sections. The
+//! imports of 2.x merge or are ignored, depending on the version. So an edit is accepted only if the dump after it equals the
+//! dump before it plus the intended change.
 
 use toml::{Table, Value};
 
@@ -13,7 +13,7 @@ pub const HANDLER: &str = "bindguard";
 /// The CRI plugin's ids: up to containerd 1.7, and since 2.0.
 const PLUGINS: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
 
-/// The configuration that is in force with some files.
+/// The effective configuration with certain files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Effective {
     runtimes: Table,
@@ -22,7 +22,7 @@ pub struct Effective {
     rest: Table,
 }
 
-/// What an edit is for.
+/// The intended result of an edit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Meant {
     /// The table of the handler.
@@ -35,11 +35,11 @@ impl Effective {
     /// Reads a dump.
     ///
     /// # Errors
-    /// In words, when it is no TOML or has no CRI plugin.
+    /// As text, if the dump is not TOML or has no CRI plugin.
     pub fn from_dump(dump: &str) -> Result<Self, String> {
         let mut rest: Table =
             toml::from_str(dump).map_err(|error| format!("its dump is no TOML: {}", error.message()))?;
-        // 1.6 and 1.7 list the files that they read, in an order that changes, 2.x the patterns
+        // 1.6 and 1.7 list the files that they read, in a changing order; 2.x lists the patterns
         rest.remove("imports");
         let plugins = rest.get_mut("plugins").and_then(Value::as_table_mut).ok_or("its dump has no plugins")?;
         let mut ours = PLUGINS.iter().filter_map(|id| plugins.get(*id)?.get("containerd").map(|_| *id));
@@ -51,7 +51,7 @@ impl Effective {
         Ok(Self { runtimes, default: default.unwrap_or_default(), rest })
     }
 
-    /// A runtime, without the keys that say nothing.
+    /// A runtime's table, without the keys that equal an absent key.
     pub fn runtime(&self, name: &str) -> Option<Table> {
         self.runtimes.get(name).and_then(Value::as_table).map(telling)
     }
@@ -66,13 +66,13 @@ impl Effective {
         self.runtimes.keys().map(String::as_str).collect()
     }
 
-    /// The runtimes that are in force in `self` and not in `after`.
+    /// The runtimes that are in `self` and not in `after`.
     pub fn lost_in<'s>(&'s self, after: &Self) -> impl Iterator<Item = (&'s str, Table)> {
         let lost: Vec<&String> = self.runtimes.keys().filter(|name| !after.runtimes.contains_key(*name)).collect();
         lost.into_iter().filter_map(|name| Some((name.as_str(), self.runtime(name)?)))
     }
 
-    /// Every difference of `after` that is not `meant`, by the dotted name of the key.
+    /// The dotted names of all keys that differ in `after` and are not `meant`.
     pub fn surprises(&self, after: &Self, meant: &Meant) -> Vec<String> {
         let mut wanted = self.clone();
         wanted.runtimes.insert(HANDLER.to_owned(), Value::Table(meant.handler.clone()));
@@ -89,7 +89,7 @@ impl Effective {
     }
 }
 
-/// A table without what is the same as nothing in a table of a runtime: Go's zero values, and the sandboxer's default.
+/// A runtime's table without the keys that equal an absent key: Go's zero values, and the sandboxer's default.
 fn telling(table: &Table) -> Table {
     let says_something = |key: &String, value: &Value| match value {
         Value::String(text) => !(text.is_empty() || key.starts_with("sandbox") && text == "podsandbox"),

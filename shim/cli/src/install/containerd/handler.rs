@@ -1,6 +1,6 @@
-//! The handler's table: the table of the runtime that it stands before, through one of three doors.
+//! The handler's table, made from the table of the runtime that it guards, through one of three doors.
 //!
-//! | door | `runtime_type` | who supervises | on |
+//! | door | `runtime_type` | supervisor | on |
 //! |---|---|---|---|
 //! | shim | `io.containerd.runc.v2` and `runtime_path` | bindguard's shim, with every option of the runtime | 1.7 and newer |
 //! | named shim | `io.containerd.bindguard.v2` | bindguard's shim; 1.6 ignores `runtime_path` and hands no options on (docs/decisions/0006) | 1.6 |
@@ -28,20 +28,20 @@ pub enum Door {
     Wrapper,
 }
 
-/// A handler to be.
+/// A planned handler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Handler {
     /// Its table.
     pub table: Table,
-    /// The OCI runtime that bindguard's own config has to name, because this door does not hand it on.
+    /// The OCI runtime that bindguard's own config must name, because this door does not pass it on.
     pub needs_runtime: Option<PathBuf>,
     /// Options of the runtime that this door loses.
     pub lost: Vec<String>,
 }
 
 impl Door {
-    /// The one that does most on this containerd; or the wrapper, when it is asked for. As the default of a node, it also
-    /// creates containers of pods that are older than it: there, 1.6 would take the runtime's options from their own shim.
+    /// The door that supports most on this containerd, or the wrapper on request. A default runtime also creates containers of
+    /// pods older than it. For those, 1.6 would take the options of `base` from their own shim.
     pub fn on(version: Version, wrapper: bool, default: bool, base: &Table) -> Self {
         let loses = version < (1, 7) && default && base.get("options").is_some();
         match version {
@@ -51,10 +51,10 @@ impl Door {
         }
     }
 
-    /// The handler through this door, before a runtime with the table `base`.
+    /// The handler through this door, for a runtime with the table `base`.
     ///
     /// # Errors
-    /// In words, when the runtime is not of runc's kind.
+    /// As text, if the runtime is not of runc's kind.
     pub fn handler(self, base: &Table, prefix: &Path) -> Result<Handler, String> {
         let kind = base.get("runtime_type").and_then(Value::as_str).unwrap_or_default();
         if kind != RUNC {
@@ -70,7 +70,7 @@ impl Door {
                 table.insert("runtime_path".to_owned(), text(&prefix.join(SHIM)));
             }
             Self::NamedShim => {
-                // SystemdCgroup is told from the form of the cgroup's path
+                // the form of the cgroup's path shows SystemdCgroup
                 handler.lost = options
                     .keys()
                     .filter(|key| !["SystemdCgroup", "BinaryName"].contains(&key.as_str()))
@@ -85,7 +85,7 @@ impl Door {
                 }
             }
             Self::Wrapper => {
-                // a shim of somebody else's stays in force
+                // a foreign shim of the operator is kept
                 if let Some(path) = base.get("runtime_path") {
                     table.insert("runtime_path".to_owned(), path.clone());
                 }
@@ -102,7 +102,7 @@ impl Door {
     }
 }
 
-/// A table as people write one: what it is first, its options last.
+/// A table in the usual order: the type first, the options last.
 pub fn as_item(table: &Table) -> Item {
     let rank = |key: &str| match key {
         "runtime_type" => 0,

@@ -1,7 +1,7 @@
 //! containerd's config.toml: a runtime handler `bindguard`, and on request the default one.
 //!
-//! Which file to edit is found out by trying: the main file, then every import that has the CRI plugin's section, until
-//! `containerd config dump` shows what was meant and nothing else ([`effective`]). Nothing is written for good here.
+//! The file to edit is found by trial: the main file, then every import with the CRI plugin's section, until `containerd config
+//! dump` shows the intended change and nothing else ([`effective`]). This module writes no permanent file.
 
 mod effective;
 mod handler;
@@ -22,10 +22,10 @@ use super::toml_text::{Place, parse};
 
 pub use self::program::{USUAL_FOLDERS, on_path};
 
-/// Where containerd's main file is, unless it is told another.
+/// The default path of containerd's main file.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
 
-/// What has to be done to containerd's files.
+/// Plans the changes to containerd's files.
 pub fn plan(wishes: &Wishes) -> Result<Planned> {
     let containerd = Containerd::locate(wishes.containerd.as_deref())?;
     let main = Main::read(&wishes.containerd_config, &containerd)?;
@@ -46,7 +46,7 @@ pub fn plan(wishes: &Wishes) -> Result<Planned> {
     Ok(planned)
 }
 
-/// Where the file's version keeps its runtimes. Both places, for a text that is being cleaned.
+/// The tables of runtimes in version 2 and version 3 of the file. Cleaning a text uses both.
 pub fn places() -> [Place; 2] {
     ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"].map(|plugin| {
         let at = |key| ["plugins", plugin, "containerd", key];
@@ -54,7 +54,7 @@ pub fn places() -> [Place; 2] {
     })
 }
 
-/// The main file, read and understood.
+/// The main file, read and parsed.
 struct Main {
     path: PathBuf,
     text: String,
@@ -63,7 +63,7 @@ struct Main {
 }
 
 impl Main {
-    /// Where there is none, what an empty one has to say.
+    /// Reads the main file. An empty or missing one gets the newest version.
     fn read(path: &Path, containerd: &Containerd) -> Result<Self> {
         let newest = if containerd.version() < (2, 0) { 2 } else { 3 };
         let bytes = change::read(path)?.unwrap_or_default();
@@ -90,7 +90,7 @@ impl Main {
         Ok(Self { path: path.to_owned(), text, place, plugin })
     }
 
-    /// The files that it imports, in their order.
+    /// The files that it imports, in order.
     fn imports(&self) -> Result<Vec<PathBuf>> {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         let patterns = names_in(&parse(&self.text)?, "imports");
@@ -102,8 +102,8 @@ impl Main {
     }
 }
 
-/// The runtime that the handler stands before, and the handler. One that is the default already stays as it is, because
-/// what it was made from can no longer be told.
+/// The runtime that the handler guards, and the handler. A handler that is the default already is kept, because the runtime
+/// that it was made from is no longer known.
 fn wanted(before: &Effective, containerd: &Containerd, wishes: &Wishes) -> Result<(String, Handler)> {
     if let (HANDLER, Some(table)) = (before.default(), before.runtime(HANDLER)) {
         return Ok((HANDLER.to_owned(), Handler { table, needs_runtime: None, lost: Vec::new() }));
@@ -119,7 +119,7 @@ fn wanted(before: &Effective, containerd: &Containerd, wishes: &Wishes) -> Resul
     Ok((base.to_owned(), handler))
 }
 
-/// The file whose edit does what is meant and nothing else, and its new text.
+/// The file whose edit makes the intended change and nothing else, and its new text.
 fn edited(containerd: &Containerd, main: &Main, before: &Effective, meant: &Meant) -> Result<(PathBuf, String)> {
     let try_main = |text: &str| containerd.effective_with(&main.path, text);
     if let Some(text) = edit_until_right(&main.text, &main.place, before, meant, &main.path, try_main)? {
@@ -143,8 +143,8 @@ fn edited(containerd: &Containerd, main: &Main, before: &Effective, meant: &Mean
     )
 }
 
-/// The text with the handler, and with the runtimes that would be lost by naming it. `None` when containerd does not take
-/// its runtimes from this file.
+/// The text with the handler, and with the runtimes that would be lost by naming it. `None` if containerd does not take its
+/// runtimes from this file.
 fn edit_until_right(
     text: &str,
     place: &Place,
@@ -180,7 +180,7 @@ fn edit_until_right(
     Ok(Some(edited))
 }
 
-/// What is in force with another text in place of one import.
+/// The effective configuration with another text in place of one import.
 fn effective_with_import(
     containerd: &Containerd,
     main: &Main,
@@ -200,7 +200,7 @@ fn names_in(document: &DocumentMut, key: &str) -> Vec<String> {
     array.into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
-/// A path, or the files that a `*` in its last part stands for.
+/// A path, or the files that match the `*` in its last part.
 fn expanded(pattern: &Path) -> Vec<PathBuf> {
     let name = pattern.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some((start, end)) = name.split_once('*') else { return vec![pattern.to_owned()] };

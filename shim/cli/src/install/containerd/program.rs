@@ -1,4 +1,4 @@
-//! The containerd program: its version, and what it makes of a file.
+//! The containerd program: its version, and its effective configuration.
 
 use std::env;
 use std::ffi::OsStr;
@@ -15,10 +15,10 @@ use super::effective::Effective;
 /// Major and minor.
 pub type Version = (u32, u32);
 
-/// Where services find their programs when nothing else is said; also systemd's own default.
+/// The default folders in which services find programs; also systemd's own default.
 pub const USUAL_FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// A containerd that can be asked.
+/// A containerd program and its version.
 #[derive(Debug)]
 pub struct Containerd {
     program: PathBuf,
@@ -26,7 +26,7 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// The one that was named, or the one on `PATH`.
+    /// The named program, or the one on `PATH`.
     pub fn locate(named: Option<&Path>) -> Result<Self> {
         let program = match named {
             Some(program) => program.to_owned(),
@@ -46,7 +46,7 @@ impl Containerd {
         self.version
     }
 
-    /// What is in force with this text in place of the file `path`; relative imports are looked for beside it.
+    /// The effective configuration with this text in place of the file `path`; relative imports are searched beside it.
     pub fn effective_with(&self, path: &Path, text: &str) -> Result<Effective> {
         let trial = trial_beside(path, text)?;
         let mut command = Command::new(&self.program);
@@ -58,7 +58,7 @@ impl Containerd {
     }
 }
 
-/// A copy of a file under another name in its folder, or, where nobody can write there, in the folder for such things.
+/// A copy of a file under another name, in its folder or, if that is not writable, in the folder for temporary files.
 pub fn trial_beside(path: &Path, text: &str) -> Result<NamedTempFile> {
     let make = |folder: &Path| Builder::new().prefix(".bindguard-").tempfile_in(folder);
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -67,7 +67,7 @@ pub fn trial_beside(path: &Path, text: &str) -> Result<NamedTempFile> {
     Ok(trial)
 }
 
-/// A program on `PATH`, or in a folder where services find theirs.
+/// A program on `PATH`, or in one of the default folders.
 pub fn on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(USUAL_FOLDERS.iter().map(PathBuf::from));
@@ -86,7 +86,7 @@ fn run(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("read what {program} says"))
 }
 
-/// The first word that begins like a version: `1.6.20~ds1`, `v1.7.24`, `2.1.9+unknown`.
+/// The first word that looks like a version: `1.6.20~ds1`, `v1.7.24`, `2.1.9+unknown`.
 fn version_in(said: &str) -> Option<Version> {
     let words = said.split_whitespace();
     words.skip_while(|word| *word != "containerd").find_map(|word| {
