@@ -1,19 +1,18 @@
 //! The command line as containerd writes it.
 //!
-//! containerd starts every shim the way Go programs are started: flags with one dash, the value
-//! after `=` or as the next argument, the verb last. An unknown flag is an error there, but a newer
-//! containerd may learn a new one, so here it is passed over together with its `=value`.
+//! containerd starts every shim like a Go program: flags with one dash, the value after `=` or as the next argument, the verb
+//! last. Go rejects an unknown flag. This parser skips it with its `=value`, because a newer containerd may add flags.
 
 /// The purpose that this process was started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
-    /// No verb: be the server that supervises containers.
+    /// No verb: run the server that supervises containers.
     Serve,
-    /// Find or start the server of a container, and answer with its address.
+    /// Find or start the server of a container, and print its address.
     Start,
     /// Clean up after a server that died.
     Delete,
-    /// Answer what this shim and its runtime can do.
+    /// Print the features of this shim and its runtime.
     Info,
     /// Print the version.
     Version,
@@ -36,10 +35,10 @@ pub(crate) struct Args {
     pub(crate) debug: bool,
 }
 
-/// A command line that cannot be followed.
+/// A command line that cannot be parsed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArgsError {
-    /// A flag that needs a value stands last.
+    /// The last argument is a flag that needs a value.
     #[error("flag -{0} needs a value")]
     NoValue(String),
     /// A word that is no verb of the protocol.
@@ -94,7 +93,7 @@ impl Args {
             "id" => self.id = value,
             "address" => self.address = value,
             "bundle" => self.bundle = value,
-            // The binary that published events before ttrpc did, and a socket path that no caller sends.
+            // The binary that published events before ttrpc existed, and a socket path that no caller sends.
             _ => {}
         }
     }

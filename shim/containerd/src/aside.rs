@@ -1,7 +1,7 @@
 //! Work that may block, away from the event loop.
 //!
-//! Mounting and unmounting can wait for a disk, and the loop serves every container of the pod. Such work gets a thread of
-//! its own that ends with it: a pool would keep threads and their memory in a process that is idle nearly always.
+//! Mounting and unmounting can wait for a disk, and the loop serves every container of the pod. Such work gets a thread that
+//! ends with it. A pool would keep threads and their memory in a process that is nearly always idle.
 
 use std::{io, thread};
 
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::kernel;
 
-/// Runs `work` on a thread of its own; an error means there was no thread, or the work panicked.
+/// Runs `work` on its own thread. An error means that no thread could start, or that the work panicked.
 pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let (send, receive) = oneshot::channel();
     thread::Builder::new().stack_size(256 * 1024).spawn(move || {

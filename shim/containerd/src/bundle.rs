@@ -1,9 +1,8 @@
 //! The files of a bundle that the shim reads and writes.
 //!
-//! `runtime`, `options.json` and `init.pid` have the names and forms of Go's shim: after a crash,
-//! `delete` may have to work on a bundle that another shim, or another version of this one, left.
-//! They are written before the runtime is called first and removed when nothing of the container is left.
-//! Of `config.json` only a few fields are read; the shim never writes it.
+//! `runtime`, `options.json` and `init.pid` have the names and forms of Go's shim: after a crash, `delete` may have to work on
+//! a bundle of another shim, or of another version of this one. They are written before the first call of the runtime and
+//! removed when nothing of the container is left. The shim reads a few fields of `config.json` and never writes it.
 
 mod spec;
 
@@ -19,7 +18,7 @@ use crate::options::Options;
 
 /// The OCI spec.
 const CONFIG: &str = "config.json";
-/// How the container's runtime is run.
+/// The options of the container's runtime.
 const OPTIONS: &str = "options.json";
 /// The runtime's name alone; shims older than `options.json` read it.
 const RUNTIME: &str = "runtime";
@@ -43,12 +42,12 @@ pub(crate) enum BundleError {
         /// Why not.
         source: io::Error,
     },
-    /// The file is there and its content makes no sense.
+    /// The file exists, but its content is invalid.
     #[error("parse {path}: {why}")]
     Parse {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         why: String,
     },
 }
@@ -60,7 +59,7 @@ pub(crate) struct Bundle {
 }
 
 impl Bundle {
-    /// The bundle at this path; nothing is looked at yet.
+    /// The bundle at this path. No file is read yet.
     pub(crate) fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
@@ -70,40 +69,40 @@ impl Bundle {
         &self.path
     }
 
-    /// Where the container's root filesystem is mounted.
+    /// The mount point of the container's root filesystem.
     pub(crate) fn rootfs(&self) -> PathBuf {
         self.path.join("rootfs")
     }
 
-    /// Where criu works, unless the options name another place: containerd makes this link to a directory on disk.
+    /// criu's working directory, unless the options name another: containerd makes this link to a directory on disk.
     pub(crate) fn work(&self) -> PathBuf {
         self.path.join("work")
     }
 
-    /// Where the runtime writes the pid of the container's init.
+    /// The runtime writes the pid of the container's init into this file.
     pub(crate) fn init_pid_file(&self) -> PathBuf {
         self.path.join("init.pid")
     }
 
-    /// Where the runtime writes the pid of an exec. The prefix keeps it from the bundle's own files: a client may name an exec
-    /// `init` or `shim`.
+    /// The runtime writes the pid of an exec into this file. The prefix keeps it from the bundle's own files: a client may name
+    /// an exec `init` or `shim`.
     pub(crate) fn exec_pid_file(&self, exec_id: &str) -> PathBuf {
         self.path.join(format!("exec-{exec_id}.pid"))
     }
 
-    /// Where the shim leaves the process of an exec for the runtime.
+    /// The shim writes the process of an exec into this file, for the runtime.
     pub(crate) fn exec_spec_file(&self, exec_id: &str) -> PathBuf {
         self.path.join(format!("exec-{exec_id}.json"))
     }
 
-    /// Reads what the shim needs of `config.json`.
+    /// Reads the fields of `config.json` that the shim needs.
     pub(crate) fn spec(&self) -> Result<SpecView, BundleError> {
         let path = self.path.join(CONFIG);
         let bytes = fs::read(&path).map_err(|source| BundleError::Read { path: path.clone(), source })?;
         SpecView::parse(&bytes).map_err(|error| BundleError::Parse { path, why: error.to_string() })
     }
 
-    /// Leaves for `delete` how this container's runtime is run.
+    /// Saves the options of this container's runtime for `delete`.
     pub(crate) fn write_options(&self, options: &Options) -> Result<(), BundleError> {
         let path = self.path.join(OPTIONS);
         let json = serde_json::to_vec(options)
@@ -112,7 +111,7 @@ impl Bundle {
         write(self.path.join(RUNTIME), options.binary_name.as_bytes())
     }
 
-    /// The options a shim left here; defaults where it left none.
+    /// The options that a shim saved here; defaults if there are none.
     pub(crate) fn read_options(&self) -> Result<Options, BundleError> {
         let mut options: Options = match read_if_there(&self.path.join(OPTIONS))? {
             Some(json) if !json.trim().is_empty() => serde_json::from_str(&json)
@@ -125,15 +124,15 @@ impl Bundle {
         Ok(options)
     }
 
-    /// Leaves word that the container is gone from the runtime, and its root filesystem unmounted.
+    /// Records that the runtime has no such container any more, and that its root filesystem is unmounted.
     pub(crate) fn settle(&self) {
         for file in [self.init_pid_file(), self.path.join(OPTIONS), self.path.join(RUNTIME)] {
-            // What stays makes `delete` look again, no more.
+            // A file that stays only makes `delete` check again.
             let _ = fs::remove_file(file);
         }
     }
 
-    /// Has `delete` nothing to do? In a bundle without options either no runtime was called yet, or all is gone.
+    /// True if `delete` has nothing to do. In a bundle without options no runtime was called yet, or everything is removed.
     pub(crate) fn is_settled(&self) -> bool {
         let has = |name: &str| self.path.join(name).try_exists();
         matches!((has(CONFIG), has(OPTIONS), has(RUNTIME)), (Ok(true), Ok(false), Ok(false)))
@@ -153,7 +152,7 @@ fn write(path: PathBuf, bytes: &[u8]) -> Result<(), BundleError> {
     write_beside(&path, bytes).map_err(|source| BundleError::Write { path, source })
 }
 
-/// Writes a file that others may be reading: whole, or not at all.
+/// Writes a file that other processes may read: whole, or not at all.
 pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

@@ -1,8 +1,8 @@
-//! An error in one line, with what caused it.
+//! Formats an error with its causes in one line.
 
 use std::error::Error;
 
-/// `open stdin "/x": No such file or directory (os error 2)`: each error says what was done to what, its source why it failed.
+/// `open stdin "/x": No such file or directory (os error 2)`: each error names the action and object, its source the cause.
 pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,16 +1,16 @@
-//! What the shim is doing, written into its log on SIGUSR1, as Go's shim writes its stacks.
+//! Writes the state of the shim into its log on SIGUSR1, as Go's shim writes its stacks.
 //!
-//! For a pod that hangs: which call waits, for how long, whether a process of the runtime is there for it, and what the kernel
-//! has that process wait for. All is read from memory and from files of /proc that answer for a hanging process, too.
+//! For a pod that hangs: the pending calls and their ages, the processes of the runtime, and the kernel functions that those
+//! processes wait in. It reads only memory and those files of /proc that do not block for a hanging process.
 
 use std::fs;
 
 use crate::{exits::child_pids, service::Containers};
 
-/// A line of the log is one write, whole in the fifo up to 4 KiB.
+/// A line of the log is one write, which the fifo keeps whole up to 4 KiB.
 const LONGEST_LINE: usize = 2048;
 
-/// Writes it.
+/// Writes the dump.
 pub(crate) fn write(containers: &Containers) {
     tracing::info!("=== BEGIN state dump ===");
     let kernel = [threads(), processes(), descriptors()].concat();
@@ -43,7 +43,7 @@ fn state_of(stat: &str) -> String {
 fn descriptors() -> Vec<String> {
     let mut lines = vec!["descriptors:".to_owned()];
     for number in names_in("/proc/self/fd") {
-        // The one of this very listing is gone.
+        // The descriptor of this listing itself is closed.
         let Ok(target) = fs::read_link(format!("/proc/self/fd/{number}")) else { continue };
         let word = format!(" {number}={}", target.display());
         match lines.last_mut() {
@@ -54,7 +54,7 @@ fn descriptors() -> Vec<String> {
     lines
 }
 
-/// In the order of numbers.
+/// In numerical order.
 fn names_in(folder: &str) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

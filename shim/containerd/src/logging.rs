@@ -1,8 +1,8 @@
-//! The shim's log: logfmt lines into the fifo `log` that containerd reads in the bundle.
+//! The shim's log: logfmt lines in the fifo `log` in the bundle, which containerd reads.
 //!
-//! containerd copies what arrives there into its own log, so the lines look like its own. The fifo is opened for reading
-//! and writing and never blocks: without a reader (containerd is being restarted) lines wait in it, and when it is full
-//! they are lost. A log must never stop a container.
+//! containerd copies the lines into its own log, so they have its format. The fifo is opened for reading and writing and never
+//! blocks. Without a reader (containerd is being restarted) lines wait in it; when it is full they are lost. A log must never
+//! stop a container.
 
 use std::{
     fmt::{self, Write as _},
@@ -24,18 +24,18 @@ use tracing::{
 /// The fifo's name in the bundle, which is a shim's current directory.
 pub(crate) const FIFO: &str = "log";
 
-/// Writes one line an event. The shim uses no spans.
+/// Writes one line for each event. The shim uses no spans.
 struct Logfmt {
     file: File,
     level: LevelFilter,
 }
 
-/// Logs into the fifo, and nowhere else. For `start`: containerd takes all it prints, stderr included, for the address.
+/// Logs into the fifo only. For `start`: containerd takes all its output, stderr included, for the address.
 pub(crate) fn to_fifo(path: &Path, debug: bool) -> io::Result<()> {
     install(open_fifo(path)?, debug)
 }
 
-/// Logs into the fifo, and sends there what goes to stderr, too. For the server.
+/// Logs into the fifo, and redirects stderr there as well. For the server.
 pub(crate) fn all_to_fifo(path: &Path, debug: bool) -> io::Result<()> {
     let fifo = open_fifo(path)?;
     rustix::stdio::dup2_stderr(&fifo)?;
@@ -47,7 +47,7 @@ fn open_fifo(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(nonblock).open(path)
 }
 
-/// Logs to stderr. For `delete`, whose stderr containerd keeps for its own log.
+/// Logs to stderr. For `delete`, whose stderr containerd puts into its own log.
 pub(crate) fn to_stderr(debug: bool) -> io::Result<()> {
     let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
     install(File::from(stderr), debug)
@@ -56,7 +56,7 @@ pub(crate) fn to_stderr(debug: bool) -> io::Result<()> {
 fn install(file: File, debug: bool) -> io::Result<()> {
     let level = if debug { LevelFilter::DEBUG } else { LevelFilter::INFO };
     tracing::subscriber::set_global_default(Logfmt { file, level }).map_err(io::Error::other)?;
-    // A panic is caught where it happens, see `service::guarded`; what it was must be found in the log.
+    // A panic is caught where it happens, see `service::guarded`; its message must be in the log.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     Ok(())
 }
@@ -75,7 +75,7 @@ impl Subscriber for Logfmt {
         let mut line = Line::default();
         event.record(&mut line);
         let text = line.finish(&now, *event.metadata().level());
-        // One write, usually shorter than PIPE_BUF, so lines of two shims never mix; a full fifo drops the line.
+        // One write, usually shorter than PIPE_BUF, so lines of two shims do not mix; a full fifo drops the line.
         let _ = (&self.file).write_all(text.as_bytes());
     }
 

@@ -1,8 +1,8 @@
-//! A containerd shim that lets no container start on a bind mount that lies.
+//! A containerd shim that prevents containers from starting on a wrong bind mount.
 //!
-//! It supervises tasks as containerd-shim-runc-v2 does and has no opinion on mounts itself: `create` goes through
-//! `bindguard-runtime`, which looks at the bundle and then becomes runc. containerd runs this program with a verb (`start`,
-//! `delete`, a question), and `start` runs it once more without one: that is the server.
+//! It supervises tasks as containerd-shim-runc-v2 does and does not check mounts itself: `create` goes through
+//! `bindguard-runtime`, which checks the bundle and then becomes runc. containerd runs this program with a verb (`start`,
+//! `delete`, `-info`). `start` runs it again without a verb: that is the server.
 
 mod args;
 mod aside;
@@ -29,7 +29,7 @@ use std::{error::Error, process::ExitCode};
 
 use args::{Args, Verb};
 
-/// The name containerd derives this binary's name from.
+/// The runtime type from which containerd derives this binary's name.
 const RUNTIME_NAME: &str = "io.containerd.bindguard.v2";
 
 fn main() -> ExitCode {

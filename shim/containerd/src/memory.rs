@@ -1,13 +1,13 @@
-//! Memory goes back to the system when there is nothing to do.
+//! Returns memory to the system when the shim is idle.
 //!
-//! A shim is idle nearly always, and there is one for each pod; but its allocator keeps the pages of its busiest moment, and
-//! its stack those of its deepest call. All that takes memory for a while ends with the end of a child: a run of the
-//! runtime, a process of a container. So when no child has ended for a moment, what is free is given back, once. No timer
-//! runs before the next child ends.
+//! A shim is nearly always idle, and each pod has one. But its allocator keeps the pages of its busiest moment, and its stack
+//! those of its deepest call. All work that takes memory for a while ends with the end of a child: a run of the runtime, a
+//! process of a container. So when no child has ended for a moment, unused memory is returned, once. No timer runs before the
+//! next child ends.
 //!
-//! That is worth little as long as each page holds some freed piece that glibc keeps for the next request of its size, so a
-//! server runs without such lists. They can be switched off only by the environment in which a program starts, see "Memory
-//! Allocation Tunables" in glibc's manual: `start` puts the settings there, and the server takes them out again.
+//! This has little effect as long as each page has some freed piece that glibc keeps for the next request of its size, so a
+//! server runs without such lists. Only the environment in which a program starts can disable them, see "Memory Allocation
+//! Tunables" in glibc's manual: `start` puts the settings there, and the server removes them.
 
 use std::{
     env,
@@ -21,20 +21,20 @@ use tokio::time::timeout;
 
 use crate::{kernel, signals::Signals};
 
-/// A pod's containers come and go within less; the next one would take the same pages again.
+/// A pod's containers start and end within less; the next one would use the same pages again.
 const MOMENT: Duration = Duration::from_secs(1);
 
 const TUNABLES: &str = "GLIBC_TUNABLES";
-/// No lists of freed pieces, one heap for all threads, and no stack kept of a thread that has ended.
+/// No lists of freed pieces, one heap for all threads, and no cached stacks of ended threads.
 const OURS: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
 
-/// The settings, for the environment of a server that is about to be started, after those that are there.
+/// The settings for the environment of a new server, after the existing ones.
 pub(crate) fn settings() -> (&'static str, OsString) {
     (TUNABLES, with_ours(env::var_os(TUNABLES).unwrap_or_default()))
 }
 
-/// Takes the settings out of this server's environment: the runtime and its hooks get what containerd gave. To be called
-/// before the first thread is started.
+/// Removes the settings from this server's environment: the runtime and its hooks get containerd's own. Call it before the
+/// first thread is started.
 pub(crate) fn hand_on_nothing() {
     let without = env::var_os(TUNABLES).as_deref().and_then(without_ours).map(OsStr::to_owned);
     if let Some(theirs) = without {
@@ -51,13 +51,13 @@ fn with_ours(theirs: OsString) -> OsString {
     OsString::from_vec(both)
 }
 
-/// None where ours are not among them.
+/// None if ours are not among them.
 fn without_ours(both: &OsStr) -> Option<&OsStr> {
     let theirs = both.as_bytes().strip_suffix(OURS.as_bytes())?;
     Some(OsStr::from_bytes(theirs.strip_suffix(b":").unwrap_or(theirs)))
 }
 
-/// Gives back what is free, whenever no child has ended for a moment.
+/// Returns unused memory whenever no child has ended for a moment.
 pub(crate) async fn give_back_when_quiet() {
     let mut ended = match Signals::of(&[SIGCHLD]) {
         Ok(ended) => ended,

@@ -1,8 +1,8 @@
 //! The server: from an inherited socket to its end.
 //!
-//! One thread, one event loop. It ends when containerd asks for it (`Shutdown`) and no containers are left, or when nobody has
-//! asked it anything for long; a SIGTERM counts as that wish, too, but never ends a shim whose containers run: containerd would
-//! take that for a crash and kill them. No other signal that can be caught ends it at all.
+//! One thread, one event loop. It ends when containerd requests it (`Shutdown`) and no containers are left, or without requests
+//! for long. SIGTERM is such a request, too, but never ends a shim whose containers run: containerd would treat that as a crash
+//! and kill them. No other signal that can be caught ends it.
 
 use std::{io, os::unix::net::UnixListener, path::Path, sync::Arc, time::Duration};
 
@@ -21,16 +21,16 @@ use crate::{
     task::Surroundings,
 };
 
-/// How long the last events may take; Go's shim waits as long.
+/// The time limit for the last events; Go's shim waits as long.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
-/// How long the answer to `Shutdown` may take to leave.
+/// The time limit for sending the answer to `Shutdown`.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
-/// So many descriptors are served before the kernel is asked for more; tokio would make room for 1024.
+/// The most events that one epoll_wait(2) returns; tokio would reserve space for 1024.
 const EVENTS_AT_ONCE: usize = 128;
-/// How often a shim that was asked to terminate looks whether it may.
+/// The interval at which a shim that got SIGTERM checks whether it may end.
 const TERMINATE_POLL: Duration = Duration::from_millis(500);
 
-/// Why the server could not run.
+/// A failure of the server.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     /// A step of becoming a server.
@@ -50,7 +50,7 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
     move |source| ServeError::Step { step, source }
 }
 
-/// Serves until containerd has no more use for this shim.
+/// Serves until containerd no longer needs this shim.
 pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
     memory::hand_on_nothing();
     let listener = take_over_socket().map_err(failed("take over the socket from `start`"))?;
@@ -67,8 +67,8 @@ pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
     runtime.map_err(failed("start the event loop"))?.block_on(run(args, listener))
 }
 
-/// `start` bound the socket and gave it to us as stdin: the one descriptor that can be handed on and taken up without
-/// `unsafe`. Its place is taken by /dev/null at once.
+/// `start` bound the socket and passes it as stdin: the one descriptor that can be passed on and taken up without `unsafe`.
+/// /dev/null replaces it at once.
 fn take_over_socket() -> io::Result<UnixListener> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     let nowhere = std::fs::File::open("/dev/null")?;
@@ -101,7 +101,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
         () = terminated(&containers) => {}
         () = containers.deserted() => tracing::info!("nobody asks for this shim any more, and it has no container"),
     }
-    // Known from the socket itself: the bundle we were started in may be gone long since.
+    // From the socket itself: the bundle in which the server started may be gone.
     if let Some(path) = socket {
         remove_socket(&path);
     }
@@ -111,7 +111,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Resolves when somebody asked us to terminate and no container runs. Whoever asks by SIGUSR1 finds the shim's state in the log.
+/// Resolves after SIGTERM or SIGINT, when no container runs. SIGUSR1 writes the shim's state into the log.
 async fn terminated(containers: &Containers) {
     let mut signals = match Signals::of(&[SIGTERM, SIGINT, SIGUSR1]) {
         Ok(signals) => signals,
@@ -129,7 +129,7 @@ async fn terminated(containers: &Containers) {
         if signals.has_come(SIGUSR1) {
             dump::write(containers);
         }
-        // Both are taken.
+        // Both flags are cleared.
         let asked = [SIGTERM, SIGINT].map(|signal| signals.has_come(signal)).contains(&true);
         if asked && !is_to_end {
             tracing::info!("asked to terminate: as soon as no container runs");

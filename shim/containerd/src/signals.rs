@@ -1,9 +1,8 @@
-//! Signals, as something to wait for.
+//! Signals that a task can wait for.
 //!
-//! tokio has them, too, and keeps room for each of the kernel's sixty-four as soon as it looks for one: 25 KiB, a third of what
-//! an idle shim's heap holds. Here a signal with a waiter sends a byte through a socket of his. A pipe would do as
-//! well, but a pipe that a shim holds is what containerd's tests, and people with lsof(8), look for when a container's
-//! streams have leaked.
+//! tokio also has them, but allocates for each of the kernel's sixty-four signals at the first one: 25 KiB, a third of an idle
+//! shim's heap. Here a signal with a waiter sends a byte through its socket. A pipe would also work, but containerd's tests,
+//! and people with lsof(8), take a shim's pipes for leaked streams of a container.
 
 use std::{
     ffi::c_int,
@@ -19,7 +18,7 @@ use tokio::{io::AsyncReadExt, net::UnixStream};
 
 use crate::kernel;
 
-/// Some signals that one waits for, for as long as the process lives.
+/// The signals of one waiter, for as long as the process lives.
 #[derive(Debug)]
 pub(crate) struct Signals {
     bytes: UnixStream,
@@ -27,11 +26,11 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on these come here, and do not what they would do otherwise.
+    /// From now on these signals arrive here, instead of their former actions.
     pub(crate) fn of(signals: &[c_int]) -> io::Result<Self> {
         let (here, there) = Socket::pair()?;
         here.set_nonblocking(true)?;
-        // One for all signals: a shim's descriptors are counted by whoever looks for a leak.
+        // One for all signals: people who search for leaks count a shim's descriptors.
         let there = Arc::new(there);
         let came: Vec<_> = signals.iter().map(|signal| (*signal, Arc::default())).collect();
         for (signal, came) in &came {
@@ -40,9 +39,9 @@ impl Signals {
         Ok(Self { bytes: UnixStream::from_std(here)?, came })
     }
 
-    /// Waits until at least one has come since the last time; none is lost if this is dropped before.
+    /// Waits until at least one has arrived since the last call; none is lost if this is dropped before.
     pub(crate) async fn next(&mut self) -> io::Result<()> {
-        // Those that came meanwhile are told as one, as the kernel does it.
+        // Signals that arrived meanwhile are reported as one, as the kernel does.
         let mut bytes = [0; 64];
         match self.bytes.read(&mut bytes).await? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -50,7 +49,7 @@ impl Signals {
         }
     }
 
-    /// Has this one come since the last time it was asked for?
+    /// True if this one has arrived since the last call for it.
     pub(crate) fn has_come(&self, signal: c_int) -> bool {
         let mut flags = self.came.iter().filter(|(number, _)| *number == signal);
         flags.any(|(_, came)| came.swap(false, Ordering::AcqRel))

@@ -1,4 +1,4 @@
-//! Addresses: the name of a group, what a bundle says of its server, and where containerd takes events.
+//! Addresses: the link of a group, the server's address in a bundle, and containerd's event socket.
 
 use std::{
     fs, io,
@@ -9,11 +9,11 @@ use super::claim::hash;
 
 /// The directory all of containerd's shims put their sockets in.
 pub(super) const SOCKET_DIRECTORY: &str = "/run/containerd/s";
-/// The file in a bundle that tells containerd 1.x, after its restart, where the server is.
+/// containerd 1.x reads this file in a bundle after a restart: it has the server's address.
 pub(super) const ADDRESS_FILE: &str = "address";
 
 /// The link to a group's server: a hash, since paths of sockets are short. Another containerd, or another namespace, has
-/// another. Go's shim has its socket there, so that each finds the other's server.
+/// another link. Go's shim has its socket there, so that both shims find each other's server.
 pub(super) fn link_of_group(directory: &Path, containerd: &str, namespace: &str, group: &str) -> PathBuf {
     let key = Path::new(containerd).join(namespace).join(group);
     directory.join(hash(key.as_os_str().as_encoded_bytes()))
@@ -24,7 +24,7 @@ pub(super) fn of_socket(socket: &Path) -> String {
     format!("unix://{}", socket.display())
 }
 
-/// Leaves the address in the bundle, which is the current directory.
+/// Writes the address into the bundle, which is the current directory.
 pub(super) fn write(address: &str) -> io::Result<()> {
     crate::bundle::write_beside(Path::new(ADDRESS_FILE), address.as_bytes())
 }
@@ -36,7 +36,7 @@ pub(super) fn socket_of_bundle(bundle: &Path) -> Option<PathBuf> {
     Some(address.strip_prefix("unix://").unwrap_or(address).into())
 }
 
-/// Where containerd takes events: what it says in the environment, else by the name it always gives that socket.
+/// containerd's event socket: the address in the environment, else the fixed path beside containerd's own socket.
 pub(crate) fn of_events(containerd: &str) -> String {
     match std::env::var("TTRPC_ADDRESS") {
         Ok(address) if !address.is_empty() => address,

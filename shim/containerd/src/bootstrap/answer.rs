@@ -1,4 +1,4 @@
-//! The answer to `start`, in the form that the containerd understands which asked.
+//! The answer to `start`, in a form that the calling containerd understands.
 //!
 //! | containerd | sends | understands | what follows for a pod |
 //! |---|---|---|---|
@@ -11,7 +11,7 @@ use protobuf::Message;
 
 use super::stdin::Bootstrap;
 
-/// Of the task API: `containerd.task.v3.Task`.
+/// The version of the task API: `containerd.task.v3.Task`.
 const VERSION: i32 = 3;
 
 /// The bytes for stdout.
@@ -34,11 +34,11 @@ mod tests {
     #[test]
     fn an_older_containerd_gets_the_address_alone() {
         assert_eq!(encode("unix:///s/a", None).unwrap(), b"unix:///s/a");
-        // A newer one that reads it first as a BootstrapResult must not succeed.
+        // A newer containerd that parses it first as a BootstrapResult must fail.
         assert!(BootstrapResult::parse_from_bytes(b"unix:///s/a").is_err());
     }
 
-    /// The bytes that Go's protobuf makes of version 3, this address and "ttrpc".
+    /// The bytes that Go's protobuf encodes for version 3, this address and "ttrpc".
     #[test]
     fn one_that_sent_parameters_gets_a_result() {
         let expected = b"\x08\x03\x12\x0bunix:///s/a\x1a\x05ttrpc";

@@ -4,13 +4,13 @@
 //!   s/<hash of the group>  ── symbolic link ──►  s/<name of its own>, the socket of one server
 //! ```
 //! Every process that can read this folder could hold a flock(2) on it: a container with a read-only `/run` is enough. So each
-//! step is one system call that happens or does not:
+//! step is one system call that succeeds or fails as a whole:
 //! * A server's socket has a name that no other server gets. Nothing removes a socket on which another server may listen.
 //! * A socket listens before the link leads to it. Of several `start`s, symlink(2) succeeds for one.
-//! * rename(2) takes away a link to a server that is dead or about to end. A `start` that took a newer link puts it back.
+//! * rename(2) removes a link to a server that is dead or about to end. A `start` that removed a newer link restores it.
 //!
-//! Three `start`s beside a dead server can still miss each other, and a pod then has two shims. Both work, because
-//! containerd knows each one by the address of its socket. docs/decisions/0021 has the alternatives.
+//! Three `start`s beside a dead server can still miss each other, and a pod then has two shims. Both work, because containerd
+//! knows each one by the address of its socket. docs/decisions/0021 lists the alternatives.
 
 use std::{
     fmt::Write as _,
@@ -31,26 +31,26 @@ use rustix::{
 };
 use sha2::{Digest, Sha256};
 
-/// Each try that fails means that another `start` succeeded, or a server ended.
+/// Each failed try means that another `start` succeeded, or that a server ended.
 const TRIES: u32 = 50;
 
-/// Who serves the group.
+/// The server of the group.
 pub(super) enum Claim {
-    /// A server that is to be started with this socket.
+    /// A new server, to be started with this socket.
     New(OwnSocket),
     /// The server that listens here.
     Serving(PathBuf),
 }
 
-/// A socket that listens, and that nobody serves yet. It is removed when it is dropped.
+/// A listening socket without a server yet. It is removed when it is dropped.
 pub(super) struct OwnSocket {
     listener: UnixListener,
     path: PathBuf,
     is_handed_over: bool,
 }
 
-/// Finds the server behind the group's link, or makes the link lead to a new socket. `takes` says whether a server that
-/// accepts a connection also takes the container.
+/// Finds the server behind the group's link, or links the group to a new socket. `takes` returns true if a server that accepts
+/// a connection also takes the container.
 pub(super) fn claim(link: &Path, mut takes: impl FnMut(UnixStream) -> io::Result<bool>) -> io::Result<Claim> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder_of(link))?;
     let mut own = None;
@@ -66,7 +66,7 @@ pub(super) fn claim(link: &Path, mut takes: impl FnMut(UnixStream) -> io::Result
             Found::Server(socket, None) => return Ok(Claim::Serving(socket)),
             Found::Server(socket, Some(server)) => match takes(server)? {
                 true => return Ok(Claim::Serving(socket)),
-                // It removes its own socket.
+                // The server removes its own socket.
                 false => retire(link, &socket)?,
             },
             Found::Dead(socket) => {
@@ -84,14 +84,14 @@ pub(crate) fn remove(socket: &Path) {
     for entry in fs::read_dir(folder_of(socket)).into_iter().flatten().flatten() {
         let link = entry.path();
         if fs::read_link(&link).is_ok_and(|leads_to| leads_to == socket) {
-            // One that stays leads nowhere, and the next `start` takes it away.
+            // A link that stays leads nowhere, and the next `start` removes it.
             let _ = retire(&link, socket);
         }
     }
     let _ = fs::remove_file(socket);
 }
 
-/// Removes the socket if nobody listens on it. Answers with a connection to the server that accepts one; it may have been
+/// Removes the socket if no process listens on it. Returns a connection to a server that accepts one. That server may have been
 /// killed a moment ago.
 pub(super) fn remove_stale(socket: &Path) -> Option<UnixStream> {
     match connect_to(socket) {
@@ -106,7 +106,7 @@ pub(super) fn remove_stale(socket: &Path) -> Option<UnixStream> {
 
 enum Found {
     Nobody,
-    /// Its socket, and a connection; None where its queue is so full that it did not even accept.
+    /// Its socket, and a connection; None if its queue is full and it did not accept.
     Server(PathBuf, Option<UnixStream>),
     Dead(PathBuf),
 }
@@ -114,7 +114,7 @@ enum Found {
 fn find(link: &Path) -> io::Result<Found> {
     let socket = match fs::read_link(link) {
         Ok(socket) => socket,
-        // Go's shim listens at the link's place itself.
+        // Go's shim listens at the path of the link itself.
         Err(error) if error.kind() == ErrorKind::InvalidInput => link.to_owned(),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nobody),
         Err(error) => return Err(error),
@@ -126,7 +126,7 @@ fn find(link: &Path) -> io::Result<Found> {
     }
 }
 
-/// Never waits: a server that does not even accept, and has its queue full, is there nevertheless.
+/// Never waits: a server that does not accept, with a full queue, still counts as present.
 fn connect_to(path: &Path) -> Result<Option<UnixStream>, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -137,7 +137,7 @@ fn connect_to(path: &Path) -> Result<Option<UnixStream>, Errno> {
     }
 }
 
-/// Takes the link away if it still leads to this socket.
+/// Removes the link if it still leads to this socket.
 fn retire(link: &Path, socket: &Path) -> io::Result<()> {
     let aside = unique_beside(link);
     match fs::rename(link, &aside) {
@@ -146,7 +146,7 @@ fn retire(link: &Path, socket: &Path) -> io::Result<()> {
     }
     let leads_to = fs::read_link(&aside).unwrap_or_else(|_| link.to_owned());
     if leads_to != socket {
-        // Another `start` was faster. Where a third one has made a link meanwhile, that one stays.
+        // Another `start` was faster. If a third one has made a link meanwhile, that link stays.
         let _ = fs::hard_link(&aside, link);
     }
     fs::remove_file(aside)
@@ -156,7 +156,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-/// A name that nothing else in the folder has had, as long as the group's.
+/// A name that no other file in the folder has had, as long as the group's.
 fn unique_beside(link: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -165,7 +165,7 @@ fn unique_beside(link: &Path) -> PathBuf {
     link.with_file_name(hash(words.as_bytes()))
 }
 
-/// In hexadecimal digits.
+/// The SHA-256 in hexadecimal digits.
 pub(super) fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut name, byte| {
         let _ = write!(name, "{byte:02x}");
@@ -181,12 +181,12 @@ impl OwnSocket {
         Ok(own)
     }
 
-    /// What the server gets.
+    /// The socket for the server.
     pub(super) fn listener(&self) -> &UnixListener {
         &self.listener
     }
 
-    /// A server has it now, and removes it at its end.
+    /// Returns the path. A server has the socket now, and removes it when it ends.
     pub(super) fn hand_over(mut self) -> PathBuf {
         self.is_handed_over = true;
         self.path.clone()
@@ -230,7 +230,7 @@ mod tests {
         fs::read_dir(folder).unwrap().count()
     }
 
-    /// What another test starts has this one's sockets, too, until it has become its program.
+    /// A child of another test inherits this test's sockets until it has executed its program.
     fn until(is_so: impl Fn() -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !is_so() {
@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    /// Closes the socket and leaves its name and the link, as a server does that is killed.
+    /// Closes the socket and leaves its name and the link, like a server that was killed.
     fn killed(own: OwnSocket) -> PathBuf {
         let path = own.hand_over();
         until(|| connect_to(&path).is_err());
@@ -267,7 +267,7 @@ mod tests {
         let link = dir.path().join("group");
         let ending = new(&link);
         let Claim::New(next) = claim(&link, |_| Ok(false)).unwrap() else { panic!("it ends") };
-        // The older one removes what is its own, and nothing else.
+        // The older one removes its own socket, and nothing else.
         drop(ending);
         assert!(matches!(claimed(&link), Claim::Serving(path) if path == next.path));
     }
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(names(dir.path()), 2);
     }
 
-    /// Two at once, beside nothing and beside a dead server: one makes the link, the other finds it.
+    /// Two starts at once, with no server and with a dead one: one makes the link, the other finds it.
     #[test]
     fn of_two_starts_one_makes_the_server() {
         let dir = tempfile::tempdir().unwrap();
@@ -310,7 +310,7 @@ mod tests {
         }
     }
 
-    /// However many there are, each gets a socket that listens.
+    /// Every one of many starts gets a socket that listens.
     #[test]
     fn every_start_gets_a_server() {
         let dir = tempfile::tempdir().unwrap();

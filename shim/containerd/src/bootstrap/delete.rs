@@ -1,11 +1,11 @@
-//! `delete`: what is left to do when a server has died.
+//! `delete`: cleans up after a server that died.
 //!
-//! containerd runs it in a process of its own, with the bundle in `-bundle` or as current directory. The container is removed
-//! from the runtime whatever its state, its root filesystem is unmounted, and the answer is that of a process that was
-//! killed. The bundle may have been made by Go's shim or by another version of this one. containerd removes it afterwards.
+//! containerd runs it as a separate process, with the bundle in `-bundle` or as current directory. It removes the container
+//! from the runtime in any state, unmounts its root filesystem, and reports a process that was killed. The bundle may be from
+//! Go's shim or from another version of this one. containerd removes it afterwards.
 //!
-//! containerd runs it at the end of every container, also of one that the server has deleted itself: a settled bundle is
-//! answered for without a call of the runtime.
+//! containerd runs it at the end of every container, also of one that the server has deleted itself. For a settled bundle it
+//! answers without a call of the runtime.
 
 use std::{
     io::{self, Write},
@@ -32,10 +32,10 @@ use crate::{
     task::Rollback,
 };
 
-/// A server that was killed hangs up, and then another may have come, and been killed.
+/// The limit of tries: a killed server hangs up, and then another one may have started and been killed.
 const DYING_SERVERS: u32 = 5;
 
-/// An answer that could not be given. The cleaning up itself is done as far as it goes, and what is left is logged.
+/// An answer that could not be given. The clean-up itself continues as far as possible, and logs what remains.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeleteError {
     /// Before or after the work.
@@ -95,7 +95,7 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     Rollback { runtime: &runtime, id, rootfs, cgroups_path }.run().await;
 }
 
-/// Answers whether no server listens on it any more.
+/// Returns true if no server listens on it any more.
 async fn remove_socket(bundle: &Path, id: &str) -> bool {
     let Some(socket) = address::socket_of_bundle(bundle) else { return false };
     for _ in 0..DYING_SERVERS {
@@ -107,7 +107,7 @@ async fn remove_socket(bundle: &Path, id: &str) -> bool {
     false
 }
 
-/// `-bundle` where it is given. Older containerds start us in the bundle; its last part is the id in any case.
+/// `-bundle` if it is given. Older containerds start `delete` in the bundle; its last part is the id in any case.
 fn bundle_path(args: &Args) -> io::Result<PathBuf> {
     if !args.bundle.is_empty() {
         return Ok(PathBuf::from(&args.bundle));

@@ -1,11 +1,11 @@
-//! Which containers share a server: those of a pod.
+//! The group of containers that share a server: those of a pod.
 
 use crate::bundle::SpecView;
 
-/// In this order; the second is the CRI plugin's.
+/// Searched in this order; the second is the CRI plugin's.
 const GROUP_ANNOTATIONS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
 
-/// The group an annotation names; without one a container is alone.
+/// The group that an annotation names; a container without one is alone.
 pub(super) fn group_of(spec: &SpecView, id: &str) -> String {
     let named = GROUP_ANNOTATIONS.iter().find_map(|name| spec.annotations.get(*name));
     named.filter(|group| !group.is_empty()).cloned().unwrap_or_else(|| id.to_owned())

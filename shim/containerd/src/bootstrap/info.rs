@@ -1,4 +1,4 @@
-//! `-info` and `-v`: what this shim is.
+//! `-info` and `-v`: the features and the version of this shim.
 
 use std::{
     io::{self, Write},
@@ -11,10 +11,10 @@ use protobuf::{Message, MessageField, well_known_types::any::Any};
 use super::stdin::Sent;
 use crate::{RUNTIME_NAME, args::Args, runtime::look_up};
 
-/// Of the sources; the Makefile knows it.
+/// The revision of the sources; the Makefile sets it.
 const REVISION: Option<&str> = option_env!("BINDGUARD_REVISION");
 
-/// The name Go's containerd registers the runtime spec's features under.
+/// The name under which Go's containerd registers the runtime spec's features.
 const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
 
 /// An answer that could not be given.
@@ -23,12 +23,12 @@ pub(crate) enum InfoError {
     /// The answer.
     #[error("encode the answer")]
     Encode(#[from] protobuf::Error),
-    /// Its way.
+    /// Writing the answer.
     #[error("answer on stdout")]
     Stdout(#[from] io::Error),
 }
 
-/// Answers with a RuntimeInfo. containerd 2.x asks for it to learn, above all, whether the runtime can id-map mounts.
+/// Answers with a RuntimeInfo. containerd 2.x requests it above all to learn whether the runtime can id-map mounts.
 pub(crate) fn info(args: &Args) -> Result<(), InfoError> {
     let sent = Sent::read(args);
     let revision = REVISION.unwrap_or_default().to_owned();
@@ -43,7 +43,7 @@ pub(crate) fn info(args: &Args) -> Result<(), InfoError> {
     Ok(io::stdout().write_all(&info.write_to_bytes()?)?)
 }
 
-/// The output of `runc features`, if it is JSON: older runtimes have no such verb, and then nothing is said.
+/// The output of `runc features`, if it is JSON. Older runtimes have no such verb: then the answer has no features.
 fn features(binary: &str) -> Option<Any> {
     let program = look_up(if binary.is_empty() { "runc" } else { binary })?;
     let output = Command::new(program).arg("features").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;

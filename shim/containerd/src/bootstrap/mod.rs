@@ -1,12 +1,12 @@
-//! What containerd runs this program for besides serving: short-lived, each answering on stdout.
+//! The verbs that containerd runs besides the server: short-lived processes that answer on stdout.
 //!
 //! ```text
 //!   start    finds or starts the server of a container's group   → unix://…, or a BootstrapResult
 //!   delete   cleans up after a server that died                  → DeleteResponse
-//!   -info    what shim and runtime can do (containerd 2.x)       → RuntimeInfo
+//!   -info    the features of shim and runtime (containerd 2.x)   → RuntimeInfo
 //!   -v       the version, for people
 //! ```
-//! [`answer`] says which containerd gets which answer to `start`.
+//! [`answer`] lists the answers to `start` for each containerd.
 
 pub(crate) mod address;
 mod answer;

@@ -1,6 +1,6 @@
 //! The server's placement among the node's processes: out-of-memory order, cgroup, core scheduling.
 //!
-//! None of it may fail a `start`: a node where one of these cannot be had still has to run containers.
+//! None of it may fail a `start`: a node that lacks one of these must still run containers.
 
 use std::{fs, io, path::Path};
 
@@ -11,10 +11,10 @@ use rustix::{
 
 use crate::cgroup::hierarchies_with_controllers;
 
-/// The kernel's last word before it kills nothing.
+/// The highest `oom_score_adj` of the kernel.
 const HIGHEST_OOM_SCORE: i32 = 1000;
 
-/// Gives this process, and so the server it starts, a core scheduling group of its own where containerd wants that.
+/// Gives this process, and so the server it starts, its own core scheduling group if containerd wants that.
 pub(super) fn schedule_apart() {
     if std::env::var_os("SCHED_CORE").is_none_or(|wanted| wanted.is_empty()) {
         return;
@@ -42,8 +42,8 @@ fn oom_score_of(parent: Option<Pid>) -> io::Result<i32> {
     text.trim().parse().map_err(io::Error::other)
 }
 
-/// Moves the server into the cgroup the options name: below every v1 hierarchy, or in the one of v2. The unified
-/// hierarchy of a hybrid node gets no cgroup.
+/// Moves the server into the cgroup that the options name: in every v1 hierarchy, or in the one of v2. The unified hierarchy of
+/// a hybrid node gets no cgroup.
 pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     if cgroup.is_empty() {
         return;
@@ -58,8 +58,8 @@ pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     }
 }
 
-/// A cpuset of v1 begins without a CPU and takes nobody in until it has some: it gets its parent's. In v2 an empty one has its
-/// parent's anyway, and the topmost has no such file.
+/// A cpuset of v1 begins without a CPU and accepts no process until it has some: it gets its parent's. In v2 an empty cpuset
+/// uses its parent's, and the topmost has no such file.
 fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
     let mut directory = hierarchy.to_owned();
     for name in Path::new(cgroup.trim_start_matches('/')).components() {

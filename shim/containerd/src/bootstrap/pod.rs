@@ -1,22 +1,22 @@
 //! The containers of a pod for which containerd runs neither `start` nor `delete`.
 //!
-//! With version 3 of the protocol containerd 2.3 sends a pod's later containers straight to the sandbox's server. When that
-//! server dies, `delete` is run for the sandbox alone. Without these the processes of the others would live on, and nobody
-//! would know of them: containerd only removes their bundles.
+//! With version 3 of the protocol containerd 2.3 sends a pod's later containers directly to the sandbox's server. When that
+//! server dies, containerd runs `delete` for the sandbox alone and only removes the bundles of the others. Their processes
+//! would live on, unknown to containerd.
 
 use std::{fs, path::Path};
 
 use crate::bundle::Bundle;
 
-/// In it containerd writes the sandbox's id, in the bundle of each container that it adds to one.
+/// containerd writes the sandbox's id into this file, in the bundle of each container that it adds to a sandbox.
 const SANDBOX: &str = "sandbox";
 
-/// The containers that joined this sandbox without a `start` of their own, with their names. They lie beside its bundle.
+/// The containers that joined this sandbox without a `start` of their own, by name. Their bundles are beside its bundle.
 pub(super) fn joined(sandbox: &Path, id: &str) -> Vec<(String, Bundle)> {
     let beside = sandbox.parent().and_then(|namespace| fs::read_dir(namespace).ok());
     let bundles = beside.into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| path != sandbox);
     let joined = bundles.filter(|path| fs::read_to_string(path.join(SANDBOX)).is_ok_and(|of| of.trim() == id));
-    // containerd runs `delete` for one that had a `start`.
+    // containerd runs `delete` for a container that had a `start`.
     let joined = joined.filter(|path| matches!(path.join(super::address::ADDRESS_FILE).try_exists(), Ok(false)));
     joined.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), Bundle::at(&path)))).collect()
 }

@@ -29,7 +29,7 @@ use crate::{
 /// A server that could not be found or started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// The bundle's spec says which group.
+    /// Reading the spec, which names the group.
     #[error(transparent)]
     Bundle(#[from] crate::bundle::BundleError),
     /// The answer.
@@ -49,9 +49,9 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> StartError {
     move |source| StartError::Step { step, source }
 }
 
-/// Answers with the address of the group's server, starting it where there is none. Runs in the bundle's directory.
+/// Answers with the address of the group's server, and starts a server if there is none. Runs in the bundle's directory.
 pub(crate) fn start(args: &Args) -> Result<(), StartError> {
-    // Without the fifo nobody hears what `start` has to say; that is no reason not to start.
+    // Without the fifo the log of `start` is lost; that is no reason to fail.
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
     let sent = Sent::read(args);
     let spec = Bundle::at(".").spec()?;
@@ -66,13 +66,13 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
             own.hand_over()
         }
     });
-    // Into every bundle, also of a container that joins a server: containerd 1.x reads it when it restarts.
+    // Into every bundle, also for a container that joins a server: containerd 1.x reads it when it restarts.
     address::write(&address).map_err(failed("write the address into the bundle"))?;
     let answer = answer::encode(&address, sent.bootstrap.as_ref())?;
     write_out(&answer).map_err(failed("answer with the address"))
 }
 
-/// Whether the server waits for this container from now on. One that is about to end does not.
+/// True if the server waits for this container from now on. A server that is about to end does not.
 fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
     let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(event_loop.block_on(expect(server, id)) == Expectation::Waits)
@@ -80,7 +80,7 @@ fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
 
 fn start_server(args: &Args, sent: &Sent, listener: &UnixListener) -> Result<(), StartError> {
     placement::schedule_apart();
-    // The link, not its target: bindguard-runtime is looked for beside it after an upgrade, too.
+    // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
     let words = ["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address];
     let asked = sent.bootstrap.as_ref();
@@ -98,7 +98,7 @@ fn start_server(args: &Args, sent: &Sent, listener: &UnixListener) -> Result<(),
         directory: Path::new("."),
         streams: [listener.as_fd(), nowhere.as_fd(), nowhere.as_fd()],
         kept: None,
-        // A signal to containerd's does not reach it.
+        // A signal to containerd's process group does not reach it.
         leads_group: true,
         dies_with_parent: false,
     };

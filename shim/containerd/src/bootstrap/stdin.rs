@@ -1,9 +1,9 @@
 //! containerd's input to `start` and `-info` on stdin.
 //!
-//! Up to 2.2 it is an `Any` with the runtime's options, or nothing at all; to `start` from 2.3 on it is `BootstrapParams`, which
-//! carries what the flags and the environment carry, too, and the folder for sockets. Both messages begin with two strings, and
-//! either can be read as the other. `BootstrapParams` repeats the flags `-id` and `-namespace`, which an `Any` does not.
-//! Whatever cannot be read is passed over: a `start` that fails here would fail for every container.
+//! Up to 2.2 it is an `Any` with the runtime's options, or nothing. Since 2.3 `start` gets `BootstrapParams`, which also
+//! repeats the flags and the environment, and has the folder for sockets. Both messages begin with two strings, and either
+//! parses as the other. Only `BootstrapParams` repeats the flags `-id` and `-namespace`. Unreadable input is ignored: a `start`
+//! that fails here would fail for every container.
 
 use std::{
     io::{self, Read},
@@ -15,9 +15,9 @@ use protobuf::{Enum as _, Message, well_known_types::any::Any};
 
 use crate::{args::Args, options::Options};
 
-/// More is no message of containerd's.
+/// containerd sends no longer message.
 const LONGEST: u64 = 4 * 1024 * 1024;
-/// A socket's path has at most 107 bytes, see unix(7): a slash and the 64 digits of a name belong to it.
+/// A socket's path has at most 107 bytes, see unix(7), including a slash and the 64 digits of a name.
 const LONGEST_DIRECTORY: usize = 107 - 1 - 64;
 
 /// The content of stdin.
@@ -25,9 +25,9 @@ const LONGEST_DIRECTORY: usize = 107 - 1 - 64;
 pub(super) struct Sent {
     /// The runtime's options; defaults where none could be read.
     pub(super) options: Options,
-    /// The message the options came in, to be handed back by `-info`.
+    /// The message with the options, which `-info` returns.
     pub(super) any: Option<Any>,
-    /// What only 2.3 and later send.
+    /// The fields that only 2.3 and later send.
     pub(super) bootstrap: Option<Bootstrap>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Sent {
 pub(super) struct Bootstrap {
     /// containerd's event socket; may be empty.
     pub(super) ttrpc_address: String,
-    /// Where the config says that shims put their sockets.
+    /// The directory for shims' sockets from containerd's config.
     pub(super) socket_directory: Option<PathBuf>,
     /// Log more.
     pub(super) debug: bool,
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(sent.bootstrap, Some(Bootstrap { ttrpc_address, socket_directory, debug: true }));
     }
 
-    /// containerd may send nothing beyond what the flags say.
+    /// containerd may send nothing beyond the flags.
     #[test]
     fn bare_params_are_params_and_those_of_another_container_are_not() {
         assert_eq!(sent(&params()).bootstrap, Some(Bootstrap::default()));

@@ -1,9 +1,9 @@
 //! The fields of an OCI spec that the shim reads.
 //!
-//! Go's shim and runc read a spec with Go's `encoding/json`, and what they accept is accepted here: `null` is nothing, of
-//! duplicate keys the last one counts, objects of one name are merged, half of a surrogate pair is U+FFFD, and what follows the
-//! first JSON value is ignored. Only `annotations` must have the runtime spec's types: they say which pod's shim serves the
-//! container. About the types of other fields the runtime complains at `create`.
+//! Go's shim and runc read a spec with Go's `encoding/json`. This parser accepts the same input: `null` is nothing, the last of
+//! duplicate keys wins, objects of one name are merged, half of a surrogate pair is U+FFFD, and input after the first JSON
+//! value is ignored. Only `annotations` must have the runtime spec's types: they decide which pod's shim serves the container.
+//! The runtime checks the types of other fields at `create`.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use bindguard_core::spec::{RawObject, Text};
 use serde::Deserialize;
 use serde_json::{Result, value::RawValue};
 
-/// What the shim reads of a spec.
+/// The parts of a spec that the shim reads.
 #[derive(Debug, Default)]
 pub(crate) struct SpecView {
     /// The spec's annotations.
@@ -52,19 +52,19 @@ impl SpecView {
         Ok(())
     }
 
-    /// Is the cgroup path in systemd's form, `slice:prefix:name`? Kubelets with the systemd driver write it.
+    /// True if the cgroup path has systemd's form, `slice:prefix:name`. Kubelets with the systemd driver write it.
     pub(crate) fn has_systemds_path(&self) -> bool {
         let parts: Vec<&str> = self.linux.cgroups_path.split(':').collect();
         matches!(parts[..], [slice, _, name] if !name.is_empty() && (slice.is_empty() || slice.ends_with(".slice")))
     }
 
-    /// Where the runtime is to make the container's cgroup; empty where the spec does not say.
+    /// The path for the container's cgroup; empty if the spec has none.
     pub(crate) fn cgroups_path(&self) -> &str {
         &self.linux.cgroups_path
     }
 
-    /// Will the kernel end the container's other processes together with its init? Only an init that is
-    /// number 1 of a pid namespace of its own takes them along.
+    /// True if the kernel ends the container's other processes together with its init: only an init that is number 1 of its own
+    /// pid namespace does that.
     pub(crate) fn has_own_pid_namespace(&self) -> bool {
         self.linux.has_own_pid_namespace
     }
@@ -101,7 +101,7 @@ fn is_own_pid_namespace(namespace: &RawObject<'_>) -> bool {
     field("type") == "pid" && field("path").is_empty()
 }
 
-/// Nothing where there is `null`, or something of another type.
+/// None for `null`, or for a value of another type.
 fn read<'a, T: Deserialize<'a>>(value: &'a RawValue) -> Option<T> {
     serde_json::from_str::<Option<T>>(value.get()).unwrap_or_default()
 }

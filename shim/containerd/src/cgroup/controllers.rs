@@ -1,16 +1,16 @@
-//! Controllers of the unified hierarchy: a cgroup has those that every cgroup above it hands down in its
-//! `cgroup.subtree_control`, see cgroups(7).
+//! Controllers of the unified hierarchy: a cgroup has those that every cgroup above it enables in its `cgroup.subtree_control`,
+//! see cgroups(7).
 //!
-//! A runtime enables what the container's limits need, or leaves it to systemd. Go's shim enables all of the root's after
-//! each create, so that the figures are there. So does this one, but it writes only what is missing.
+//! A runtime enables the controllers for the container's limits, or leaves that to systemd. After each create Go's shim enables
+//! all controllers of the root, so that the figures exist. This shim does the same, but writes only missing ones.
 
 use std::{fs, io, path::Path};
 
 const CONTROLLERS: &str = "cgroup.controllers";
 const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
-/// Enables the controllers of the topmost cgroup in all that are above this one. What cannot be enabled stays as it is: a
-/// cgroup that has processes of its own hands nothing down, and in a user namespace the upper ones are somebody else's.
+/// Enables the controllers of the topmost cgroup in all cgroups above this one. A failure changes nothing: a cgroup with
+/// processes of its own enables none, and in a user namespace the upper cgroups belong to another user.
 pub(super) fn enable(cgroup: &Path) {
     let mut above: Vec<&Path> =
         cgroup.ancestors().skip(1).take_while(|path| fs::metadata(path.join(SUBTREE_CONTROL)).is_ok()).collect();
@@ -28,7 +28,7 @@ fn hand_down(cgroup: &Path, all: &str) -> io::Result<()> {
     let enabled = fs::read_to_string(&file)?;
     let is_missing = |name: &&str| !enabled.split_whitespace().any(|enabled| enabled == *name);
     let mut result = Ok(());
-    // One at a time: the kernel takes all that is in a write, or nothing.
+    // One at a time: the kernel accepts all names of a write, or none.
     for name in all.split_whitespace().filter(is_missing) {
         result = write(&file, name).and(result);
     }
@@ -43,7 +43,7 @@ fn write(file: &Path, name: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Of a folder beside the hierarchy, whose files keep what is written.
+    /// Tests on a plain folder, whose files keep what is written.
     #[test]
     fn what_is_missing_is_enabled_from_the_top_down_to_the_parent() {
         let dir = tempfile::tempdir().unwrap();

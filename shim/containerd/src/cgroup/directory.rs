@@ -1,7 +1,7 @@
 //! One directory of a cgroup, and reading the small files in it.
 //!
-//! They are text that the kernel makes when it is read. A file that is missing says that this kernel or this cgroup has
-//! no such figure; the callers leave it out.
+//! The kernel generates their text at each read. A missing file means that this kernel or this cgroup has no such figure; the
+//! callers leave it out.
 
 use std::{
     fs, io,
@@ -32,7 +32,7 @@ impl Directory {
         &self.0
     }
 
-    /// A file's text; none where there is no such figure.
+    /// A file's text; none if there is no such figure.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         text_of(&self.file(name))
     }
@@ -61,8 +61,8 @@ pub(super) fn text_of(path: &Path) -> Option<String> {
     }
 }
 
-/// There is no such file; or it went while it was open (ENODEV); or the kernel is configured not to count it (EOPNOTSUPP, as
-/// pressure has it where `psi=0`).
+/// True if there is no such file, if it was removed while open (ENODEV), or if the kernel does not count it (EOPNOTSUPP, as
+/// pressure returns with `psi=0`).
 pub(super) fn says_absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP))
 }

@@ -1,15 +1,15 @@
 //! The driver that makes a container's cgroups: the runtime itself, or systemd.
 //!
-//! The option says it. Where no option reached us (containerd 1.6 loses them for a foreign runtime type), a cgroup path in
-//! systemd's form is a hint that the kubelet's driver is systemd. No more than a hint: containerd's CRI before 2.0 writes that
-//! form for any parent whose name ends in `.slice`, also on a node without systemd, where the runtime could do nothing with it.
+//! The option names the driver. Without one (containerd 1.6 loses the options of a foreign runtime type), a cgroup path in
+//! systemd's form is a hint that the kubelet uses the systemd driver. It is only a hint: containerd's CRI before 2.0 writes
+//! that form for any parent whose name ends in `.slice`. On a node without systemd the runtime could not use such a path.
 
 use std::fs;
 
-/// Only a node that systemd has booted has this, see sd_booted(3).
+/// Only a node that booted with systemd has this directory, see sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
 
-/// Is systemd to make the cgroups?
+/// True if systemd makes the cgroups.
 pub(crate) fn is_systemd(said: Option<bool>, path_is_systemds: bool) -> bool {
     decide(said, path_is_systemds, || fs::symlink_metadata(BOOTED).is_ok_and(|found| found.is_dir()))
 }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The folder that holds one folder a v1 hierarchy, or is itself the one of v2.
+/// The folder with one folder for each v1 hierarchy, or the mount point of v2 itself.
 const ROOT: &str = "/sys/fs/cgroup";
 
 /// The hierarchies of this node.
@@ -13,8 +13,8 @@ pub(crate) fn hierarchies() -> Vec<PathBuf> {
     hierarchies_in(Path::new(ROOT))
 }
 
-/// Those with the controllers of this node: where there are some of v1, the unified one beside them has none, and containerd
-/// does not use it.
+/// The hierarchies with the controllers of this node. Beside v1 hierarchies the unified one has none, and containerd does not
+/// use it.
 pub(crate) fn hierarchies_with_controllers() -> Vec<PathBuf> {
     with_controllers(Path::new(ROOT))
 }

@@ -1,10 +1,10 @@
 //! The sizes of huge pages, as they are written in the names of a cgroup's files (`hugetlb.2MB.current`).
 //!
-//! The kernel names them after mm/hugetlb_cgroup.c: whole gigabytes, else whole megabytes, else kilobytes.
+//! The kernel formats them as in mm/hugetlb_cgroup.c: whole gigabytes, else whole megabytes, else kilobytes.
 
 use std::fs;
 
-/// The sizes this kernel has. They are read anew each time: two names, and a module can bring a third.
+/// The sizes of this kernel. They are read each time: usually two names, and a module can add a third.
 pub(super) fn sizes() -> Vec<String> {
     let Ok(entries) = fs::read_dir("/sys/kernel/mm/hugepages") else { return Vec::new() };
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));

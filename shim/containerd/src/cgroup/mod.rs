@@ -1,15 +1,15 @@
-//! A container's cgroup: what it has used (`Stats`) and whether the kernel killed for want of memory (`TaskOOM`).
+//! A container's cgroup: its resource usage (`Stats`) and the kernel's out-of-memory kills (`TaskOOM`).
 //!
 //! ```text
 //!   init's pid ──place──► Cgroup ──metrics()──► Metrics ──to_any()──► StatsResponse.stats
 //!                            └────watch_oom()──► OomWatch ──next(), is_untold()──► TaskOOM
 //! ```
-//! Make the [`Cgroup`] when `create` has succeeded and the init waits for its start: its directories are found through
-//! the living process and kept, so that the figures and the last kill are still available when the init is dead.
-//! A process that moves later, as an init that is systemd does, moves below them.
+//! Create the [`Cgroup`] after `create` has succeeded, while the init waits for its start. Its directories are found through
+//! the living process and kept, so that the figures and the last kill are still available when the init is dead. A process that
+//! moves later, for example an init that is systemd, moves below them.
 //!
-//! Nothing here sets a limit or moves a process; that is the runtime's. What a kernel, or a cgroup without some
-//! controller, does not report is left out of the message; it is never an error of the whole.
+//! This module sets no limit and moves no process; the runtime does. A figure that a kernel, or a cgroup without some
+//! controller, does not report is left out of the message. It never fails the whole message.
 
 mod controllers;
 mod directory;
@@ -36,7 +36,7 @@ pub(crate) use hierarchies::hierarchies_with_controllers;
 pub(crate) use oom::{OomError, OomWatch};
 pub(crate) use remains::remove_remains;
 
-/// A container's cgroup, by the directories it has in the hierarchies.
+/// A container's cgroup: its directories in the hierarchies.
 #[derive(Debug, Clone)]
 pub(crate) struct Cgroup(Version);
 
@@ -49,7 +49,7 @@ enum Version {
 /// A cgroup that cannot be found or read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CgroupError {
-    /// A file of the kernel's that says where the cgroup is.
+    /// Reading a file of the kernel that names the cgroup.
     #[error("read {}", path.display())]
     Read {
         /// The file.
@@ -57,13 +57,13 @@ pub(crate) enum CgroupError {
         /// Why not.
         source: io::Error,
     },
-    /// None of the hierarchies that are mounted here shows the process.
+    /// No hierarchy that is mounted here lists the process.
     #[error("find the cgroup of process {pid}: no mounted hierarchy shows it")]
     Nowhere {
         /// The process.
         pid: u32,
     },
-    /// Nothing can be read any more: the cgroup has been removed.
+    /// The cgroup has been removed, so nothing can be read.
     #[error("read the figures of a cgroup: it is gone")]
     Gone,
 }
@@ -74,9 +74,9 @@ impl Cgroup {
         place::find(pid).map(Self)
     }
 
-    /// All figures as they are now. Some twenty small reads of files that the kernel makes up: none waits for a disk.
+    /// All current figures, from about twenty small files that the kernel generates: no read waits for a disk.
     ///
-    /// [`CgroupError::Gone`] after the container's end; `NotFound` says that to containerd.
+    /// Returns [`CgroupError::Gone`] after the container's end; containerd gets `NotFound` for it.
     pub(crate) fn metrics(&self) -> Result<Metrics, CgroupError> {
         let metrics = match &self.0 {
             Version::V1(controllers) => Metrics::V1(Box::new(v1::metrics(controllers))),
@@ -85,7 +85,7 @@ impl Cgroup {
         if metrics.is_empty() { Err(CgroupError::Gone) } else { Ok(metrics) }
     }
 
-    /// Enables all controllers for it that the node has, as Go's shim does. Only the unified hierarchy needs that.
+    /// Enables all controllers of the node for it, as Go's shim does. Only the unified hierarchy needs that.
     pub(crate) fn enable_controllers(&self) {
         match &self.0 {
             Version::V1(_) => {}
@@ -93,13 +93,13 @@ impl Cgroup {
         }
     }
 
-    /// Watches for kills from now on; earlier ones are not told. Call it inside the event loop.
+    /// Watches for kills from now on; earlier ones are not reported. Call it inside the event loop.
     pub(crate) fn watch_oom(&self) -> Result<OomWatch, OomError> {
         OomWatch::open(&self.0)
     }
 }
 
-/// The message containerd expects, which depends on the hierarchy's version.
+/// The message that containerd expects for the hierarchy's version.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Metrics {
     /// One hierarchy per controller.
@@ -116,7 +116,7 @@ impl Metrics {
         }
     }
 
-    /// The message under the name that Go's typeurl has for it: the full name alone, without `type.googleapis.com/`.
+    /// The message under its name in Go's typeurl: the full name alone, without `type.googleapis.com/`.
     pub(crate) fn to_any(&self) -> protobuf::Result<Any> {
         let (name, value) = match self {
             Self::V1(message) => ("io.containerd.cgroups.v1.Metrics", message.write_to_bytes()?),

@@ -1,7 +1,7 @@
 //! The cgroup mounts among the lines of a mountinfo, see proc_pid_mountinfo(5).
 //!
-//! A mount need not show a hierarchy from its top: in a container that has no cgroup namespace of its own its root is
-//! the container's own cgroup, while /proc/PID/cgroup counts from the top. What is below is what both have in common.
+//! A mount may show only a part of a hierarchy. In a container without its own cgroup namespace the mount's root is the
+//! container's cgroup, while /proc/PID/cgroup counts from the top. The path below that root is the same in both.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ impl CgroupMount {
         Some(Self { root, point: point.into(), controllers })
     }
 
-    /// Does it show that hierarchy: of this controller, or the unified one?
+    /// True if it shows the hierarchy of this controller, or the unified one.
     pub(super) fn shows(&self, controller: Option<&str>) -> bool {
         match (&self.controllers, controller) {
             (Some(has), Some(asked)) => has.iter().any(|name| name == asked),
@@ -55,7 +55,7 @@ impl CgroupMount {
     }
 }
 
-/// Takes back the `\040` that mountinfo writes for a blank, and its like.
+/// Decodes the `\040` that mountinfo writes for a blank, and other such escapes.
 fn unescape(field: &str) -> String {
     let mut parts = field.split('\\');
     let mut plain = parts.next().unwrap_or("").as_bytes().to_vec();
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// After a hybrid node's, with one mount as a container without a cgroup namespace sees it.
+    /// From a hybrid node, with one mount as a container without a cgroup namespace sees it.
     const MOUNTINFO: &str = "\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755

@@ -1,9 +1,9 @@
-//! The place of a process's cgroup: /proc/PID/cgroup has its path in each hierarchy, see cgroups(7); the mount that
-//! shows the hierarchy has to be found.
+//! The place of a process's cgroup: /proc/PID/cgroup has its path in each hierarchy, see cgroups(7). The mount that shows the
+//! hierarchy must be found.
 //!
-//! A directory counts only if its `cgroup.procs` lists the process. So the usual place below /sys/fs/cgroup may simply
-//! be tried first, and the mount table, which has ten thousand lines on some nodes, is read only where that fails:
-//! inside another container, as in kind, or with hierarchies mounted elsewhere.
+//! A directory is valid only if its `cgroup.procs` lists the process. So the usual place below /sys/fs/cgroup is tried first.
+//! The mount table, which has ten thousand lines on some nodes, is read only if that fails: inside another container, as in
+//! kind, or with hierarchies mounted elsewhere.
 
 use std::{
     cell::OnceCell,
@@ -49,8 +49,8 @@ impl<'a> Membership<'a> {
     }
 }
 
-/// Version 2 where the unified hierarchy lies at the usual place, which is what containerd and runc go by, or where it
-/// has all the controllers. A node that mounts it beside those of version 1 (hybrid) is version 1.
+/// Version 2 if the unified hierarchy is at the usual place, which is also the test of containerd and runc, or if it has all
+/// the controllers. A node that mounts it beside those of version 1 (hybrid) is version 1.
 fn is_unified(at_the_usual_place: bool, memberships: &[Membership<'_>]) -> bool {
     let is_read = |membership: &Membership<'_>| Controllers::NAMES.iter().any(|name| membership.has(name));
     at_the_usual_place || !memberships.iter().any(is_read)
@@ -62,7 +62,7 @@ fn shows_unified(directory: &Path) -> bool {
 
 struct Search {
     pid: u32,
-    /// Read when it is needed first.
+    /// Read at the first use.
     mounts: OnceCell<Vec<CgroupMount>>,
 }
 
@@ -97,7 +97,7 @@ impl Search {
         Ok(found.map(Directory::at))
     }
 
-    /// Does the directory list the process?
+    /// True if the directory lists the process.
     fn is_in(&self, directory: &Path) -> bool {
         let Ok(procs) = fs::read_to_string(directory.join("cgroup.procs")) else { return false };
         procs.lines().any(|line| line.parse() == Ok(self.pid))
@@ -140,7 +140,7 @@ mod tests {
     fn a_hybrid_node_is_version_1() {
         assert!(!is_unified(false, &memberships("4:memory:/a\n9:name=systemd:/\n0::/a\n")));
         assert!(is_unified(false, &memberships("9:name=systemd:/\n0::/a\n")));
-        // net_cls is mounted, or even pids, as version 1 on a node that is version 2 for everything else.
+        // net_cls, or even pids, is mounted as version 1 on a node that is otherwise version 2.
         assert!(is_unified(true, &memberships("3:pids:/\n0::/a\n")));
     }
 

@@ -1,8 +1,8 @@
-//! The cgroup of a container that was never finished.
+//! Removes the cgroup of a container whose create was interrupted.
 //!
-//! A runtime makes the cgroup before it writes its state down: one that is killed in between has forgotten the container, and
-//! no `delete` of it finds the cgroup again. The spec still names it. rmdir(2) takes an empty cgroup only, so one in which
-//! something lives, or that holds other cgroups, is never touched.
+//! A runtime makes the cgroup before it writes its state. If it is killed in between, it has no record of the container, and no
+//! `delete` of it finds the cgroup. The spec still names it. rmdir(2) removes an empty cgroup only, so a cgroup with processes
+//! or other cgroups in it is never touched.
 
 use std::{
     fs, io,
@@ -12,12 +12,11 @@ use std::{
 
 use super::hierarchies::hierarchies;
 
-/// A process that the dead runtime forked sees the end of its pipe, and ends.
+/// A process that the dead runtime forked sees the end of its pipe, and then ends.
 const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Removes the empty cgroup that a spec names by `cgroupsPath`, in every hierarchy. Paths that systemd is to make sense of
-/// are systemd's to clean.
+/// Removes the empty cgroup that a spec names by `cgroupsPath`, in every hierarchy. systemd cleans up paths in systemd's form.
 pub(crate) async fn remove_remains(cgroups_path: &str) {
     let Some(path) = below_the_root(cgroups_path) else { return };
     for hierarchy in hierarchies() {
@@ -36,7 +35,7 @@ pub(crate) async fn remove_remains(cgroups_path: &str) {
     }
 }
 
-/// Only what is named from the top, and leads nowhere else, is the same folder for the runtime and for us.
+/// Only an absolute path without `..` is the same folder for the runtime and for the shim.
 fn below_the_root(cgroups_path: &str) -> Option<&Path> {
     let path = Path::new(cgroups_path).strip_prefix("/").ok()?;
     let is_plain = path.components().all(|part| matches!(part, Component::Normal(_)));

@@ -1,9 +1,9 @@
-//! The forms a cgroup's files have, see "Interface Files" in the kernel's admin-guide/cgroup-v2: one number, flat
-//! keyed, nested keyed. Pure functions over text: a line in no known form is passed over, since kernels add lines.
+//! The formats of a cgroup's files, see "Interface Files" in the kernel's admin-guide/cgroup-v2: one number, flat keyed, nested
+//! keyed. Pure functions over text: a line in an unknown format is skipped, since kernels add lines.
 
 use std::collections::HashMap;
 
-/// A number as these files write it. `max`, no limit, is the largest number; a negative one, which some kernels show
+/// A number in the format of these files. `max`, no limit, is the largest number. A negative number, which some kernels show
 /// for a counter that ran below zero, is 0.
 pub(super) fn number(text: &str) -> Option<u64> {
     match text.trim() {
@@ -32,12 +32,12 @@ impl FlatKeyed {
         Self(text.lines().filter_map(pair).collect())
     }
 
-    /// A line's number, if there is that line.
+    /// A line's number, if the line exists.
     pub(super) fn get(&self, key: &str) -> Option<u64> {
         self.0.get(key).copied()
     }
 
-    /// A line's number for a message, in which a figure that is not there is 0 (proto3 has no other word for it).
+    /// A line's number for a message, in which a missing figure is 0 (proto3 cannot express a missing number).
     pub(super) fn of(&self, key: &str) -> u64 {
         self.get(key).unwrap_or(0)
     }
@@ -45,8 +45,8 @@ impl FlatKeyed {
 
 /// `NAME key=value key=value` lines: the name and its pairs.
 ///
-/// A name without pairs is left out. Some kernels forget the end of the line after a device that has none in `io.stat`
-/// (`7:1 7:0 rbytes=0 …`): the pairs are those of the last name.
+/// A name without pairs is left out. In `io.stat`, some kernels forget the end of the line after a device without pairs (`7:1
+/// 7:0 rbytes=0 …`): the pairs belong to the last name.
 pub(super) fn nested_keyed(text: &str) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
     text.lines().filter_map(|line| {
         let words = line.split_ascii_whitespace();
@@ -70,8 +70,7 @@ pub(super) struct Rdma<'a> {
     pub(super) objects: u32,
 }
 
-/// `mlx4_0 hca_handle=2 hca_object=max` lines, the same in both versions; `max` is the largest number that the message
-/// has.
+/// Lines of `mlx4_0 hca_handle=2 hca_object=max`, the same in both versions; `max` is the largest number of the message.
 pub(super) fn rdma(text: &str) -> Vec<Rdma<'_>> {
     let of = |pairs: &[(&str, &str)], key: &str| {
         let value = pairs.iter().find(|(name, _)| *name == key).and_then(|(_, value)| number(value));

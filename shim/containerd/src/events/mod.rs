@@ -1,9 +1,8 @@
-//! What containerd is told, in order.
+//! The events for containerd, in order.
 //!
-//! Every event goes into one queue, at the moment it is known, and one task sends them: so the order in the queue is the
-//! order containerd sees, and no caller ever waits for containerd. An event that cannot be sent, because containerd is
-//! being restarted, is sent again until it arrives: a lost exit leaves a dead container "running" for ever. Only a containerd
-//! that is away for very long loses some: see `queue`.
+//! Each event enters one queue when it happens, and one task sends them. So containerd receives them in the queue's order, and
+//! no caller waits for containerd. If containerd is being restarted, an event is sent again until it arrives: a lost exit
+//! leaves a dead container "running" for ever. Events are lost only if containerd is away for very long: see `queue`.
 
 mod publish;
 mod queue;
@@ -25,11 +24,11 @@ pub(crate) enum Event {
     Created(proto::TaskCreate),
     /// Its program runs.
     Started(proto::TaskStart),
-    /// An exec is known.
+    /// An exec is added.
     ExecAdded(proto::TaskExecAdded),
     /// An exec runs.
     ExecStarted(proto::TaskExecStarted),
-    /// The kernel killed for want of memory.
+    /// The kernel killed a process for lack of memory.
     OutOfMemory(proto::TaskOOM),
     /// An init or an exec has ended.
     Exited(proto::TaskExit),
@@ -41,7 +40,7 @@ pub(crate) enum Event {
     Resumed(proto::TaskResumed),
 }
 
-/// An event on its way.
+/// A queued event.
 #[derive(Debug)]
 struct Queued {
     at: SystemTime,
@@ -50,7 +49,7 @@ struct Queued {
     value: Vec<u8>,
 }
 
-/// The queue's end to put events in.
+/// The sending end of the queue.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
     queue: Arc<Queue>,
@@ -75,12 +74,12 @@ impl Events {
         }
     }
 
-    /// How many wait to be sent, but for the one that is being sent.
+    /// The number of queued events, without the one that is being sent.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// Waits until all that is in the queue has been sent, but not for ever: containerd may be gone for good.
+    /// Waits until all events in the queue are sent, but not for ever: containerd may never return.
     pub(crate) async fn flush(&self, limit: Duration) {
         let (sent, flushed) = oneshot::channel();
         self.queue.add(Item::Flush(sent));
@@ -91,7 +90,7 @@ impl Events {
 }
 
 impl Event {
-    /// Topic, type name as Go registers it, and bytes.
+    /// Topic, type name in Go's registry, and bytes.
     fn encode(&self) -> (&'static str, &'static str, protobuf::Result<Vec<u8>>) {
         match self {
             Self::Created(e) => (topics::TASK_CREATE_EVENT_TOPIC, "containerd.events.TaskCreate", e.write_to_bytes()),
@@ -111,7 +110,7 @@ impl Event {
     }
 }
 
-/// A point in time as protobuf has it.
+/// A point in time in protobuf's form.
 pub(crate) fn timestamp(at: SystemTime) -> MessageField<Timestamp> {
     MessageField::some(Timestamp::from(at))
 }

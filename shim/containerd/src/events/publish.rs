@@ -1,8 +1,8 @@
-//! The one task that talks to containerd's event service.
+//! The one task that calls containerd's event service.
 //!
-//! It connects when there is something to send and keeps the connection. What fails for the way (no socket, a broken
-//! connection, no answer in time) is tried again without end, with a growing pause. What containerd itself rejects, again
-//! and again, is dropped in the end, aloud: it would block everything behind it.
+//! It connects when there is an event to send, and keeps the connection. A transport failure (no socket, a broken connection,
+//! no answer in time) is retried without end, with a growing pause. An event that containerd itself rejects repeatedly is
+//! dropped with a log line: it would block all events behind it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,17 +25,17 @@ use super::{
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// So often containerd may reject the same event.
+/// containerd may reject the same event this many times.
 const REJECTIONS: u32 = 8;
 
 enum Failure {
     /// containerd could not be reached.
     Way(String),
-    /// containerd said no.
+    /// containerd rejected the event.
     Rejected(String),
 }
 
-/// Sends what is queued, in order, for as long as the shim lives.
+/// Sends the queued events, in order, until the shim ends.
 pub(super) async fn publish(address: String, namespace: String, queue: Arc<Queue>) {
     let mut publisher = Publisher { address, namespace, client: None };
     loop {

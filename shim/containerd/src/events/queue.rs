@@ -1,8 +1,8 @@
 //! The events that containerd has not received yet, in order.
 //!
-//! They are bounded: while containerd is down, a container whose processes the kernel kills for want of memory, again and again,
-//! makes events for as long as that lasts. Beyond the bound the oldest report of such a kill is dropped, or, where there is
-//! none, the oldest event; a containerd that comes back asks for states and exits itself.
+//! The queue is bounded: while containerd is down, a container with repeated out-of-memory kills makes events all the time.
+//! Beyond the bound the oldest report of such a kill is dropped or, without one, the oldest event. A containerd that returns
+//! queries states and exits itself.
 
 use std::{
     collections::VecDeque,
@@ -14,10 +14,10 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Queued;
 
-/// As many events as Go's shim keeps for another try.
+/// The number of events that Go's shim keeps for another try.
 const MOST: usize = 2048;
 
-/// What is in the queue.
+/// An entry of the queue.
 #[derive(Debug)]
 pub(super) enum Item {
     Event(Queued),
@@ -25,7 +25,7 @@ pub(super) enum Item {
     Flush(oneshot::Sender<()>),
 }
 
-/// The queue; both ends have it.
+/// The queue; both ends share it.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     items: Mutex<Items>,
@@ -35,12 +35,12 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 struct Items {
     waiting: VecDeque<Item>,
-    /// Since the queue was empty.
+    /// The number since the queue was last empty.
     dropped: u64,
 }
 
 impl Queue {
-    /// Adds an item, and drops an older one where there are too many.
+    /// Adds an item, and drops an older one if there are too many.
     pub(super) fn add(&self, item: Item) {
         let mut items = self.items();
         if items.waiting.len() >= MOST {
@@ -62,7 +62,7 @@ impl Queue {
         }
     }
 
-    /// How many items wait.
+    /// The number of queued items.
     pub(super) fn len(&self) -> usize {
         self.items().waiting.len()
     }
@@ -76,7 +76,7 @@ impl Items {
     fn take(&mut self) -> Option<Item> {
         let item = self.waiting.pop_front();
         if self.waiting.is_empty() {
-            // The memory of a long queue goes with it.
+            // Frees the memory of a long queue.
             self.waiting = VecDeque::new();
             if self.dropped > 0 {
                 tracing::warn!(dropped = self.dropped, "containerd receives events again; the oldest were dropped");
@@ -121,7 +121,7 @@ mod tests {
         all
     }
 
-    /// Issue 14: a containerd that is down for long must cost no more than so much memory.
+    /// Issue 14: a containerd that is down for long must cost only a bounded amount of memory.
     #[tokio::test]
     async fn the_oldest_kills_are_dropped_first_and_then_the_oldest_events() {
         let queue = Arc::new(Queue::default());

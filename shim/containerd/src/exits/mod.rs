@@ -1,12 +1,12 @@
-//! Who waits for whom.
+//! The exits of processes, and their waiters.
 //!
-//! The shim is a subreaper: what the runtime leaves behind, a container's init first of all, becomes its child. Every
-//! process it knows is waited for by its own pidfd; there is no `waitpid(-1)`, which would race with each of those
-//! waits and with the ones of `tokio::process`. The reaper in `orphans` takes every other zombie, at once.
+//! The shim is a subreaper: processes that outlive the runtime, above all a container's init, become its children. Each known
+//! process is waited for by its own pidfd. There is no `waitpid(-1)`, which would race with each of those waits and with those
+//! of `tokio::process`. The reaper in `orphans` reaps every other zombie, at once.
 //!
-//! One kind of process is known too late for that: a container's init, or an exec, is the shim's child as soon as its parent
-//! has ended, but the shim reads its pid only after the runtime's call has ended. If such a process ends before, the reaper
-//! takes it for an orphan. So the statuses of reaped orphans are kept while such a call runs: see [`PendingProcess`].
+//! One kind of process becomes known too late for that: a container's init, or an exec, is the shim's child as soon as its
+//! parent has ended, but the shim reads its pid only after the runtime's call. If such a process ends before, the reaper treats
+//! it as an orphan. So the statuses of reaped orphans are kept while such a call runs: see [`PendingProcess`].
 
 mod orphans;
 mod pidfd;
@@ -21,7 +21,7 @@ pub(crate) use orphans::{child_pids, reap_on_sigchld};
 pub(crate) use pidfd::{Exit, WatchError, Watched};
 use statuses::Statuses;
 
-/// The processes somebody waits for.
+/// The processes that have waiters.
 #[derive(Debug, Default)]
 pub(crate) struct Exits {
     inner: Mutex<Inner>,
@@ -29,19 +29,19 @@ pub(crate) struct Exits {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// By pid, how many wait: a pid may be used again before the last one who waited for its old process has gone.
+    /// The number of waiters by pid: a pid may be used again before the last waiter for its old process is gone.
     known: HashMap<u32, usize>,
     statuses: Statuses,
 }
 
 impl Exits {
-    /// A call of the runtime begins that makes a process.
+    /// Begins a call of the runtime that makes a process.
     pub(crate) fn pending_process(self: &Arc<Self>) -> PendingProcess {
         let since = self.inner().statuses.begin_call();
         PendingProcess { exits: Arc::clone(self), since }
     }
 
-    /// Marks a pid as waited for until the answer is dropped.
+    /// Marks a pid as waited for until the result is dropped.
     pub(crate) fn know(self: &Arc<Self>, pid: u32) -> Known {
         *self.inner().known.entry(pid).or_default() += 1;
         Known { exits: Arc::clone(self), pid }
@@ -56,8 +56,8 @@ impl Exits {
     }
 }
 
-/// A process that a running call of the runtime makes. While it lives, the statuses of reaped orphans are kept: the process may
-/// be among them.
+/// A process that a running call of the runtime makes. While this value exists, the statuses of reaped orphans are kept: the
+/// process may be among them.
 #[derive(Debug)]
 pub(crate) struct PendingProcess {
     exits: Arc<Exits>,
@@ -65,11 +65,11 @@ pub(crate) struct PendingProcess {
 }
 
 impl PendingProcess {
-    /// Watches the process, now that the runtime has reported its pid. One that has ended and was reaped is watched, too.
+    /// Watches the process, after the runtime has reported its pid. This works also after the process was reaped.
     pub(crate) fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
         match Watched::open(pid, &self.exits) {
             Ok(watched) if watched.is_child() => Ok(watched),
-            // There is no such process, or another one that was given the pid since.
+            // There is no such process, or its pid was given to another one.
             other => match self.exits.inner().statuses.find(self.since, pid) {
                 Some(exit) => Ok(Watched::reaped(pid, exit)),
                 None => other,
@@ -84,7 +84,7 @@ impl Drop for PendingProcess {
     }
 }
 
-/// While it lives, this pid is no orphan.
+/// While this value exists, the process with this pid is no orphan.
 #[derive(Debug)]
 pub(crate) struct Known {
     exits: Arc<Exits>,
@@ -128,7 +128,7 @@ mod tests {
         assert!(!exits.is_known(7));
     }
 
-    /// A process that has ended and is not deleted yet keeps no other process of its pid from being reaped.
+    /// A process that has ended and is not deleted yet must not keep another process with its pid from being reaped.
     #[tokio::test]
     async fn a_reaped_pid_is_free() {
         let exits = Arc::new(Exits::default());

@@ -1,10 +1,9 @@
-//! Zombies that nobody waits for.
+//! Reaps zombies that have no waiter.
 //!
-//! A subreaper inherits processes it never heard of: what a container in the host's pid namespace left running, what a
-//! runtime's hook forked. They are reaped at once, whatever else goes on: a zombie counts against its container's pids limit,
-//! and a call of the runtime may take for ever. On SIGCHLD the kernel's own list of our children is read, and those that are
-//! dead and unknown are reaped one by one. Our own children are known before this task can see them, as it shares the event
-//! loop's thread with whoever starts them.
+//! A subreaper inherits unknown processes: those that a container in the host's pid namespace left, or that a runtime's hook
+//! forked. They are reaped at once, whatever else runs: a zombie counts against its container's pids limit, and a call of the
+//! runtime may hang for ever. On SIGCHLD the task reads the kernel's list of the shim's children and reaps each dead, unknown
+//! one. The shim's own children are known before this task can see them, because their starter runs on the same thread.
 
 use std::{fs, sync::Arc, time::SystemTime};
 
@@ -38,7 +37,7 @@ pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
     }
 }
 
-/// Is there a dead child at all, waited for or not? Usually its own waiter was faster, and that is all.
+/// True if there is a dead child, waited for or not. Usually its own waiter was faster, and there is none.
 fn has_zombie() -> bool {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     !matches!(waitid(WaitId::All, look), Ok(None) | Err(Errno::CHILD))
@@ -61,7 +60,7 @@ fn is_zombie(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| state_letter(&stat) == Some('Z'))
 }
 
-/// The state stands after the name, which is in parentheses and may hold anything, parentheses included.
+/// The state follows the name, which is in parentheses and may contain anything, parentheses included.
 fn state_letter(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }

@@ -1,9 +1,8 @@
 //! Waiting for one process, by its pidfd.
 //!
-//! The event loop sees the pidfd become readable, then waitid(2) with P_PIDFD takes the status of exactly that process:
-//! a pid that was used again cannot be meant. It works for a process that is dead already when it is opened, as long as
-//! nobody has reaped it. A process is known to the orphans' reaper until it is reaped, and no longer: from then on its pid may
-//! be another's.
+//! The event loop sees the pidfd become readable, then waitid(2) with P_PIDFD takes the status of exactly that process, never
+//! of another one with the same pid. This also works for a process that is dead when its pidfd is opened, until it is reaped.
+//! The orphans' reaper knows a process until it is reaped, and no longer: then another process may get its pid.
 
 use std::{
     io,
@@ -21,19 +20,19 @@ use tokio::io::{Interest, unix::AsyncFd};
 use super::{Exits, Known};
 use crate::kernel::Launched;
 
-/// What containerd reports where a status was lost, as Go's shim does.
+/// The status that containerd gets when the real one is lost, as with Go's shim.
 const LOST_STATUS: u32 = 255;
 
-/// How and when a process ended.
+/// The status and the time of a process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Exit {
-    /// The exit code, or 128 and the signal that ended it.
+    /// The exit code, or 128 plus the number of the signal that ended it.
     pub(crate) status: u32,
-    /// When the shim learned of it.
+    /// The time at which the shim learned of it.
     pub(crate) at: SystemTime,
 }
 
-/// A process that cannot be waited for.
+/// A process that cannot be watched.
 #[derive(Debug, thiserror::Error)]
 #[error("watch process {pid}")]
 pub(crate) struct WatchError {
@@ -41,7 +40,7 @@ pub(crate) struct WatchError {
     source: io::Error,
 }
 
-/// A child, or a process that becomes one when the runtime goes.
+/// A child, or a process that becomes one when the runtime ends.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pid: u32,
@@ -50,19 +49,19 @@ pub(crate) struct Watched {
 
 #[derive(Debug)]
 enum Process {
-    /// There until `exit` has reaped it.
+    /// Not reaped yet by `exit`.
     Present { pidfd: AsyncFd<OwnedFd>, known: Mutex<Option<Known>> },
-    /// The orphans' reaper took it before anybody knew its pid.
+    /// The orphans' reaper reaped it before its pid was known.
     Reaped(Exit),
 }
 
 impl Watched {
-    /// Takes hold of a process. Call it while the pid cannot have been used again: before anybody may have reaped it.
+    /// Opens a process. Call it before the process can have been reaped: until then no other process gets its pid.
     pub(super) fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, WatchError> {
         Self::known(exits.know(pid))
     }
 
-    /// Takes hold of a process that is known already.
+    /// Opens a process that is known already.
     pub(crate) fn known(known: Known) -> Result<Self, WatchError> {
         let pid = known.pid;
         let failed = |source| WatchError { pid, source };
@@ -75,18 +74,18 @@ impl Watched {
         Ok(Self::present(pid, pidfd, known))
     }
 
-    /// A child that was just started. One that cannot be watched is killed, and is an orphan then.
+    /// A child that was just started. If it cannot be watched it is killed, and becomes an orphan.
     pub(crate) fn child(Launched { pid, pidfd }: Launched, exits: &Arc<Exits>) -> io::Result<Self> {
         let known = exits.know(pid);
         let pidfd = crate::kernel::watch(pidfd, Interest::READABLE).inspect_err(|_| {
-            // Nobody has reaped it: the number is still its own.
+            // It is not reaped yet, so the pid is still its own.
             let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
             raw.map(|raw| kill_process(raw, Signal::KILL));
         })?;
         Ok(Self::present(pid, pidfd, known))
     }
 
-    /// A process that has ended already, with the status that the orphans' reaper kept.
+    /// A process that has ended, with the status that the orphans' reaper kept.
     pub(super) fn reaped(pid: u32, exit: Exit) -> Self {
         Self { pid, process: Process::Reaped(exit) }
     }
@@ -95,19 +94,19 @@ impl Watched {
         Self { pid, process: Process::Present { pidfd, known: Mutex::new(Some(known)) } }
     }
 
-    /// Is it a child of this process, not yet reaped?
+    /// True if it is a child of this process, not yet reaped.
     pub(super) fn is_child(&self) -> bool {
         let Process::Present { pidfd, .. } = &self.process else { return false };
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         !matches!(waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), look), Err(Errno::CHILD))
     }
 
-    /// The process's number.
+    /// The process's pid.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Sends a signal; the pid cannot be somebody else's.
+    /// Sends a signal, which cannot reach another process with the same pid.
     pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
         match &self.process {
             Process::Present { pidfd, .. } => crate::kernel::send_signal(pidfd.get_ref().as_fd(), signal),
@@ -115,7 +114,7 @@ impl Watched {
         }
     }
 
-    /// Has the process ended, reaped or not? A pidfd is readable from then on.
+    /// True if the process has ended, reaped or not: its pidfd is readable from then on.
     pub(crate) fn has_ended(&self) -> bool {
         let Process::Present { pidfd, .. } = &self.process else { return true };
         let mut fds = [PollFd::new(pidfd.get_ref(), PollFlags::IN)];
@@ -132,7 +131,7 @@ impl Watched {
             match pidfd.readable().await {
                 Ok(mut ready) => match self.reap(pidfd.get_ref()) {
                     Some(status) => break status,
-                    // Woken too soon; the kernel will say it again.
+                    // Woken too early; the kernel will wake this again.
                     None => ready.clear_ready(),
                 },
                 Err(error) => {
@@ -150,7 +149,7 @@ impl Watched {
         match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
             Ok(status) => status.as_ref().map(status_of),
             Err(error) => {
-                // ECHILD: somebody else is its parent, so the kernel tells us that it ended but not how.
+                // ECHILD: it has another parent, so the kernel reports its end but not its status.
                 tracing::warn!(pid = self.pid, %error, "the exit status of a process is lost");
                 Some(LOST_STATUS)
             }
@@ -158,7 +157,7 @@ impl Watched {
     }
 }
 
-/// The exit code, or 128 and the signal.
+/// The exit code, or 128 plus the signal.
 pub(super) fn status_of(status: &WaitIdStatus) -> u32 {
     let code = status.exit_status().map(|code| code.unsigned_abs());
     let signal = || status.terminating_signal().map(|signal| 128 + signal.unsigned_abs());
@@ -169,7 +168,7 @@ pub(super) fn status_of(status: &WaitIdStatus) -> u32 {
 mod tests {
     use super::*;
 
-    /// A child whose pid alone is kept: the test waits for it as the shim does.
+    /// A child of which only the pid is kept: the test waits for it like the shim.
     fn child(program: &str, args: &[&str]) -> u32 {
         let mut command = std::process::Command::new(program);
         command.args(args).spawn().map(|child| child.id()).unwrap()

@@ -1,14 +1,14 @@
 //! The statuses of reaped orphans, for as long as one of them may be the process of a running call.
 //!
-//! Calls and orphans have numbers, in the order in which they came. An orphan that was reaped before a call began is not that
+//! Calls and orphans are numbered in the order of their arrival. An orphan that was reaped before a call began is not that
 //! call's process, whatever its pid.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::Exit;
 
-/// So many are kept at most: a call may hang for ever in a pod whose containers leave orphans all the time. Beyond that the
-/// oldest status is dropped, and its process, if it was a call's, is reported with a lost status.
+/// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans all the time. Beyond it the
+/// oldest status is dropped. If that was a call's process, it is reported with a lost status.
 const MOST: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -26,14 +26,14 @@ struct Kept {
 }
 
 impl Statuses {
-    /// Answers the call's number.
+    /// Returns the call's number.
     pub(super) fn begin_call(&mut self) -> u64 {
         self.last += 1;
         self.calls.insert(self.last);
         self.last
     }
 
-    /// Drops what no other call may ask for.
+    /// Drops the statuses that no other call may need.
     pub(super) fn end_call(&mut self, number: u64) {
         self.calls.remove(&number);
         match self.calls.first() {
@@ -41,7 +41,7 @@ impl Statuses {
                 let needless = self.kept.partition_point(|kept| kept.number < *oldest);
                 self.kept.drain(..needless);
             }
-            // Its memory, too.
+            // Frees the memory as well.
             None => self.kept = VecDeque::new(),
         }
     }

@@ -1,9 +1,9 @@
-//! The socket over which the runtime hands the terminal's master.
+//! The socket over which the runtime sends the terminal's master.
 //!
-//! As the OCI runtime's `--console-socket` wants it: a stream socket on which one message arrives that carries one
-//! descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns and waits for no answer, so the shim
-//! needs no task of its own: once the runtime has succeeded, the message is in the socket's queue. Where a create was
-//! tried again there is a connection per try, and the last one is the container's.
+//! The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets one message with one descriptor
+//! (SCM_RIGHTS). The runtime connects and sends before `create` returns, and waits for no answer. So the shim needs no task for
+//! it: once the runtime has succeeded, the message is in the socket's queue. Each try of a create makes a connection, and the
+//! last one is the container's.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -22,18 +22,18 @@ use std::{
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// A socket's path may have 107 bytes and a bundle's path is longer: so a short directory of our own.
+/// A socket's path may have 107 bytes and a bundle's path is longer, so sockets are in a short directory of our own.
 const DIRECTORY: &str = "/run/containerd/s";
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-/// A console socket that the runtime can be pointed to; its path goes when it is dropped.
+/// A console socket for the runtime; its path is removed when it is dropped.
 pub(crate) struct ConsoleSocket {
     listener: UnixListener,
     path: PathBuf,
 }
 
 impl ConsoleSocket {
-    /// Binds a fresh socket.
+    /// Binds a new socket.
     pub(crate) fn bind() -> io::Result<Self> {
         Self::bind_in(Path::new(DIRECTORY))
     }
@@ -42,7 +42,7 @@ impl ConsoleSocket {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("bindguard-pty-{}-{number}", std::process::id()));
-        // Left by a shim that had our pid and died.
+        // Left by a dead shim that had our pid.
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         fs::set_permissions(&path, Permissions::from_mode(0o600))?;
@@ -55,7 +55,7 @@ impl ConsoleSocket {
         &self.path
     }
 
-    /// The master the runtime sent, non-blocking. Call it after the runtime has succeeded.
+    /// The master that the runtime sent, non-blocking. Call it after the runtime has succeeded.
     pub(crate) fn take_master(&self) -> io::Result<OwnedFd> {
         let mut master = None;
         loop {

@@ -1,8 +1,8 @@
-//! Moving bytes from one descriptor to another, as a task of its own.
+//! Copies bytes from one descriptor to another, in a task.
 //!
-//! The buffer lives on the stack of the step that reads and writes, not in the task: an idle stream costs no memory.
-//! Only what the reader on the other side has not taken yet is kept, and while it is kept nothing more is read, so a slow
-//! reader slows its own container and no other.
+//! The buffer is on the stack of the step that reads and writes, not in the task: an idle stream costs no memory. Only bytes
+//! that the reader has not accepted yet are kept, and until it accepts them nothing more is read. So a slow reader slows its
+//! own container and no other.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use tokio::{
 
 use super::progress::{Mover, Patience, Progress, Rest, progress};
 
-/// As much as one step moves; a pipe holds 64 KiB.
+/// The limit of one step; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
 
 /// A running copy.
@@ -34,7 +34,7 @@ impl Copy {
         let (mover, progress) = progress();
         let task = tokio::spawn(async move {
             let ended = run(&from, &to, &mover).await;
-            // The descriptors close before the end is reported: the reader must see the end as well.
+            // The descriptors close before the end is reported: the reader must also see the end by then.
             drop((from, to));
             if let Err(error) = ended {
                 tracing::debug!(%error, "a stream ended early");
@@ -44,12 +44,12 @@ impl Copy {
         Self { task: task.abort_handle(), progress }
     }
 
-    /// Ends the copy where it stands.
+    /// Aborts the copy.
     pub(crate) fn stop(&self) {
         self.task.abort();
     }
 
-    /// Waits for the end of the stream, and stops it when nothing moves; one that is slow but alive goes on alone.
+    /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves continues alone.
     pub(super) async fn finish_or_stall(&self, patience: Patience) {
         match self.progress.rest(patience).await {
             Rest::Passed => {}
@@ -84,12 +84,12 @@ async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, mover: &Mover) -> i
 
 enum Step {
     Moved,
-    /// Read, but not taken by the other side yet.
+    /// Read, but not accepted by the other side yet.
     Kept(Vec<u8>),
     End,
 }
 
-/// One read and as many writes as the destination takes at once.
+/// One read, and as many writes as the destination accepts at once.
 fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<Step> {
     let mut buffer = [0; STEP];
     let read = match rustix::io::read(from, &mut buffer) {

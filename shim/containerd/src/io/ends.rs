@@ -11,7 +11,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use super::IoError;
 
-/// Who shall own the pipes: the container's user, where it is to reopen /dev/stdout.
+/// The owner of the pipes: the container's user, so that it can reopen /dev/stdout.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Owner {
     /// User id.
@@ -20,7 +20,7 @@ pub(crate) struct Owner {
     pub(crate) gid: u32,
 }
 
-/// A pipe: the end to read, the end to write.
+/// A pipe: the read end, the write end.
 pub(super) fn owned_pipe(stream: &'static str, owner: Owner) -> Result<(OwnedFd, OwnedFd), IoError> {
     let make = || {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -32,14 +32,14 @@ pub(super) fn owned_pipe(stream: &'static str, owner: Owner) -> Result<(OwnedFd,
     make().map_err(|source: rustix::io::Errno| IoError::Pipe { stream, source: source.into() })
 }
 
-/// Makes calls on it fail instead of wait. It is a property of the whole end, so never of one that a process gets.
+/// Makes calls on it fail instead of wait. All users of the end share this flag, so never set it on an end that a process gets.
 pub(super) fn nonblocking(fd: &OwnedFd) -> Result<(), IoError> {
     let set = || fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK);
     set().map_err(|errno| IoError::Watch(errno.into()))
 }
 
-/// Takes what is in a pipe now, whether its end blocks or not. A pipe holds a mebibyte at most (pipe(7)); a writer that goes
-/// on keeps nobody here.
+/// Reads the current content of a pipe, whether its end blocks or not. A pipe holds a mebibyte at most (pipe(7)), and the read
+/// stops there even if a writer continues.
 pub(super) fn unread(pipe: &OwnedFd) -> Vec<u8> {
     const STEP: usize = 16 * 1024;
     const MOST: usize = 1 << 20;
@@ -58,17 +58,17 @@ fn has_bytes(pipe: &OwnedFd) -> bool {
     matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..)) && fds[0].revents().contains(PollFlags::IN)
 }
 
-/// For the event loop, to be read.
+/// Registers a descriptor in the event loop, for reading.
 pub(super) fn readable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
     watched(fd, Interest::READABLE)
 }
 
-/// For the event loop, to be written.
+/// Registers a descriptor in the event loop, for writing.
 pub(super) fn writable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
     watched(fd, Interest::WRITABLE)
 }
 
-/// For the event loop.
+/// Registers a descriptor in the event loop.
 pub(super) fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
     crate::kernel::watch(fd, interest).map(Arc::new).map_err(IoError::Watch)
 }

@@ -1,4 +1,4 @@
-//! What can go wrong before a process has its streams.
+//! The errors of setting up a process's streams.
 
 use std::{io, path::PathBuf};
 
@@ -7,25 +7,25 @@ use super::logger::LoggerError;
 /// A stream that could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IoError {
-    /// What containerd named could not be opened.
+    /// Opening the path that containerd named.
     #[error("open {stream} {path:?}")]
     Open {
         /// stdin, stdout or stderr.
         stream: &'static str,
-        /// What containerd named.
+        /// The path that containerd named.
         path: String,
         /// Why not.
         source: io::Error,
     },
-    /// A kind of stream this shim does not have.
+    /// A kind of stream that this shim does not support.
     #[error("{stream} {uri:?}: streams of this kind are not supported")]
     Scheme {
         /// stdin, stdout or stderr.
         stream: &'static str,
-        /// What containerd named.
+        /// The URI that containerd named.
         uri: String,
     },
-    /// There was no thread to open them.
+    /// No thread could open them.
     #[error("open the process's streams aside from the event loop")]
     Aside(#[source] io::Error),
     /// A pipe between shim and process.
@@ -47,10 +47,10 @@ pub(crate) enum IoError {
     /// A logging program.
     #[error(transparent)]
     Logger(#[from] LoggerError),
-    /// The terminal's way from the runtime to the shim.
+    /// The transfer of the terminal from the runtime to the shim.
     #[error("set up the terminal")]
     Console(#[source] io::Error),
-    /// A descriptor the event loop does not take.
+    /// A descriptor that the event loop rejects.
     #[error("watch the process's streams")]
     Watch(#[source] io::Error),
 }

@@ -1,9 +1,9 @@
-//! Opening what containerd names as a stream.
+//! Opens the paths that containerd names as streams.
 //!
-//! Fifos are opened so that nothing blocks and no disconnect fails: an output is opened for reading *and* writing,
-//! so that it can be opened before its reader comes and a write after the reader has gone fills the fifo instead of
-//! breaking with EPIPE. The same is true of the writer's end of an input that the shim holds until `CloseIO`.
-//! A path of anything else (a regular file, /dev/null) is handed to the process itself.
+//! Fifos are opened so that no call blocks and no disconnect fails. An output is opened for reading *and* writing: this
+//! succeeds before its reader comes, and a write after the reader has gone fills the fifo instead of failing with EPIPE. The
+//! same is true of the write end of an input, which the shim keeps open until `CloseIO`. Any other file (a regular file,
+//! /dev/null) is passed to the process itself.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -19,17 +19,17 @@ use rustix::fs::OFlags;
 
 /// The file at the path of an output.
 pub(crate) enum Output {
-    /// A fifo, open for both; to be copied into.
+    /// A fifo, open for both; the shim copies into it.
     Fifo(OwnedFd),
     /// Anything else; the process may write it itself.
     File(OwnedFd),
 }
 
-/// An input fifo: the end to read and the end that keeps it from ending.
+/// An input fifo: the read end, and the write end that keeps it from ending.
 pub(crate) struct Input {
     /// For the copy.
     pub(crate) read: OwnedFd,
-    /// Until `CloseIO`.
+    /// Kept open until `CloseIO`.
     pub(crate) hold: OwnedFd,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn open_output(path: &Path) -> io::Result<Output> {
     Ok(Output::File(OpenOptions::new().append(true).open(path)?.into()))
 }
 
-/// Opens the log file of a `file://` stream, which the shim has to make.
+/// Opens the log file of a `file://` stream, and creates it if needed.
 pub(crate) fn open_log_file(path: &Path) -> io::Result<OwnedFd> {
     if let Some(dir) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
@@ -55,7 +55,7 @@ pub(crate) fn open_input(path: &Path) -> io::Result<Input> {
     if !fs::metadata(path)?.file_type().is_fifo() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "stdin is not a fifo"));
     }
-    // The reader first: a writer that does not block is refused (ENXIO) as long as there is none.
+    // The reader first: a non-blocking open of the write end fails (ENXIO) as long as there is no reader.
     let read = OpenOptions::new().read(true).custom_flags(nonblock()).open(path)?;
     let hold = OpenOptions::new().write(true).custom_flags(nonblock()).open(path)?;
     Ok(Input { read: read.into(), hold: hold.into() })

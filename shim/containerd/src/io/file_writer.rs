@@ -1,8 +1,8 @@
-//! Writing a log file: `file://`.
+//! Writes a log file: `file://`.
 //!
-//! The process gets a pipe and never the file: through a descriptor of the file a container could cut off its own log. The
-//! event loop cannot wait for a disk, so a thread stands between the pipe and the file; it ends with the last writer. Where
-//! stdout and stderr name the same file they share the pipe, and their lines stay in order.
+//! The process gets a pipe and never the file: with a descriptor of the file a container could truncate its own log. The event
+//! loop cannot wait for a disk, so a thread copies from the pipe to the file; it ends with the last writer. If stdout and
+//! stderr name the same file they share the pipe, and their lines stay in order.
 
 use std::{
     fs::File,
@@ -13,9 +13,9 @@ use std::{
 
 use super::progress::{Mover, Patience, Progress, Rest, progress};
 
-/// As much as one step moves; the buffer is there as long as the stream is.
+/// The limit of one step; the buffer exists as long as the stream.
 const STEP: usize = 16 * 1024;
-/// The buffer and some calls.
+/// Room for the buffer and some calls.
 const STACK: usize = 256 * 1024;
 
 /// A thread that writes.
@@ -25,7 +25,7 @@ pub(super) struct FileWriter {
 }
 
 impl FileWriter {
-    /// Starts writing what comes out of the pipe. The pipe's end must be one that blocks.
+    /// Starts to copy from the pipe to the file. The pipe's end must be a blocking one.
     pub(super) fn start(pipe: OwnedFd, file: OwnedFd) -> io::Result<Self> {
         let (mover, progress) = progress();
         let write = move || pass_on(&mut pipe.into(), &mut file.into(), &mover);
@@ -33,7 +33,7 @@ impl FileWriter {
         Ok(Self { progress })
     }
 
-    /// Waits until all is in the file; gives up when nothing moves.
+    /// Waits until all bytes are in the file; gives up when the stream stalls.
     pub(super) async fn finish_or_stall(&self, patience: Patience) {
         if self.progress.rest(patience).await != Rest::Passed {
             tracing::warn!("a process left behind still holds a log file's pipe open, or its disk hangs");
@@ -41,7 +41,7 @@ impl FileWriter {
     }
 }
 
-/// A full disk costs lines of the log and nothing else: a process that was made to wait for room would hang with it.
+/// A full disk costs lines of the log and nothing else: a process that had to wait for space would hang with it.
 fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
     let mut buffer = [0; STEP];
     let mut losing = false;

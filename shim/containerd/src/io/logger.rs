@@ -1,16 +1,16 @@
 //! A logging program: `binary://`.
 //!
 //! ```text
-//!   shim ──starts──► program   CONTAINER_ID, CONTAINER_NAMESPACE and nothing else in its environment
+//!   shim ──starts──► program   only CONTAINER_ID and CONTAINER_NAMESPACE in its environment
 //!                      3 ◄──── the process's stdout, by a pipe that the shim does not read
 //!                      4 ◄──── its stderr
 //!                      5 ────► one byte, or the end: "I am ready"
 //! ```
-//! The process starts when the program is ready. It ends the program by ending: the pipes have no writer then. One that
-//! does not see that is asked by SIGTERM, and one that does not see that either is killed. Go's shim sends SIGTERM at
-//! once, so that a program without a handler for it loses what it had not read; here it may read to the end first.
+//! The process starts when the program is ready. When the process ends, the pipes have no writer, and the program ends. If it
+//! does not, the shim sends SIGTERM, and then kills it. Go's shim sends SIGTERM at once, so that a program without a handler
+//! loses unread output; here it may first read to the end.
 //!
-//! The program is not tied to the shim's life: when the shim is killed, the container goes on writing to it.
+//! The program does not depend on the shim's life: when the shim is killed, the container continues to write to it.
 
 use std::{
     io,
@@ -31,11 +31,11 @@ use crate::{
     exits::{Exits, WatchError, Watched},
 };
 
-/// How long a program may take to become ready. Go's shim waits for ever, and so does the client.
+/// The time limit until a program is ready. Go's shim waits for ever, and so does the client.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// How long it may read on when there is no writer any more.
+/// The time limit for reading after the last writer is gone.
 const READ_ON_LIMIT: Duration = Duration::from_secs(2);
-/// How long it may take to end after SIGTERM.
+/// The time limit for its end after SIGTERM.
 const TERM_LIMIT: Duration = Duration::from_secs(10);
 
 /// A logging program that cannot be used.
@@ -57,13 +57,13 @@ pub(crate) enum LoggerError {
         /// Why not.
         source: WatchError,
     },
-    /// It ended, or closed the pipe, without a word; with `binary-v2` only.
+    /// It ended, or closed the pipe, without output; with `binary-v2` only.
     #[error("the logging program {program} did not say that it is ready: it may have ended")]
     NotReady {
         /// The executable.
         program: PathBuf,
     },
-    /// It says nothing and does not close the pipe.
+    /// It writes nothing and does not close the pipe.
     #[error("the logging program {program} is not ready after {READY_LIMIT:?}")]
     Late {
         /// The executable.
@@ -71,14 +71,14 @@ pub(crate) enum LoggerError {
     },
 }
 
-/// Whose output a program takes.
+/// The process whose output a program reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Author<'a> {
     /// The container's id, or the exec's.
     pub(crate) id: &'a str,
     /// containerd's namespace.
     pub(crate) namespace: &'a str,
-    /// Who waits for whom.
+    /// The waiters of processes.
     pub(crate) exits: &'a Arc<Exits>,
 }
 
@@ -111,7 +111,7 @@ impl Logger {
         }
     }
 
-    /// Starts the program, away from the event loop: it may lie on a server that does not answer.
+    /// Starts the program, away from the event loop: the file may be on a server that does not answer.
     async fn spawn(program: &Program, author: Author<'_>, fds: Vec<OwnedFd>) -> Result<Self, LoggerError> {
         let failed = |source| LoggerError::Start { program: program.path.clone(), source };
         let mut command = Command::new(&program.path);
@@ -120,7 +120,7 @@ impl Logger {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         crate::kernel::inherit_from_three(&mut command, fds).map_err(failed)?;
         let exits = Arc::clone(author.exits);
-        // Known before the thread ends: as long as it lives, the child is no orphan.
+        // Known before the thread ends: while the thread lives, the child is no orphan.
         let start = move || command.spawn().map(|child| exits.know(child.id()));
         let known = aside(start).await.and_then(|started| started).map_err(failed)?;
         let watched =
@@ -135,7 +135,7 @@ impl Logger {
         Ok(Self { program: program.path.clone(), watched, ended })
     }
 
-    /// Waits for the program's end, which follows that of the process it listens to, and brings it about where it does not.
+    /// Waits for the program's end, which follows the end of its process, and forces it if necessary.
     pub(super) async fn finish(&self) {
         if self.ends_within(READ_ON_LIMIT).await {
             return;
@@ -171,7 +171,7 @@ impl Drop for Logger {
 mod tests {
     use super::*;
 
-    /// A program that says what the script says; its stdout and stderr have no writer.
+    /// A program that runs this script; its stdout and stderr have no writer.
     async fn started(script: &str, has_to_say_ready: bool) -> Result<Logger, LoggerError> {
         let exits = Arc::new(Exits::default());
         let arguments = ["-c", script].map(str::to_owned).to_vec();
@@ -198,7 +198,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let signalled = folder.path().join("signalled");
         let script = format!("trap ': > {}' TERM; echo >&5; cat <&3 <&4; sleep 0.1", signalled.display());
-        // a machine that is too slow for it once is not so ten times
+        // a machine may be too slow for it once, but not ten times
         let mut is_left_alone = false;
         for _ in 0..10 {
             let logger = started(&script, true).await.unwrap();

@@ -5,12 +5,12 @@
 //!   stdin   ────────────────────►  copy task  ──pipe──►
 //!   stdout  ◄────────────────────  copy task  ◄──pipe──
 //!   file://   ◄─────────────────  writer thread ◄──pipe──
-//!   binary:// ◄──────────────────────────────────pipe──  read by a program of the client's
+//!   binary:// ◄──────────────────────────────────pipe──  read by the client's program
 //!   terminal: both ways through the one pty master that the runtime sends over the console socket
 //! ```
-//! First everything is opened (`Wiring`), then the runtime runs with the container's ends, and only when it has succeeded
-//! do the copies begin (`Attached`). A create that is tried again uses the same wiring, without what the failed try wrote
-//! (`Wiring::hold_back`). A logging program reads its pipes itself: it gets the words of failed tries, too.
+//! First everything is opened (`Wiring`), then the runtime runs with the container's ends, and only after its success do the
+//! copies begin (`Attached`). A second try of a create uses the same wiring, without the output of the failed try
+//! (`Wiring::hold_back`). A logging program reads its pipes itself, so it also gets the output of failed tries.
 
 mod console;
 mod copy;
@@ -46,10 +46,10 @@ pub(crate) use wiring::Wiring;
 /// A pty's master, shared by both directions.
 pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;
 
-/// The rest of a dead process's output: Go's shim waits ten seconds in either case.
+/// The time limits for the rest of a dead process's output: Go's shim waits ten seconds in either case.
 const PATIENCE: Patience = Patience { silent: Duration::from_secs(2), whole: Duration::from_secs(10) };
 
-/// Where containerd wants a process's streams, as it says in `Create` and `Exec`: paths or URIs. Empty means nowhere.
+/// The streams that `Create` and `Exec` name for a process: paths or URIs. Empty means no stream.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Streams {
     /// Path of the fifo to read.
@@ -62,7 +62,7 @@ pub(crate) struct Streams {
     pub(crate) terminal: bool,
 }
 
-/// What takes a process's output at the far end of a pipe, and has to come to its end after the process.
+/// The reader of a process's output at the far end of a pipe, which must end after the process.
 #[derive(Debug)]
 enum Sink {
     File(FileWriter),
@@ -78,10 +78,10 @@ impl Sink {
     }
 }
 
-/// The streams of a process that runs.
+/// The streams of a running process.
 #[derive(Debug, Default)]
 pub(crate) struct Attached {
-    /// Held so that the process sees no end of its input before `CloseIO`, however often clients come and go.
+    /// Kept open so that the process sees no end of its input before `CloseIO`, however often clients connect and leave.
     stdin_hold: Mutex<Option<OwnedFd>>,
     stdin: Option<Copy>,
     outputs: Vec<Copy>,
@@ -90,7 +90,7 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Lets go of stdin: the process sees its end as soon as the client's side is closed, too.
+    /// Closes stdin: the process sees its end as soon as the client's side is closed as well.
     pub(crate) fn close_stdin(&self) {
         self.stdin_hold.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -102,7 +102,7 @@ impl Attached {
         Ok(rustix::termios::tcsetwinsize(console.get_ref(), size)?)
     }
 
-    /// Waits until all that the dead process wrote has been passed on.
+    /// Waits until all output of the dead process has been passed on.
     pub(crate) async fn drained(&self) {
         let [first, second] = [self.outputs.first(), self.outputs.get(1)].map(|output| async move {
             if let Some(output) = output {

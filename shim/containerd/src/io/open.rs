@@ -1,7 +1,7 @@
-//! Opening what containerd names as a process's streams, away from the event loop.
+//! Opens the streams that containerd names for a process, away from the event loop.
 //!
-//! Any of the names may be a client's, and lead to a server that does not answer; a `file://` may be a fifo that nobody reads.
-//! Such a call waits for as long as the file does, as with Go's shim, and the pod's other containers do not.
+//! Any of the names may be a client's, and may lead to a server that does not answer; a `file://` may be a fifo without a
+//! reader. Such a call waits as long as the file does, as with Go's shim. The pod's other containers do not wait.
 
 use std::{
     io,
@@ -16,23 +16,23 @@ use super::{
 };
 use crate::aside::aside;
 
-/// What is behind the three names.
+/// The files behind the three names.
 #[derive(Default)]
 pub(super) struct Opened {
     pub(super) stdin: Option<Input>,
     pub(super) stdout: Outlet,
-    /// Nowhere with a terminal, and where a logging program takes both.
+    /// Nowhere with a terminal, or if a logging program reads both.
     pub(super) stderr: Outlet,
 }
 
-/// Where an output goes.
+/// The destination of an output.
 #[derive(Default)]
 pub(super) enum Outlet {
     #[default]
     Nowhere,
-    /// A fifo, to be copied into.
+    /// A fifo; the shim copies into it.
     Fifo(OwnedFd),
-    /// Anything else that was there: the process writes it itself.
+    /// Any other existing file: the process writes it itself.
     File(OwnedFd),
     /// A log file that the shim writes.
     LogFile(PathBuf, OwnedFd),
@@ -57,7 +57,7 @@ impl Opened {
         let stdout = open_output("stdout", &streams.stdout)?;
         let stderr = match &stdout {
             _ if streams.terminal => Outlet::Nowhere,
-            // The program takes stderr, too, whatever was named for that.
+            // The program also reads stderr, whatever name stderr has.
             Outlet::Logger(_) => Outlet::Nowhere,
             Outlet::LogFile(..) if streams.stderr == streams.stdout => Outlet::SameLogFile,
             _ => match open_output("stderr", &streams.stderr)? {
@@ -66,7 +66,7 @@ impl Opened {
             },
         };
         match stdout {
-            // The event loop does not take it.
+            // The event loop does not support such a file.
             Outlet::File(_) if streams.terminal => Err(unsupported("stdout", &streams.stdout)),
             stdout => Ok(Self { stdin, stdout, stderr }),
         }

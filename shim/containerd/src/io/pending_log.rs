@@ -1,7 +1,7 @@
-//! A log file (`file://`) whose process is not there yet.
+//! A log file (`file://`) before its process exists.
 //!
-//! The runtime writes its errors to the stderr that the container gets. Until the runtime succeeds nobody reads the pipe, so
-//! what a failed try wrote can be kept out of the log of a container that starts at the next try.
+//! The runtime writes its errors to the stderr that the container gets. The copy begins only after the runtime succeeded. So
+//! the output of a failed try can be kept out of the log of a container that the next try starts.
 
 use std::{
     fs::File,
@@ -17,7 +17,7 @@ use super::{IoError, ends::unread, file_writer::FileWriter};
 
 const STACK: usize = 256 * 1024;
 
-/// A pipe to be copied into a file.
+/// A pipe to copy into a file.
 pub(super) struct PendingLog {
     pipe: OwnedFd,
     file: OwnedFd,
@@ -27,12 +27,12 @@ pub(super) struct PendingLog {
 }
 
 impl PendingLog {
-    /// `pipe` is the end to read.
+    /// `pipe` is the read end.
     pub(super) fn new(pipe: OwnedFd, file: OwnedFd, path: &Path) -> Self {
         Self { pipe, file, path: path.to_owned(), failure: Mutex::default() }
     }
 
-    /// Takes what a failed try wrote out of the pipe: another try may follow.
+    /// Removes the output of a failed try from the pipe: another try may follow.
     pub(super) fn hold_back(&self) -> Vec<u8> {
         let text = unread(&self.pipe);
         if !text.is_empty() {
@@ -41,7 +41,7 @@ impl PendingLog {
         text
     }
 
-    /// Writes what the last failed try wrote: no other follows. Nobody waits for the disk.
+    /// Writes the output of the last failed try, when no other follows. No caller waits for the disk.
     pub(super) fn write_failure(&self) -> io::Result<()> {
         let text = mem::take(&mut *self.failure());
         if text.is_empty() {
@@ -56,7 +56,7 @@ impl PendingLog {
         Ok(())
     }
 
-    /// Starts the copying: the process is there.
+    /// Starts to copy: the process exists now.
     pub(super) fn begin(self) -> Result<FileWriter, IoError> {
         let Self { pipe, file, path, .. } = self;
         FileWriter::start(pipe, file).map_err(|source| IoError::Writer { path, source })

@@ -1,8 +1,8 @@
 //! The progress of a stream, and its end.
 //!
-//! A process's output must be passed on before its delete is answered; but a process that was left behind may hold the
-//! stream open for ever, and a reader may have gone away. Neither may hold the delete for ever, so what counts is whether bytes
-//! move, and whether there are any: a reader that pauses is waited for longer than a writer that has nothing to say.
+//! A process's output must be passed on before its delete is answered. But a leftover process may keep the stream open for
+//! ever, and a reader may be gone: neither may delay the delete for ever. So the wait depends on whether bytes move, and
+//! whether there are any: the limit for a reader that pauses is longer than that for a writer without output.
 
 use std::{
     sync::{
@@ -17,9 +17,9 @@ use tokio::{sync::watch, time::Instant};
 /// Time limits for the rest of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
-    /// With nothing to pass on: a leftover process has the stream open.
+    /// With no bytes to pass on: a leftover process has the stream open.
     pub(super) silent: Duration,
-    /// In all.
+    /// In total.
     pub(super) whole: Duration,
 }
 
@@ -28,13 +28,13 @@ pub(super) struct Patience {
 pub(super) enum Rest {
     /// All has arrived.
     Passed,
-    /// Nothing moves.
+    /// No bytes move.
     Stalled,
-    /// It takes longer than anybody waits, and moves.
+    /// The time limit has passed, but bytes move.
     Moving,
 }
 
-/// The side that moves the bytes; the stream has ended when it is dropped.
+/// The side that moves the bytes. The stream has ended when it is dropped.
 #[derive(Debug)]
 pub(super) struct Mover {
     moved: Arc<AtomicU64>,
@@ -59,12 +59,12 @@ pub(super) fn progress() -> (Mover, Progress) {
 }
 
 impl Mover {
-    /// So many bytes have arrived at the other end.
+    /// Records that this many bytes have arrived at the other end.
     pub(super) fn moved(&self, bytes: usize) {
         self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Bytes have been read that the other end does not take yet; or not any more.
+    /// Records whether bytes were read that the other end does not accept yet.
     pub(super) fn holds(&self, some: bool) {
         self.holding.store(some, Ordering::Relaxed);
     }
@@ -76,7 +76,7 @@ impl Progress {
         let mut open = self.open.clone();
         let end = Instant::now() + patience.whole;
         let mut before = self.moved.load(Ordering::Relaxed);
-        // `changed` fails, at last, when the mover is gone.
+        // `changed` fails when the mover is gone.
         while tokio::time::timeout(patience.silent, open.changed()).await.is_err() {
             let now = self.moved.load(Ordering::Relaxed);
             match (now == before, Instant::now() >= end) {
@@ -93,7 +93,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// Of a clock that stands still while anything is done: how long that takes does not matter.
+    /// For a paused clock, which stands still while any task works: the duration of that work does not matter.
     const PATIENCE: Patience = Patience { silent: Duration::from_millis(20), whole: Duration::from_millis(200) };
 
     #[tokio::test(start_paused = true)]

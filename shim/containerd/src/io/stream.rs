@@ -3,24 +3,24 @@
 //! ```text
 //!   /run/containerd/fifo/1/web-stdout     a path, nearly always of a fifo
 //!   file:///var/log/web.log               a file that the shim makes
-//!   binary:///usr/bin/logger?tag=web      a program that takes stdout and stderr; its arguments are `tag web`
-//!   binary-v2:///usr/bin/logger           the same, and it has to say that it is ready
+//!   binary:///usr/bin/logger?tag=web      a program that reads stdout and stderr; its arguments are `tag web`
+//!   binary-v2:///usr/bin/logger           the same, and it must report that it is ready
 //! ```
-//! Read as Go's net/url reads it, since that is what clients test against: a host is passed over, `%20` is a blank in a path,
-//! and `+` is one in a query. Of a key that comes twice the first value counts.
+//! The parser follows Go's net/url, because clients test against that: a host is ignored, `%20` is a blank in a path, and `+`
+//! is one in a query. The first value of a repeated key is used.
 
 use std::path::PathBuf;
 
 /// A stream's other end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stream {
-    /// There is none.
+    /// No stream.
     Nowhere,
-    /// Something that is there.
+    /// An existing file.
     Path(PathBuf),
-    /// A log file to be made.
+    /// A log file to create.
     File(PathBuf),
-    /// A program to be started.
+    /// A program to start.
     Logger(Program),
 }
 
@@ -76,7 +76,7 @@ fn arguments(query: &str) -> Vec<String> {
     pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()
 }
 
-/// Percent-decoding; a `%` that introduces nothing stays as it is.
+/// Percent-decoding; a `%` without two hexadecimal digits stays as it is.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

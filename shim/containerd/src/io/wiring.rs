@@ -1,4 +1,4 @@
-//! Everything a process's streams need before the process is there.
+//! Everything that a process's streams need before the process exists.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -19,10 +19,10 @@ use super::{
     stream::Program,
 };
 
-/// So much of what a failed try of the runtime wrote is enough for an error.
+/// The number of bytes of a failed try's output that an error quotes.
 const LAST_WORDS: usize = 2048;
 
-/// Opened streams, waiting for their process.
+/// Opened streams that wait for their process.
 #[derive(Default)]
 pub(crate) struct Wiring {
     child: [Option<OwnedFd>; 3],
@@ -42,13 +42,13 @@ struct Pair {
 
 struct StdinPair {
     from: OwnedFd,
-    /// None with a terminal: the master comes later.
+    /// None with a terminal: the master arrives later.
     to: Option<OwnedFd>,
     hold: OwnedFd,
 }
 
 impl Wiring {
-    /// Opens all that these streams need, and waits for a logging program to be ready.
+    /// Opens everything for these streams, and waits for a logging program to be ready.
     pub(crate) async fn open(streams: &Streams, owner: Owner, author: Author<'_>) -> Result<Self, IoError> {
         let opened = Opened::open(streams).await?;
         let mut wiring = Self::default();
@@ -84,7 +84,7 @@ impl Wiring {
 
     fn take_output(&mut self, slot: usize, name: &'static str, outlet: Outlet, owner: Owner) -> Result<(), IoError> {
         self.child[slot] = match outlet {
-            // Only stdout can be a program's, and that is taken by `open`.
+            // Only stdout can be a program's, and `open` handles that.
             Outlet::Nowhere | Outlet::Logger(_) => None,
             Outlet::File(file) => Some(file),
             Outlet::Fifo(to) => {
@@ -102,7 +102,7 @@ impl Wiring {
         Ok(())
     }
 
-    /// Has a log file written from a pipe; the answer is the pipe's end to write.
+    /// Prepares a log file that is written from a pipe; returns the pipe's write end.
     fn write_log_file(
         &mut self,
         name: &'static str,
@@ -124,7 +124,7 @@ impl Wiring {
         Ok(())
     }
 
-    /// A terminal has one output, and it passes through the shim: only the shim may read from the master.
+    /// A terminal has one output, which passes through the shim: only the shim may read from the master.
     async fn take_console_output(&mut self, outlet: Outlet, author: Author<'_>) -> Result<(), IoError> {
         const STREAM: &str = "stdout";
         let to = match outlet {
@@ -144,17 +144,17 @@ impl Wiring {
         Ok(())
     }
 
-    /// The process's stdin, stdout and stderr, where they go somewhere; to be lent to each run of the runtime.
+    /// The process's stdin, stdout and stderr, if it has them; each run of the runtime borrows them.
     pub(crate) fn child_ends(&self) -> [Option<BorrowedFd<'_>>; 3] {
         self.child.each_ref().map(|end| end.as_ref().map(AsFd::as_fd))
     }
 
-    /// Whether the process's stderr goes somewhere; otherwise the runtime's own may be caught.
+    /// True if the process's stderr goes to a file. Otherwise the runtime's own stderr may be captured.
     pub(crate) fn has_stderr(&self) -> bool {
         self.child[2].is_some()
     }
 
-    /// A try of the runtime failed: what it wrote does not get into the output of a container that another try makes.
+    /// After a failed try of the runtime: keeps its output out of that of a container that another try makes.
     pub(crate) fn hold_back(&self) {
         let of_pairs = self.pairs.iter().map(|pair| unread(&pair.from));
         let text = of_pairs.chain(self.logs.iter().map(PendingLog::hold_back)).collect::<Vec<_>>().concat();
@@ -163,7 +163,7 @@ impl Wiring {
         }
     }
 
-    /// The end of what the last try wrote, where it failed and wrote anything.
+    /// The end of the last try's output, if it failed and wrote any.
     pub(crate) fn last_words(&self) -> Option<String> {
         self.hold_back();
         let text = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,8 +171,8 @@ impl Wiring {
         Some(String::from_utf8_lossy(end).trim().to_owned()).filter(|words| !words.is_empty())
     }
 
-    /// No other try follows: a log file gets what the runtime wrote. Whoever reads a fifo gets the answer to `Create` alone,
-    /// as with Go's shim.
+    /// Writes the runtime's output into a log file when no other try follows. The reader of a fifo gets only the answer to
+    /// `Create`, as with Go's shim.
     pub(crate) fn write_failure(&self) {
         for log in &self.logs {
             if let Err(error) = log.write_failure() {
@@ -181,12 +181,12 @@ impl Wiring {
         }
     }
 
-    /// Where the runtime is to send the terminal, if there is one.
+    /// The path to which the runtime sends the terminal, if there is one.
     pub(crate) fn console_socket(&self) -> Option<PathBuf> {
         self.console.as_ref().map(|socket| socket.path().to_owned())
     }
 
-    /// Starts the copies. The process's ends are closed here: from now on only the process holds them.
+    /// Starts the copies. The process's ends are closed here: from now on only the process has them open.
     pub(crate) fn attach(self) -> Result<Attached, IoError> {
         let mut attached = Attached::default();
         attached.sinks = self.sinks;

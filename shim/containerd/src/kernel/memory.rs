@@ -4,16 +4,16 @@ use std::{env, ffi::OsString};
 
 use nix::libc;
 
-/// Of a stack, this much below the caller is given back. The kernel gives the main thread's 128 KiB from the start
-/// (setup_arg_pages in fs/exec.c), and leaves a gap of a megabyte below, so nothing else can lie there.
+/// The size of the stack below the caller that is returned to the system. The kernel gives the main thread 128 KiB from the
+/// start (setup_arg_pages in fs/exec.c), and leaves a gap of a megabyte below, so nothing else can be there.
 const STACK: usize = 128 * 1024;
-/// The stack to keep below the caller: the frames of the very call that gives back.
+/// The stack to keep below the caller: the frames of this call itself.
 const MARGIN: usize = 1024;
 const PAGE: usize = 4096;
 
-/// Sets a variable of this process's environment, or takes it out. To be called while there is one thread.
+/// Sets a variable of this process's environment, or removes it. Call it while there is one thread.
 pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
-    // SAFETY: no other thread is there that could read the environment meanwhile.
+    // SAFETY: there is no other thread that could read the environment meanwhile.
     unsafe {
         match value {
             Some(value) => env::set_var(name, value),
@@ -22,7 +22,7 @@ pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
     }
 }
 
-/// Gives the system back the pages of the heap that hold nothing, those between what is in use included.
+/// Returns the unused pages of the heap to the system, also those between pages in use.
 pub(crate) fn give_back_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) takes a number and locks the heaps itself.
@@ -31,15 +31,15 @@ pub(crate) fn give_back_heap() {
     }
 }
 
-/// Gives the system back the pages that deeper calls than this one left on the calling thread's stack. The stack must have
-/// 128 KiB below the caller, used or not: the event loop's has, and those of this crate's own threads.
+/// Returns the pages that deeper calls left on the calling thread's stack to the system. The stack must have 128 KiB below the
+/// caller, used or not: the event loop's stack has them, and those of this crate's own threads.
 #[inline(never)]
 pub(crate) fn give_back_stack() {
     let here = 0_u8;
     let here = std::hint::black_box(&raw const here).addr();
     let end = (here - MARGIN) & !(PAGE - 1);
-    // SAFETY: the range lies on this thread's stack, or where nothing can be mapped, and below all live frames: no code
-    // reads it before writing. The result says at most that a part of it was never used.
+    // SAFETY: the range is on this thread's stack, or where nothing can be mapped, and below all live frames: no code reads it
+    // before writing. An error means at most that a part of it was never used.
     unsafe {
         libc::madvise(std::ptr::with_exposed_provenance_mut(end - STACK), STACK, libc::MADV_DONTNEED);
     }
@@ -86,7 +86,7 @@ mod tests {
             File::open("/proc/self/statm").unwrap().read_to_string(&mut statm).unwrap();
             statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
         };
-        // Every hundredth stays: the heap cannot shrink, but most of its pages hold nothing.
+        // Every hundredth stays: the heap cannot shrink, but most of its pages are unused.
         let mut boxes: Vec<_> = (0..100_000).map(|number| Some(Box::new([number; 60]))).collect();
         boxes.iter_mut().enumerate().filter(|(number, _)| number % 100 != 0).for_each(|(_, one)| drop(one.take()));
         let before = resident();

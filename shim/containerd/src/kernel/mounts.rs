@@ -1,4 +1,4 @@
-//! Calls for root filesystems: id-mapped mounts, and loop devices.
+//! System calls for root filesystems: id-mapped mounts, and loop devices.
 
 use std::{
     fs::File,
@@ -13,24 +13,24 @@ use nix::{
     unistd::Pid,
 };
 
-/// Forks a child that does nothing but be the only member of a new user namespace, until it is killed.
+/// Forks a child that is the only member of a new user namespace, and idles until it is killed.
 pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
     let mut stack = [0; 16 * 1024];
     let idle = Box::new(|| {
-        // SAFETY: prctl(2) is given a number. The child goes with the thread that forked it, should the shim be killed now.
+        // SAFETY: prctl(2) gets a number. If the shim is killed now, the child dies with the thread that forked it.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         loop {
-            // SAFETY: pause(2) takes nothing and changes nothing.
+            // SAFETY: pause(2) has no arguments and changes nothing.
             unsafe { libc::pause() };
         }
     });
-    // SAFETY: without CLONE_VM this is a fork: the child has copies of the stack and of everything else, so it cannot harm
-    // the parent. It makes two system calls that a child of a process with threads may make, and never returns.
+    // SAFETY: without CLONE_VM this is a fork: the child has copies of the stack and of all other memory, so it cannot harm the
+    // parent. It makes two system calls that a child of a process with threads may make, and never returns.
     Ok(unsafe { clone(idle, &mut stack, CloneFlags::CLONE_NEWUSER, Some(libc::SIGCHLD)) }?)
 }
 
-/// Maps the ids of a detached mount and of those below it as a user namespace does, makes them private, and read-only
-/// where that is wanted. See mount_setattr(2).
+/// Maps the ids of a detached mount and of those below it by a user namespace, makes them private, and read-only if requested.
+/// See mount_setattr(2).
 pub(crate) fn map_ids(tree: impl AsFd, namespace: impl AsFd, read_only: bool) -> io::Result<()> {
     let userns_fd = u64::try_from(namespace.as_fd().as_raw_fd()).map_err(io::Error::other)?;
     let attributes = libc::mount_attr {
@@ -40,7 +40,7 @@ pub(crate) fn map_ids(tree: impl AsFd, namespace: impl AsFd, read_only: bool) ->
         userns_fd,
     };
     let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
-    // SAFETY: the call reads a descriptor that outlives it, an empty C string, and a struct of the size that is given.
+    // SAFETY: the call reads a descriptor that outlives it, an empty C string, and a struct of the given size.
     let set = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -89,22 +89,22 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// The way to attach a file.
+/// The options for attaching a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LoopMode {
-    /// Nothing may be written.
+    /// Writes are not allowed.
     pub(crate) read_only: bool,
-    /// Past the page cache.
+    /// Bypass the page cache.
     pub(crate) direct_io: bool,
 }
 
-/// The number of a loop device that is free at the moment; `control` is /dev/loop-control.
+/// The number of a loop device that is currently free; `control` is /dev/loop-control.
 pub(crate) fn free_loop_device(control: &File) -> io::Result<u32> {
     let number = ioctl(control, LOOP_CTL_GET_FREE, 0)?;
     u32::try_from(number).map_err(io::Error::other)
 }
 
-/// Attaches a file to a loop device, which detaches it after its last user. EBUSY: another process was first.
+/// Attaches a file to a loop device, which detaches it after its last user. EBUSY: another process attached first.
 pub(crate) fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
     let direct_io = if mode.direct_io { LO_FLAGS_DIRECT_IO } else { 0 };
     let read_only = if mode.read_only { LO_FLAGS_READ_ONLY } else { 0 };
@@ -134,8 +134,8 @@ fn attach_in_steps(device: &File, file: RawFd, flags: u32) -> io::Result<()> {
 }
 
 fn ioctl(device: &File, request: libc::Ioctl, argument: usize) -> io::Result<i32> {
-    // SAFETY: private to this file, and called with a number, or with the address of a struct of the kernel's layout that
-    // outlives the call and that none of these requests writes to.
+    // SAFETY: private to this file. The argument is a number, or the address of a struct in the kernel's layout that outlives
+    // the call and that none of these requests writes to.
     let answer = unsafe { libc::ioctl(device.as_raw_fd(), request, argument) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }

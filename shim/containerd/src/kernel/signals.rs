@@ -1,8 +1,7 @@
-//! Signals: those that somebody waits for, and those that nobody means for a shim, and that would end it, and its containers
-//! with it, all the same.
+//! Signals: handlers for those that the shim waits for, and for stray ones that would end the shim and its containers.
 //!
-//! For the latter a handler that does nothing, and not SIG_IGN: execve(2) leaves what is ignored ignored, and the runtime, hooks
-//! and containers are to begin as any program does. See signal(7).
+//! A stray signal gets a handler that does nothing instead of SIG_IGN: execve(2) keeps ignored signals ignored, and the
+//! runtime, hooks and containers must begin like any program. See signal(7).
 
 use std::{
     ffi::{c_int, c_void},
@@ -20,11 +19,11 @@ use nix::libc;
 use rustix::net::{SendFlags, send};
 use signal_hook::low_level::register;
 
-/// What the kernel sends for a fault of the program itself, which has to end it.
+/// The signals that the kernel sends for a fault of the program itself, which must end it.
 const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
-/// Those after which the program would go on behind the fault.
+/// The faults after which the program would continue.
 const FAULTS_THAT_PASS: [c_int; 2] = [libc::SIGTRAP, libc::SIGSYS];
-/// Signals that have another use here or do nothing, and SIGPIPE, which Rust ignores. SIGTERM and SIGINT are wishes to end.
+/// Signals that have another use here or do nothing, and SIGPIPE, which Rust ignores. SIGTERM and SIGINT request the end.
 const LEFT_ALONE: [c_int; 8] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -35,34 +34,34 @@ const LEFT_ALONE: [c_int; 8] = [
     libc::SIGURG,
     libc::SIGWINCH,
 ];
-/// The C library's own, for which its sigaction(3) sets nothing.
+/// The signals of the C library itself, which its sigaction(3) does not set.
 pub(super) const OF_THE_C_LIBRARY: [c_int; 2] = [32, 33];
 
-/// What the faults did before.
+/// The former actions of the faults.
 static BEFORE: OnceLock<[Option<libc::sigaction>; FAULTS.len()]> = OnceLock::new();
 
-/// From now on a signal sets the flag and then sends a byte through the socket, and does not what it would do otherwise.
+/// From now on a signal sets the flag and sends a byte through the socket, instead of its former action.
 pub(crate) fn forward_signal(signal: c_int, came: Arc<AtomicBool>, socket: Arc<UnixStream>) -> io::Result<()> {
     let forward = move || {
         came.store(true, Ordering::Release);
-        // A full socket has bytes enough to wake whoever reads it.
+        // A full socket has enough bytes to wake its reader.
         let _ = send(&*socket, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     };
     // SAFETY: the action stores into an atomic and calls send(2), which signal-safety(7) allows; rustix makes the system call
-    // itself and leaves errno alone.
+    // itself and does not change errno.
     unsafe { register(signal, forward) }.map(drop)
 }
 
-/// Has this process pass over all signals that somebody sends, but for the wishes to end. To be called once.
+/// Makes this process ignore all signals that other processes send, except requests to end. Call it once.
 pub(crate) fn pass_over_signals() {
     let all =
         (1..=libc::SIGRTMAX()).filter(|signal| !LEFT_ALONE.contains(signal) && !OF_THE_C_LIBRARY.contains(signal));
     let _ = BEFORE.set(FAULTS.map(action_of));
-    // Ignored already: by Rust, or by whoever started containerd.
+    // Ignored already: by Rust, or by the program that started containerd.
     let is_ignored = |signal: &c_int| action_of(*signal).is_none_or(|action| action.sa_sigaction == libc::SIG_IGN);
     for signal in all.filter(|signal| !is_ignored(signal)) {
-        // SAFETY: all zeros are a valid sigaction, and the handler has the form that SA_SIGINFO asks for. It calls only what
-        // signal-safety(7) allows.
+        // SAFETY: all zeros are a valid sigaction, and the handler has the form that SA_SIGINFO requires. It calls only
+        // functions that signal-safety(7) allows.
         let set = unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = pass_over as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
@@ -76,11 +75,11 @@ pub(crate) fn pass_over_signals() {
     OF_THE_C_LIBRARY.iter().for_each(|signal| set_by_the_kernel(*signal, libc::SIG_IGN));
 }
 
-/// SIG_IGN or SIG_DFL, by the kernel's own call.
+/// Sets SIG_IGN or SIG_DFL, by the kernel's own call.
 pub(super) fn set_by_the_kernel(signal: c_int, disposition: libc::sighandler_t) {
     // The kernel's struct on 64-bit machines: the handler, flags, the restorer, a mask of 64 signals.
     let action = [disposition, 0, 0, 0];
-    // SAFETY: rt_sigaction(2) reads the struct, whose size of mask is the last argument, and writes nothing.
+    // SAFETY: rt_sigaction(2) reads the struct, whose mask has the size of the last argument, and writes nothing.
     unsafe {
         libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), null::<c_void>(), size_of::<u64>());
     }
@@ -88,18 +87,18 @@ pub(super) fn set_by_the_kernel(signal: c_int, disposition: libc::sighandler_t) 
 
 fn action_of(signal: c_int) -> Option<libc::sigaction> {
     let mut action = MaybeUninit::uninit();
-    // SAFETY: sigaction(2) writes the whole struct when it answers 0.
+    // SAFETY: sigaction(2) writes the whole struct when it returns 0.
     unsafe { (libc::sigaction(signal, null(), action.as_mut_ptr()) == 0).then(|| action.assume_init()) }
 }
 
 extern "C" fn pass_over(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let fault = FAULTS.iter().position(|fault| *fault == signal);
-    // SAFETY: with SA_SIGINFO the kernel hands a siginfo. What somebody sent has a code that is not positive.
+    // SAFETY: with SA_SIGINFO the kernel passes a siginfo. The code of a signal that a process sent is not positive.
     let fault = fault.filter(|_| unsafe { (*info).si_code } > 0);
     let before = fault.and_then(|place| BEFORE.get()?.get(place)?.as_ref());
     if let Some(before) = before {
-        // The fault happens again, and this time to whoever had the signal before: Rust tells of an exhausted stack.
-        // SAFETY: the action is one that the kernel gave; raise(3) takes a number.
+        // The fault happens again, this time with the former action: Rust reports an exhausted stack.
+        // SAFETY: the action is one that the kernel returned; raise(3) takes a number.
         unsafe {
             libc::sigaction(signal, before, null_mut());
             if FAULTS_THAT_PASS.contains(&signal) {
@@ -117,7 +116,7 @@ mod tests {
 
     const CHILD: &str = "BINDGUARD_TEST_SIGNALS";
 
-    /// Signals are a whole process's, so the test is another process: what runs in it is `in_the_child`.
+    /// Signals are per process, so the test is another process, which runs `in_the_child`.
     fn child(what: &str) -> std::process::ExitStatus {
         let mut child = Command::new(env::current_exe().unwrap());
         child.args(["--exact", "kernel::signals::tests::in_the_child", "--nocapture"]).env(CHILD, what);
@@ -137,7 +136,7 @@ mod tests {
                     }
                 }
             }
-            // SAFETY: it is not: that is the point.
+            // SAFETY: the write is invalid on purpose.
             "fault" => unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) },
             _ => std::process::abort(),
         }

@@ -1,13 +1,13 @@
-//! How a container's runtime is to be run: the options that come with `Create`.
+//! The options of a container's runtime, which come with `Create`.
 //!
-//! They arrive in three shapes, told apart by their type URL only. With the runtime type
-//! `io.containerd.runc.v2` it is `containerd.runc.v1.Options`; with any other type containerd packs the
-//! TOML table of its config into `runtimeoptions.v1.Options`, and its 1.x clients send what is to be said about a user
-//! namespace as `containerd.linux.runc.CreateOptions`, the options of the very first shim. Merging bytes without a look at the type
-//! turns one into garbage of the other, so an unknown type is refused.
+//! They have three types, distinguished only by their type URL. With the runtime type `io.containerd.runc.v2` it is
+//! `containerd.runc.v1.Options`. With any other type containerd packs the TOML table of its config into
+//! `runtimeoptions.v1.Options`. Its 1.x clients send the options for a user namespace as `containerd.linux.runc.CreateOptions`,
+//! the options of the very first shim. Bytes of one type also parse as another, with wrong values, so an unknown type is
+//! refused.
 //!
-//! They are kept in the bundle as `options.json`, in the form Go's shim writes, so that `delete` works
-//! on a bundle whichever of the two shims made it.
+//! They are kept in the bundle as `options.json`, in the format of Go's shim, so that `delete` works on a bundle of either
+//! shim.
 
 mod wire;
 
@@ -18,32 +18,32 @@ use serde::{Deserialize, Serialize};
 use crate::aside::aside;
 use wire::Generic;
 
-/// What containerd sends for a runtime type that it does not know.
+/// The type for a runtime type that containerd does not know.
 const GENERIC: &str = "runtimeoptions.v1.Options";
 
-/// Why options could not be taken.
+/// A failure to read options.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OptionsError {
-    /// A type URL this shim does not know.
+    /// A type URL that this shim does not know.
     #[error("options of unknown type {0:?}")]
     UnknownType(String),
-    /// The bytes are not what the type URL says.
+    /// The bytes do not match the type URL.
     #[error("decode options of type {kind}")]
     Malformed {
-        /// The type the bytes were meant to be.
+        /// The type to which the bytes should belong.
         kind: &'static str,
-        /// What protobuf says.
+        /// The error of protobuf.
         source: protobuf::Error,
     },
-    /// The TOML table is not one.
+    /// The TOML table is invalid.
     #[error("read the options table{}", path.as_deref().map(|p| format!(" of {p}")).unwrap_or_default())]
     Table {
-        /// The file it came from, if it came from a file.
+        /// The file of the table, if it came from a file.
         path: Option<String>,
-        /// What the TOML reader says.
+        /// The error of the TOML reader.
         source: Box<toml::de::Error>,
     },
-    /// The file the options point to could not be read.
+    /// The file that the options name could not be read.
     #[error("read the options file {path}")]
     File {
         /// The file.
@@ -51,19 +51,19 @@ pub(crate) enum OptionsError {
         /// Why not.
         source: std::io::Error,
     },
-    /// There was no thread to read them.
+    /// No thread could read them.
     #[error("read the options aside from the event loop")]
     Aside(#[source] std::io::Error),
 }
 
-/// The options, whatever shape they came in. Field names in JSON are Go's.
+/// The options of any of the types. Field names in JSON are Go's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Options {
     /// chroot instead of pivot_root.
     #[serde(alias = "NoPivotRoot", skip_serializing_if = "is_default")]
     pub(crate) no_pivot_root: bool,
-    /// Leave the session keyring as it is.
+    /// Keep the session keyring.
     #[serde(alias = "NoNewKeyring", skip_serializing_if = "is_default")]
     pub(crate) no_new_keyring: bool,
     /// The cgroup for the shim itself.
@@ -78,19 +78,19 @@ pub(crate) struct Options {
     /// The OCI runtime, a name on PATH or an absolute path; empty means runc.
     #[serde(alias = "BinaryName", skip_serializing_if = "is_default")]
     pub(crate) binary_name: String,
-    /// The OCI runtime's state directory, without the namespace; empty means the usual one.
+    /// The OCI runtime's state directory, without the namespace; empty means the default one.
     #[serde(alias = "Root", skip_serializing_if = "is_default")]
     pub(crate) root: String,
-    /// Let systemd make the cgroups; None where nothing was said.
+    /// Let systemd make the cgroups; None if the options do not set it.
     #[serde(alias = "SystemdCgroup", skip_serializing_if = "Option::is_none")]
     pub(crate) systemd_cgroup: Option<bool>,
     /// The criu binary; containerd 2.0 dropped it, older ones still send it.
     #[serde(alias = "CriuPath", skip_serializing_if = "is_default")]
     pub(crate) criu_path: String,
-    /// Where criu keeps images.
+    /// criu's directory for images.
     #[serde(alias = "CriuImagePath", skip_serializing_if = "is_default")]
     pub(crate) criu_image_path: String,
-    /// Where criu works.
+    /// criu's working directory.
     #[serde(alias = "CriuWorkPath", skip_serializing_if = "is_default")]
     pub(crate) criu_work_path: String,
 }
@@ -100,7 +100,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Options {
-    /// The same for a server, away from its event loop where a file has to be read: it may lie on a server that does not answer.
+    /// Like `from_any`, for the shim's server: reads a file away from the event loop, since its file server may hang.
     pub(crate) async fn of_request(any: Option<&Any>) -> Result<Self, OptionsError> {
         match any.filter(|any| any.type_url.ends_with(GENERIC)).cloned() {
             None => Self::from_any(any),
@@ -108,7 +108,7 @@ impl Options {
         }
     }
 
-    /// Decodes by the type URL. No message at all, or an empty one, means defaults.
+    /// Decodes by the type URL. A missing or empty message means defaults.
     pub(crate) fn from_any(any: Option<&Any>) -> Result<Self, OptionsError> {
         let Some(any) = any else { return Ok(Self::default()) };
         let full_name = any.type_url.rsplit('/').next().unwrap_or_default();

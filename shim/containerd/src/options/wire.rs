@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_user_namespaces_owner_of_the_pipes() {
-        // no_pivot_root, an open_tcp to be passed over, io_uid and io_gid 100000
+        // no_pivot_root, an open_tcp that is skipped, io_uid and io_gid 100000
         let bytes = [0x08, 1, 0x10, 1, 0x50, 0xa0, 0x8d, 6, 0x58, 0xa0, 0x8d, 6];
         let options = first_shims_options(&bytes).unwrap();
         assert!(options.no_pivot_root && !options.no_new_keyring);

@@ -1,7 +1,7 @@
-//! Filesystems that a program serves: `fuse.NAME` and `fuse3.NAME`, by way of mount.fuse(8).
+//! Filesystems of a user-space program: `fuse.NAME` and `fuse3.NAME`, through mount.fuse(8).
 //!
-//! The helper starts the program NAME, which goes into the background when it has mounted, and stays there until it is
-//! unmounted. What it prints goes to a memory file: a pipe would stay open as long as the filesystem is mounted.
+//! The helper starts the program NAME, which goes into the background after it has mounted, and stays there until it is
+//! unmounted. Its output goes to a memory file: a pipe would stay open as long as the filesystem is mounted.
 
 use std::{
     fs::File,
@@ -13,10 +13,10 @@ use std::{
 use containerd_shim_protos::types::mount::Mount;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// So much of what it said is kept for the error.
+/// The limit of output that is kept for the error.
 const LONGEST_WORDS: u64 = 2048;
 
-/// A mount of that kind.
+/// A FUSE mount.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fuse<'a> {
     helper: &'static str,
@@ -24,13 +24,13 @@ pub(super) struct Fuse<'a> {
 }
 
 impl<'a> Fuse<'a> {
-    /// True if this type of filesystem is one.
+    /// The FUSE mount of this filesystem type, if it is one.
     pub(super) fn of_type(kind: &'a str) -> Option<Self> {
         let helpers = [("fuse.", "mount.fuse"), ("fuse3.", "mount.fuse3")];
         helpers.into_iter().find_map(|(prefix, helper)| Some(Self { helper, program: kind.strip_prefix(prefix)? }))
     }
 
-    /// `mount.fuse3 SOURCE TARGET -o OPTION... -t PROGRAM`; the options are the helper's to sort.
+    /// `mount.fuse3 SOURCE TARGET -o OPTION... -t PROGRAM`; the helper sorts the options.
     pub(super) fn mount(&self, mount: &Mount, target: &Path) -> io::Result<()> {
         let mut said = File::from(memfd_create("mount-helper-output", MemfdFlags::CLOEXEC)?);
         let mut command = Command::new(self.helper);

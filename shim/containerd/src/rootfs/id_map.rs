@@ -1,13 +1,13 @@
-//! Id-mapped mounts: `uidmap=0:100000:65536` and `gidmap=…`, as containerd sends them for containers in a user namespace.
+//! Id-mapped mounts: `uidmap=0:100000:65536` and `gidmap=…`, which containerd sends for containers in a user namespace.
 //!
 //! ```text
 //!   child in a new user namespace ── /proc/PID/uid_map, gid_map ── /proc/PID/ns/user ──► fd, the child is killed
 //!   open_tree(CLONE) ── mount_setattr(IDMAP, fd) ── move_mount
 //! ```
-//! The kernel takes a mapping only in the form of a user namespace, and a mount only while it is attached nowhere, so a clone
-//! is mapped and put in place. An overlay cannot be mapped itself; its lower directories are: their common parent is cloned,
-//! mapped and mounted beside the root filesystem for as long as it takes to mount the overlay, which keeps what it needs.
-//! See mount_setattr(2), "ID-mapped mounts", and user_namespaces(7).
+//! The kernel accepts a mapping only as a user namespace, and only for a detached mount. So a clone is mapped and attached. An
+//! overlay cannot be mapped itself; its lower directories are. Their common parent is cloned, mapped and mounted beside the
+//! root filesystem until the overlay, which keeps references, is mounted. See mount_setattr(2), "ID-mapped mounts", and
+//! user_namespaces(7).
 
 use std::{
     fs::{self, File},
@@ -32,14 +32,14 @@ use rustix::{
 use super::overlay::common_parent;
 use crate::kernel::{child_in_user_namespace, map_ids};
 
-/// A mapping, in the one form that the kernel takes.
+/// A mapping, in the one form that the kernel accepts.
 #[derive(Debug)]
 pub(super) struct IdMap {
     namespace: File,
 }
 
 impl IdMap {
-    /// From the options' values: `container:host:size`, more of them after commas.
+    /// Parses the options' values: `container:host:size`, several separated by commas.
     pub(super) fn new(users: &str, groups: &str) -> io::Result<Self> {
         let [users, groups] = [lines(users)?, lines(groups)?];
         let child = Child(child_in_user_namespace()?);
@@ -55,7 +55,7 @@ impl IdMap {
         attach(&mapped, target)
     }
 
-    /// Names the lower directories by a mapped mount at `place`, to be dropped when the overlay is mounted.
+    /// Names the lower directories by a mapped mount at `place`. Drop it when the overlay is mounted.
     pub(super) fn layers(&self, words: &[String], place: PathBuf) -> io::Result<(MappedLayers, Vec<String>)> {
         let unusable = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let lower = words.iter().find_map(|word| word.strip_prefix("lowerdir="));
@@ -81,7 +81,7 @@ impl IdMap {
     }
 }
 
-/// The mapped parent of an overlay's lower directories; gone when dropped.
+/// The mapped parent of an overlay's lower directories; unmounted when dropped.
 #[derive(Debug)]
 pub(super) struct MappedLayers {
     place: PathBuf,
@@ -95,7 +95,7 @@ impl MappedLayers {
 
 impl Drop for MappedLayers {
     fn drop(&mut self) {
-        // Not mounted any more, or never; without the directory there is nothing to remove either.
+        // Unmounted already, or never mounted; without the directory there is nothing to remove either.
         let _ = umount2(&self.place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
         if let Err(error) = fs::remove_dir(&self.place) {
             tracing::warn!(path = %self.place.display(), %error, "cannot remove the place of an overlay's mapped layers");
@@ -107,7 +107,7 @@ fn attach(tree: &OwnedFd, target: &Path) -> io::Result<()> {
     Ok(move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// `container host size`, as /proc/PID/uid_map takes it.
+/// `container host size`, the format of /proc/PID/uid_map.
 fn lines(mapping: &str) -> io::Result<String> {
     let line = |range: &str| {
         let numbers: Vec<u32> = range.split(':').map(|number| number.parse().ok()).collect::<Option<_>>()?;
@@ -119,7 +119,7 @@ fn lines(mapping: &str) -> io::Result<String> {
     })
 }
 
-/// The child that a user namespace needs to come into being.
+/// The child for which the kernel creates a user namespace.
 struct Child(Pid);
 
 impl Child {

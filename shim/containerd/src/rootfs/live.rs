@@ -1,5 +1,5 @@
-//! This folder's tests on the real kernel, each in a mount namespace of its own thread; skipped aloud without the right to
-//! mount.
+//! This folder's tests on the real kernel, each in a mount namespace of its own thread. Without the right to mount they are
+//! reported as skipped.
 
 use std::{
     env,
@@ -20,7 +20,7 @@ use nix::{
 
 use super::{RootfsError, call, mount_all, take_down, unmount_all};
 
-/// The folder has an empty `rootfs` and lies on the machine's own disk: not every filesystem can be id-mapped.
+/// The folder has an empty `rootfs` and is on the machine's own disk: not every filesystem supports id-mapped mounts.
 fn in_namespace(tell: impl FnOnce(&Path) + Send + 'static) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_owned();
@@ -36,7 +36,7 @@ fn in_namespace(tell: impl FnOnce(&Path) + Send + 'static) {
     }
 }
 
-/// Past the test runner's capture of `eprintln!`.
+/// Writes past the test runner's capture of `eprintln!`.
 fn skipped(why: &str) {
     let name = thread::current().name().unwrap_or("a test of root filesystems").to_owned();
     let _ = writeln!(io::stderr(), "SKIPPED {name}: {why}");
@@ -68,7 +68,7 @@ fn owner(path: &Path) -> (u32, u32) {
     (meta.uid(), meta.gid())
 }
 
-/// False, said aloud, where this kernel or this filesystem has no id-mapped mounts.
+/// False, with a message, if this kernel or this filesystem has no id-mapped mounts.
 fn can_map_ids(result: Result<(), RootfsError>) -> bool {
     match result {
         Err(RootfsError::Mount { step: "map the ids of" | "mount", source, .. })
@@ -145,7 +145,7 @@ fn a_file_by_way_of_a_loop_device() {
     in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,ro"));
 }
 
-/// On a filesystem without direct I/O the kernel attaches the file anyway, and goes through the page cache.
+/// On a filesystem without direct I/O the kernel attaches the file anyway, and uses the page cache.
 #[test]
 fn a_file_by_way_of_a_loop_device_past_the_page_cache() {
     in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,direct-io,ro"));
@@ -211,7 +211,7 @@ fn nothing_stays_of_mounts_that_fail() {
     });
 }
 
-/// As under a rootless containerd: the flags of the volume are locked. The test runs itself once more in such a namespace.
+/// As under a rootless containerd: the flags of the volume are locked. The test runs itself again in such a namespace.
 #[test]
 fn a_read_only_bind_in_a_user_namespace() {
     const FOLDER: &str = "BINDGUARD_TEST_FOLDER";

@@ -1,8 +1,8 @@
-//! The `loop` option: a file with a filesystem in it becomes a block device for as long as it is mounted.
+//! The `loop` option: a file with a filesystem becomes a block device while it is mounted.
 //!
-//! The kernel names a device that is free, but does not keep it free: the first process that attaches gets it, so EBUSY means to get
-//! another. The device detaches the file by itself when its last user has gone (LO_FLAGS_AUTOCLEAR), and the open descriptor
-//! is a user: it is held until the filesystem is mounted.
+//! The kernel names a free device, but does not reserve it: the first process that attaches gets it, and EBUSY means to try
+//! another one. The device detaches the file by itself after its last user (LO_FLAGS_AUTOCLEAR). The open descriptor is a user:
+//! it stays open until the filesystem is mounted.
 
 use std::{
     fs::{File, OpenOptions},
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// An attached device.
 #[derive(Debug)]
 pub(super) struct LoopDevice {
-    /// To be mounted.
+    /// The device to mount.
     pub(super) path: PathBuf,
     _until_it_is_mounted: File,
 }

@@ -1,8 +1,8 @@
 //! The container's root filesystem: the snapshotter's mounts, on `rootfs` in the bundle.
 //!
-//! Usually one overlay, sometimes id-mapped; a devmapper or erofs snapshotter has block devices or images, a lazy-pulling one
-//! a FUSE filesystem. All of it is mounted on a thread of its own, and a failure takes what was mounted down again. No mount
-//! table is read here, neither to mount nor to unmount: with ten thousand mounts on a node that is what costs.
+//! Usually one overlay, sometimes id-mapped. A devmapper or erofs snapshotter uses block devices or images, a lazy-pulling one
+//! a FUSE filesystem. All of it is mounted on a separate thread, and a failure unmounts what was mounted before. No mount or
+//! unmount reads the mount table: with ten thousand mounts on a node that would be the main cost.
 
 mod fuse;
 mod id_map;
@@ -32,14 +32,14 @@ use mount_options::MountOptions;
 use overlay::What;
 use take_down::{take_down, unmount_all};
 
-/// What a mount does about access times.
+/// The flags for access times.
 const ATIME: MsFlags =
     MsFlags::MS_NOATIME.union(MsFlags::MS_NODIRATIME).union(MsFlags::MS_RELATIME).union(MsFlags::MS_STRICTATIME);
 const OVERLAY: &str = "overlay";
-/// Beside the root filesystem, and only while it is being mounted.
+/// Beside the root filesystem, and only during the mount.
 const MAPPED_LAYERS: &str = "mapped-layers";
 
-/// A root filesystem that could not be put up or taken down.
+/// A root filesystem that could not be mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RootfsError {
     /// The directory to mount on.
@@ -50,7 +50,7 @@ pub(crate) enum RootfsError {
         /// Why not.
         source: io::Error,
     },
-    /// An option of a kind this shim cannot apply.
+    /// An option that this shim does not support.
     #[error("mount option {option:?} of {source_path} is not supported")]
     Option {
         /// The option.
@@ -58,7 +58,7 @@ pub(crate) enum RootfsError {
         /// The mount's source.
         source_path: String,
     },
-    /// A mount that was not made.
+    /// A mount that failed.
     #[error("failed to mount rootfs component: {step} {kind} {source_path} on {target}")]
     Mount {
         /// The failed action.
@@ -80,7 +80,7 @@ pub(crate) enum RootfsError {
         /// Why not.
         source: io::Error,
     },
-    /// There was no thread to do it.
+    /// No thread could run the work.
     #[error("work on {target} aside from the event loop")]
     Aside {
         /// The mount.
@@ -99,7 +99,7 @@ pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), Roo
     aside(move || mount_all(&mounts, &rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
 }
 
-/// Takes down whatever is mounted there, and the mount point; nothing mounted is fine.
+/// Unmounts everything there, and removes the mount point. It is no error if nothing is mounted.
 pub(crate) async fn unmount(rootfs: PathBuf) -> Result<(), RootfsError> {
     let target = rootfs.clone();
     aside(move || take_down(&rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
@@ -151,7 +151,7 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
     if !options.propagation.is_empty() {
         call(None, &target, None, options.propagation, None).map_err(failed("change the propagation of"))?;
     }
-    // The kernel ignores every other flag of a new bind: read-only takes a second call.
+    // The kernel ignores every other flag of a new bind: read-only needs a second call.
     let read_only_bind = MsFlags::MS_BIND | MsFlags::MS_RDONLY;
     if options.flags.contains(read_only_bind) {
         remount(&target, options.flags).map_err(failed("make read-only"))?;
@@ -162,7 +162,7 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
     }
 }
 
-/// mount(2), with what has to be there for it: a loop device, or layers whose ids are mapped.
+/// mount(2), with its preparations: a loop device, or layers with mapped ids.
 fn mount_itself(
     mount: &Mount,
     rootfs: &Path,
@@ -183,9 +183,9 @@ fn mount_itself(
     }
 }
 
-/// Gives a bind its flags. In a user namespace the flags of a mount that came from outside are locked, see
-/// mount_namespaces(7): a call that leaves one out is refused. Then those are kept, and so is what the mount does about atime,
-/// which the kernel leaves alone when no flag speaks of it.
+/// Gives a bind its flags. In a user namespace the flags of a mount from outside are locked, see mount_namespaces(7): the
+/// kernel refuses a call that leaves one out. Then the locked flags are kept, and so is the mount's atime mode, which the
+/// kernel keeps when the call has no atime flag.
 fn remount(target: &Path, flags: MsFlags) -> io::Result<()> {
     match call(None, target, None, flags | MsFlags::MS_REMOUNT, None) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {

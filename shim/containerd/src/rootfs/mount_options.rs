@@ -1,13 +1,13 @@
-//! fstab's words, as mount(2) wants them: flags, propagation and the rest for the filesystem itself.
+//! fstab's options, converted for mount(2): flags, propagation and the rest for the filesystem itself.
 //!
-//! Three words request more than mount(2) does, as with mount(8): `loop`, and the pair `uidmap=` and `gidmap=`.
-//! The table is mount(8)'s. Propagation changes need a call of their own, see mount(2), so they are kept separately.
+//! Three options need more than mount(2), as with mount(8): `loop`, and the pair `uidmap=` and `gidmap=`. The table is
+//! mount(8)'s. A change of propagation needs a separate call, see mount(2), so it is kept separately.
 
 use nix::mount::MsFlags;
 
 use crate::kernel::LoopMode;
 
-/// The effect of a word on the flags.
+/// The effect of an option on the flags.
 #[derive(Clone, Copy)]
 enum Word {
     Set(MsFlags),
@@ -51,26 +51,26 @@ const WORDS: &[(&str, Word)] = &[
     ("unbindable", Word::Propagate(MsFlags::MS_UNBINDABLE)),
 ];
 
-/// Options that containerd's mount manager was to apply and take out; the filesystem would not know them.
+/// Options that containerd's mount manager should have applied and removed; the filesystem would not know them.
 const INTERNAL: &str = "X-containerd.";
 
-/// A mount's options, sorted by what takes them.
+/// A mount's options, sorted by their destination.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MountOptions {
     /// For the mount itself.
     pub(super) flags: MsFlags,
-    /// For a second call; empty if none is requested.
+    /// For a second call; empty if the options do not change it.
     pub(super) propagation: MsFlags,
     /// For the filesystem, in order.
     pub(super) data: Vec<String>,
-    /// The source is a file, to be mounted by way of a loop device.
+    /// The source is a file, to be mounted through a loop device.
     pub(super) loop_device: Option<LoopMode>,
     /// The mappings of users and of groups.
     pub(super) id_map: Option<(String, String)>,
 }
 
 impl MountOptions {
-    /// Sorts the words; the error is one that cannot be applied.
+    /// Sorts the options; the error is one that cannot be applied.
     pub(super) fn parse(words: &[String]) -> Result<Self, String> {
         let (mut flags, mut propagation) = (MsFlags::empty(), MsFlags::empty());
         let (mut data, mut is_loop, mut users, mut groups) = (Vec::new(), false, None, None);
@@ -89,7 +89,7 @@ impl MountOptions {
             }
         }
         let loop_device = is_loop.then(|| take_loop_mode(&mut data, flags));
-        // One without the other maps nothing, as with containerd's own mounts.
+        // One mapping without the other maps nothing, as with containerd's own mounts.
         Ok(Self { flags, propagation, data, loop_device, id_map: users.zip(groups) })
     }
 
@@ -99,7 +99,7 @@ impl MountOptions {
     }
 }
 
-/// `direct-io` is the loop device's word, not the filesystem's.
+/// `direct-io` is an option of the loop device, not of the filesystem.
 fn take_loop_mode(data: &mut Vec<String>, flags: MsFlags) -> LoopMode {
     let before = data.len();
     data.retain(|word| word != "direct-io");

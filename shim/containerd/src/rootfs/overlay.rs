@@ -1,8 +1,8 @@
 //! Overlays with very many layers.
 //!
-//! mount(2) takes one page of options. An image of some sixty layers has more, all below one directory of the snapshotter;
-//! so the lower directories are named relative to that directory and the mount is made from within it. The working
-//! directory belongs to the whole process, hence unshare(CLONE_FS) first: this runs on a thread of its own that ends with it.
+//! mount(2) takes one page of options. An image of about sixty layers needs more, with all layers below one directory of the
+//! snapshotter. So the lower directories are named relative to that directory, and mount(2) is called with it as the working
+//! directory. The whole process shares that, hence unshare(CLONE_FS) first: this runs on a thread that ends afterwards.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use nix::{
 
 use super::call;
 
-/// One page, less the final NUL. mount(2) cuts what is longer without a word.
+/// One page, less the final NUL. mount(2) silently cuts a longer string.
 const LONGEST: usize = 4096 - 1;
 
 /// The mount to make.
@@ -31,7 +31,7 @@ pub(super) struct What<'a> {
     pub(super) data: &'a [String],
 }
 
-/// mount(2), by way of shortened options where they are too long.
+/// mount(2), with shortened options if they are too long.
 pub(super) fn mount_maybe_long(what: &What<'_>, target: &Path) -> io::Result<()> {
     let mut data = what.data.join(",");
     if what.kind == "overlay"
@@ -59,7 +59,7 @@ fn shorten(data: &[String]) -> Option<(PathBuf, Vec<String>)> {
     Some((parent, data.iter().map(replace).collect()))
 }
 
-/// The lowest directory that has all of these below it; none where that is `/`.
+/// The lowest directory that has all of these below it; none if that is `/`.
 pub(super) fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
     let mut parent = paths.first()?.parent()?.to_owned();
     while !paths.iter().all(|path| path.starts_with(&parent) && *path != parent) {
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(shorten(&words("lowerdir=/a/b:/a")), None);
     }
 
-    /// In a mount namespace of its thread's own.
+    /// In a mount namespace of its own thread.
     fn mount_hundred_layers(dir: &Path) -> io::Result<()> {
         unshare(CloneFlags::CLONE_NEWNS)?;
         call(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;

@@ -1,7 +1,7 @@
 //! The place of a mount's `target` below the root filesystem.
 //!
-//! The files there are the image's, and an image may hold a symlink `/data -> /etc`. The kernel resolves the
-//! target as if the root filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link leads out of it.
+//! The image provides the files there, and may contain a symlink `/data -> /etc`. The kernel resolves the target as if the root
+//! filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link leads out of it.
 
 use std::{
     fs::{File, read_link},
@@ -12,7 +12,7 @@ use std::{
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
-/// The path to mount on. It has to exist, as it has to for mount(2).
+/// The path to mount on. It must exist, as for mount(2).
 pub(super) fn beneath(rootfs: &Path, target: &str) -> io::Result<PathBuf> {
     if target.trim_matches('/').is_empty() {
         return Ok(rootfs.to_owned());

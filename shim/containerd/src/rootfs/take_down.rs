@@ -13,24 +13,24 @@ use super::RootfsError;
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Unmounts, and removes the mount point: containerd 2 reads the node's whole mount table before it removes a bundle that still
-/// has one, see `UnmountRecursive` in its `mount` package.
+/// Unmounts, and removes the mount point. If a bundle still has one, containerd 2 reads the node's whole mount table before it
+/// removes the bundle, see `UnmountRecursive` in its `mount` package.
 pub(super) fn take_down(rootfs: &Path) -> Result<(), RootfsError> {
     unmount_all(rootfs)?;
-    // A directory with something in it is not only a mount point, and stays.
+    // A directory with files in it is not only a mount point, and stays.
     let _ = fs::remove_dir(rootfs);
     Ok(())
 }
 
-/// Unmounts until nothing is mounted there any more; a filesystem that stays busy is only detached.
+/// Unmounts until nothing is mounted there; a filesystem that stays busy is only detached.
 pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
     let mut busy = 0;
     loop {
         let lazy = if busy > BUSY_TRIES { MntFlags::MNT_DETACH } else { MntFlags::empty() };
         match umount2(rootfs, lazy | MntFlags::UMOUNT_NOFOLLOW) {
-            // There may be another one underneath.
+            // There may be another mount underneath.
             Ok(()) => {}
-            // EINVAL: nothing is mounted there (any more).
+            // EINVAL: nothing is mounted there, or nothing any more.
             Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
             Err(Errno::EBUSY) if busy <= BUSY_TRIES => {
                 busy += 1;

@@ -1,4 +1,4 @@
-//! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and make it from there again.
+//! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and create it again from there.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -14,19 +14,19 @@ use crate::io::Wiring;
 pub(crate) struct CheckpointCall {
     /// The directory for the images.
     pub(crate) images: PathBuf,
-    /// The images these build upon; empty where they stand alone.
+    /// The images on which these build; empty if they are complete.
     pub(crate) parent: String,
     /// The directory in which criu works and logs.
     pub(crate) work: PathBuf,
-    /// True if the container ends with it.
+    /// True if the container ends after the checkpoint.
     pub(crate) exit: bool,
     /// Connections of the container may be open.
     pub(crate) open_tcp: bool,
     /// Unix sockets may be connected to the outside.
     pub(crate) external_unix_sockets: bool,
-    /// It may have a terminal.
+    /// The container may have a terminal.
     pub(crate) terminal: bool,
-    /// It may hold locks on files.
+    /// The container may hold locks on files.
     pub(crate) file_locks: bool,
     /// Kinds of namespaces that are created again instead of written.
     pub(crate) empty_namespaces: Vec<String>,
@@ -36,7 +36,7 @@ pub(crate) struct CheckpointCall {
 pub(crate) struct RestoreCall<'a> {
     /// The directory of the images.
     pub(crate) images: &'a str,
-    /// The images these build upon; empty where they stand alone.
+    /// The images on which these build; empty if they are complete.
     pub(crate) parent: &'a str,
     /// The directory in which criu works and logs.
     pub(crate) work: PathBuf,
@@ -44,7 +44,7 @@ pub(crate) struct RestoreCall<'a> {
     pub(crate) no_pivot_root: bool,
     /// The process's streams.
     pub(crate) wiring: &'a Wiring,
-    /// The guard's.
+    /// The guard's settings.
     pub(crate) terms: &'a GuardTerms,
 }
 
@@ -74,7 +74,7 @@ impl Runtime {
         self.run("checkpoint", call.args().into_iter().chain([id.into()])).await
     }
 
-    /// Makes a container from what was written, admitted by the guard where there is one; it runs at once.
+    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at once.
     pub(crate) async fn restore(&self, id: &str, call: &RestoreCall<'_>) -> Result<Created, RuntimeError> {
         let mut args: Vec<OsString> = vec!["--image-path".into(), call.images.into()];
         args.extend(["--work-path".into(), call.work.clone().into()]);
@@ -86,7 +86,7 @@ impl Runtime {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
-        // The shim is the subreaper: what is restored becomes its child.
+        // The shim is the subreaper: the restored process becomes its child.
         args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
         let RestoreCall { wiring, terms, .. } = *call;
         self.make(&Making { verb: "restore", args, id, wiring, terms }).await

@@ -17,14 +17,14 @@ pub(crate) struct CreateCall<'a> {
     pub(crate) wiring: &'a Wiring,
     /// chroot instead of pivot_root.
     pub(crate) no_pivot_root: bool,
-    /// Leave the session keyring as it is.
+    /// Keep the session keyring.
     pub(crate) no_new_keyring: bool,
-    /// The guard's.
+    /// The guard's settings.
     pub(crate) terms: &'a GuardTerms,
 }
 
 impl Runtime {
-    /// Creates the container, admitted by the guard where there is one.
+    /// Creates the container, admitted by the guard if there is one.
     pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
         let CreateCall { id, wiring, terms, .. } = *call;
         self.make(&Making { verb: "create", args: self.create_args(call), id, wiring, terms }).await

@@ -1,22 +1,22 @@
-//! What makes a container, `create` and `restore`, by way of the guard.
+//! Runs `create` and `restore`, which make a container, through the guard.
 //!
-//! `bindguard-runtime` is called with the runtime's own arguments. It looks at the bundle's mounts, mends what is stale and
-//! then *becomes* the runtime by exec. Right before, it says so in one line on a pipe:
+//! `bindguard-runtime` is called with the runtime's own arguments. It checks the bundle's mounts, repairs stale ones and then
+//! *becomes* the runtime by exec. Right before, it writes one line to a pipe:
 //!
 //! ```text
 //!   handover          the runtime runs now; its result is the call's
-//!   handover verify   likewise, and once it made the container the guard wants to look at its mounts
+//!   handover verify   likewise, and after the runtime made the container the guard wants to check its mounts
 //!   refused REASON    policy; the call fails with the reason
-//!   unchanged         (only when asked again after a failure) nothing was stale: the failure stands
-//!   unrepaired REASON (a second line) what the guard left as it was: said beside the runtime's error if it fails
+//!   unchanged         (only in a retry after a failure) nothing was stale: the failure is final
+//!   unrepaired REASON (a second line) a bind that the guard left as it was: added to the runtime's error if it fails
 //!   end of file       the guard died
-//!   nothing in time   the guard hangs, on a dead mount perhaps: it is killed and not waited for
+//!   nothing in time   the guard hangs, perhaps on a dead mount: it is killed and not waited for
 //! ```
-//! In the last two cases, and where no guard is installed, the runtime is run without it: a guard that breaks creates is worse
-//! than the fault it guards against. Where policy refuses anything the container is refused: what it refuses may be there.
-//! After a failure of the runtime the guard is asked again, up to three times: a volume may have been updated between its look
-//! and the runtime's mount (kubernetes#127602). What the runtime says is not looked at; what a failed try wrote to the
-//! container's stderr is not in the output of a container that the next try makes.
+//! In the last two cases, and if no guard is installed, the runtime runs without it: a guard that breaks creates is worse than
+//! the fault that it repairs. If the policy refuses any verdict, the container is refused: it may have such a bind. After a
+//! failure of the runtime the guard runs again, up to three times: a volume may have been updated between its check and the
+//! runtime's mount (kubernetes#127602). The runtime's text is not parsed. A failed try's output to the container's stderr does
+//! not appear in the output of a container that the next try makes.
 
 use std::{
     ffi::OsString,
@@ -40,52 +40,52 @@ use crate::io::Wiring;
 
 const GUARD: &str = "bindguard-runtime";
 const RETRIES: u32 = 3;
-/// How long a killed guard, that may have become the runtime, is given to be gone.
+/// The time limit for the end of a killed guard, which may have become the runtime.
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
 /// A call of the runtime that makes a container.
 pub(super) struct Making<'a> {
     /// `create` or `restore`.
     pub(super) verb: &'static str,
-    /// What follows the verb.
+    /// The arguments after the verb.
     pub(super) args: Vec<OsString>,
     /// The container.
     pub(super) id: &'a str,
     /// Its streams.
     pub(super) wiring: &'a Wiring,
-    /// The guard's.
+    /// The guard's settings.
     pub(super) terms: &'a GuardTerms,
 }
 
-/// What is asked of the guard, and what becomes of a container that it did not come to look at.
+/// The settings of the guard, and the policy for a container that it could not check.
 #[derive(Debug)]
 pub(crate) struct GuardTerms {
-    /// How long it may take.
+    /// The guard's time limit.
     pub(crate) deadline: Duration,
-    /// What is refused.
+    /// Decides whether an unchecked container is refused.
     pub(crate) policy: Policy,
 }
 
-/// A container that was made.
+/// A new container.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Created {
-    /// The guard wants to look at it: see [`Runtime::verify_apart`].
+    /// The guard wants to check it: see [`Runtime::verify_apart`].
     pub(crate) is_worth_verifying: bool,
 }
 
-/// What came of one walk through the guard.
+/// The result of one run of the guard.
 enum Passage {
     Created(Created),
     RuntimeFailed(RuntimeError),
     Refused(String),
-    /// What the guard left as it was.
+    /// The reason for the bind that the guard left as it was.
     Unchanged(Option<String>),
-    /// No runtime ran; why.
+    /// No runtime ran, for this reason.
     NoGuard(String),
 }
 
 impl Runtime {
-    /// Makes the container, admitted by the guard where there is one.
+    /// Makes the container, admitted by the guard if there is one.
     pub(super) async fn make(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
         self.make_by_guard(call).await.map_err(|error| error.for_good(call.wiring))
     }
@@ -169,15 +169,15 @@ impl Runtime {
         request.env("BINDGUARD_RUNTIME", &self.binary);
         request.env("BINDGUARD_HANDOVER_FD", write.as_raw_fd().to_string());
         request.env("BINDGUARD_ATTEMPT", attempt.to_string());
-        // A probe that the guard forked holds the container's streams: it has to go together with a guard that is late.
+        // A probe that the guard forked holds the container's streams: it must be killed together with a late guard.
         request.lead_group();
         request.keep(write);
         let running = request.spawn(Ends::Process(call.wiring)).map_err(io::Error::other)?;
         Ok((running, line))
     }
 
-    /// Kills a guard that is late. It may, at the very last moment, have become the runtime: then what it began must
-    /// go before the runtime is run again.
+    /// Kills a late guard. It may, at the very last moment, have become the runtime: then the container that it began must be
+    /// removed before the runtime runs again.
     async fn abandon(&self, running: Running, line: &mut pipe::Receiver, said: &mut Vec<u8>, id: &str) {
         running.kill_group();
         self.dismiss(running, KILL_GRACE).await;
@@ -187,8 +187,8 @@ impl Runtime {
         }
     }
 
-    /// Lets a guard that has nothing more to do end. One that hangs in the kernel cannot even be killed: it is left to
-    /// a task of its own and never waited for here.
+    /// Lets a guard that has finished end. If it hangs in the kernel it cannot even be killed: it is left to a separate task
+    /// and never waited for here.
     async fn dismiss(&self, running: Running, grace: Duration) {
         let ended = tokio::time::timeout(grace, running.ended()).await.is_ok();
         running.forward_log();
@@ -198,11 +198,11 @@ impl Runtime {
         }
     }
 
-    /// Removes what a failed create left, so that the next one finds the name free.
+    /// Removes the remains of a failed create, so that the next one finds the name free.
     pub(crate) async fn clear_away(&self, id: &str) {
         let _ = std::fs::remove_file(self.bundle.init_pid_file());
         if let Err(error) = self.force_delete(id).await {
-            // crun calls it an error when there is nothing to remove.
+            // crun returns an error when there is nothing to remove.
             if self.knows(id) {
                 tracing::warn!(id, %error, "cannot remove what a failed create left");
             }
@@ -210,7 +210,7 @@ impl Runtime {
     }
 }
 
-/// Beside the shim first: the two belong together, and PATH may hold another version.
+/// The shim's own folder first: the two belong together, and PATH may have another version.
 pub(super) fn guard_program() -> Option<PathBuf> {
     let beside = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(GUARD)));
     beside.filter(|path| is_program(path)).or_else(|| look_up(GUARD))

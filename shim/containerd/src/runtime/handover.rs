@@ -1,17 +1,17 @@
-//! The line on which the guard says what it did.
+//! The line in which the guard reports its result.
 //!
-//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its first word is looked at, so
-//! that a later guard may say more. A second line, `unrepaired REASON`, says what the guard left as it was and a runtime can
-//! fail on: it is read when the runtime failed.
+//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its first word is checked, so that
+//! a later guard may add more. A second line, `unrepaired REASON`, names a bind that the guard left as it was and on which a
+//! runtime can fail. It is read if the runtime failed.
 
 use std::time::Duration;
 
 use tokio::{io::AsyncReadExt, net::unix::pipe};
 
-/// A reason longer than that is cut.
+/// A longer reason is cut.
 const LONGEST_LINE: usize = 4096;
 
-/// For the second line, which was written together with the first: the pipe closes when the runtime begins.
+/// For the second line, which is written together with the first: the pipe closes when the runtime begins.
 const REST: Duration = Duration::from_millis(500);
 
 /// The guard's first line.
@@ -19,14 +19,14 @@ const REST: Duration = Duration::from_millis(500);
 pub(super) enum Word {
     /// From here on the process is the runtime.
     Handover {
-        /// The container that it makes must be checked.
+        /// True if the container that it makes must be checked.
         verify: bool,
     },
-    /// Policy; the reason.
+    /// Refused by policy, for this reason.
     Refused(String),
-    /// Nothing was stale, no runtime ran.
+    /// Nothing was stale, and no runtime ran.
     Unchanged,
-    /// No word of the contract.
+    /// Not a word of the protocol.
     Garbled,
 }
 
@@ -35,7 +35,7 @@ pub(super) async fn hear(line: &mut pipe::Receiver, said: &mut Vec<u8>) {
     read_while(line, said, |said| !said.contains(&b'\n')).await;
 }
 
-/// Reads what follows, and answers why the runtime can have failed.
+/// Reads the rest, and returns a reason for which the runtime can have failed.
 pub(super) async fn hear_reason(line: &mut pipe::Receiver, said: &mut Vec<u8>) -> Option<String> {
     let _ = tokio::time::timeout(REST, read_while(line, said, |_| true)).await;
     let text = String::from_utf8_lossy(said);

@@ -1,7 +1,7 @@
-//! One run of the runtime: its arguments, its streams, and what came of it.
+//! One run of the runtime: its arguments, its streams, and its result.
 //!
-//! What the runtime prints goes to memory files, not to pipes. A container's init inherits the streams of the `create`
-//! that made it, so a pipe would stay open as long as the container lives, and waiting for its end would wait for that.
+//! The runtime's output goes to memory files, not to pipes. A container's init inherits the streams of its `create`. So a pipe
+//! would stay open, and a wait for its end would last, as long as the container lives.
 
 use std::{
     ffi::OsString,
@@ -24,69 +24,69 @@ use crate::{
     kernel::Launch,
 };
 
-/// So much of a talkative runtime's stderr is kept for the error.
+/// The limit of the runtime's stderr that is kept for the error.
 const STDERR_TAIL: u64 = 2048;
 
-/// A run of the runtime that did not do what was asked.
+/// A run of the runtime that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RuntimeError {
     /// There is no such program.
     #[error("exec: {binary:?}: executable file not found in $PATH")]
     Missing {
-        /// The name that was looked for.
+        /// The name that was searched.
         binary: String,
     },
     /// The program could not be run.
     #[error("run {program}: {source}")]
     Spawn {
-        /// What was run.
+        /// The program.
         program: String,
         /// Why not.
         source: io::Error,
     },
-    /// The runtime says no; the text is its own.
+    /// The runtime reports an error, in its own text.
     #[error("{message}")]
     Failed {
         /// Its last error, or the end of its stderr.
         message: String,
     },
-    /// The runtime failed, and neither its log nor a stderr of the shim's own says why.
+    /// The runtime failed, and neither its log nor a stderr that the shim captured gives a reason.
     #[error("{verb}: exit status {status}")]
     Unexplained {
-        /// What was asked.
+        /// The verb.
         verb: &'static str,
-        /// As a shell would say it.
+        /// The exit status as in a shell.
         status: u32,
     },
-    /// The runtime says no, and the guard had left a bind as it was that explains it.
+    /// The runtime failed, and an unrepaired bind explains the failure.
     #[error("{failure}; bindguard: {reason}")]
     Unrepaired {
         /// The runtime's own error.
         failure: Box<RuntimeError>,
-        /// What is wrong with the bind, and the next step.
+        /// The fault of the bind, and the next step.
         reason: String,
     },
-    /// The guard's policy says no.
+    /// The guard's policy refuses the container.
     #[error("refused by bindguard: {reason}")]
     Refused {
         /// The policy's reason.
         reason: String,
     },
-    /// The runtime succeeded and its answer makes no sense.
+    /// The runtime succeeded but its output is invalid.
     #[error("read the answer of {verb}: {why}")]
     Answer {
-        /// What was asked.
+        /// The verb.
         verb: &'static str,
-        /// What is wrong with it.
+        /// The parser's error.
         why: String,
     },
 }
 
-/// Where a run's streams go.
+/// The destinations of a run's streams.
 pub(crate) enum Ends<'a> {
-    /// To the shim, for the case of an error.
+    /// To the shim, which needs them only for an error.
     Caught,
-    /// To the shim, which wants the answer on stdout.
+    /// To the shim, which needs the output on stdout.
     Answer,
     /// To the process that the runtime makes.
     Process(&'a Wiring),
@@ -105,7 +105,7 @@ pub(crate) struct Call {
     exits: Arc<Exits>,
 }
 
-/// A run that goes on.
+/// A run that has started.
 pub(crate) struct Running {
     child: Watched,
     verb: &'static str,
@@ -133,17 +133,17 @@ impl Call {
         self.environment.push((name, value.into()));
     }
 
-    /// Hands it a descriptor, which keeps its number; it alone has it from the start on.
+    /// Passes a descriptor to it, under the same number; only this child has it from the start.
     pub(crate) fn keep(&mut self, fd: OwnedFd) {
         self.kept = Some(fd);
     }
 
-    /// Gives it a process group, so that `kill_group` reaches what it forked, too.
+    /// Gives it a process group, so that `kill_group` also reaches the processes that it forked.
     pub(crate) fn lead_group(&mut self) {
         self.leads_group = true;
     }
 
-    /// Runs it to its end; the answer is what it printed, if that was asked for.
+    /// Runs it to its end; returns its output with `Ends::Answer`.
     pub(crate) async fn run(self, ends: Ends<'_>) -> Result<Vec<u8>, RuntimeError> {
         self.spawn(ends)?.finish().await
     }
@@ -154,7 +154,7 @@ impl Call {
         let (answer, complaint) = match &ends {
             Ends::Caught => (None, Some(memory_file().map_err(failed)?)),
             Ends::Answer => (Some(memory_file().map_err(failed)?), Some(memory_file().map_err(failed)?)),
-            // With a terminal nobody else has the runtime's stderr; the process itself never sees it.
+            // With a terminal no other reader gets the runtime's stderr; the process itself never sees it.
             Ends::Process(wiring) => {
                 let is_free = !wiring.has_stderr() && wiring.console_socket().is_some();
                 (None, is_free.then(memory_file).transpose().map_err(failed)?)
@@ -205,7 +205,7 @@ impl Running {
         self.child.exit().await
     }
 
-    /// Kills it and what it forked; to be used before its end, for a run that leads a group.
+    /// Kills it and the processes that it forked. Call it before its end, for a run that leads a group.
     pub(crate) fn kill_group(&self) {
         let group = i32::try_from(self.child.pid()).ok().and_then(Pid::from_raw);
         if let Some(group) = group {
@@ -213,22 +213,22 @@ impl Running {
         }
     }
 
-    /// Passes on what the log holds so far, for a run that is not waited for.
+    /// Passes on the current content of the log, for a run that is not waited for.
     pub(crate) fn forward_log(&self) {
         self.log.read();
     }
 }
 
 impl RuntimeError {
-    /// The error of the last try. A runtime that explains itself on the process's stderr alone, as crun does where a program is
-    /// missing, is quoted from there; a log file gets all that it wrote.
+    /// The error of the last try. If the runtime explains it only on the process's stderr, as crun does for a missing program,
+    /// the error quotes that. A log file gets all of it.
     pub(super) fn for_good(self, wiring: &Wiring) -> Self {
         let words = wiring.last_words();
         wiring.write_failure();
         self.unless_said(words)
     }
 
-    /// With what the guard knows of the cause. The latest look counts.
+    /// Adds the guard's reason. The reason of the latest check wins.
     pub(super) fn beside(self, unrepaired: Option<String>) -> Self {
         match (self, unrepaired) {
             (Self::Unrepaired { failure, .. }, Some(reason)) => Self::Unrepaired { failure, reason },
@@ -237,7 +237,7 @@ impl RuntimeError {
         }
     }
 
-    /// With these words as the reason, where it has none.
+    /// Uses this text as the reason, if the error has none.
     fn unless_said(self, words: Option<String>) -> Self {
         match (self, words) {
             (Self::Unexplained { .. }, Some(message)) => Self::Failed { message },

@@ -1,8 +1,8 @@
 //! The runtime's `--log` file: one JSON object a line.
 //!
-//! Each call has a file of its own, so that the last `error` line is this call's error and not an older one's. A line
-//! that is only half there, because its writer was killed, must not hide the ones around it. The guard writes its remarks
-//! into the same file, below the level of an error; they are passed on to the shim's log.
+//! Each call has its own file, so that the last `error` line is from this call and not from an older one. An incomplete line,
+//! whose writer was killed, must not hide its neighbours. The guard writes its remarks into the same file, below the level of
+//! an error; they are passed on to the shim's log.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -15,14 +15,14 @@ use serde::Deserialize;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-/// The log's path if the bundle takes no file.
+/// The log's path if no file can be made in the bundle.
 const NOWHERE: &str = "/dev/null";
 
 /// The log file of one call; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     path: PathBuf,
-    /// None where the bundle takes no file.
+    /// None if no file can be made in the bundle.
     file: Option<File>,
 }
 
@@ -34,8 +34,8 @@ struct Line {
 }
 
 impl LogFile {
-    /// A file in the bundle that no other call has. Where none can be made (the disk is full, or read-only) the runtime is
-    /// called without: it ends at once if it cannot open its log, and a container must still be killed and deleted.
+    /// A file in the bundle that no other call has. If it cannot be made (the disk is full, or read-only) the runtime logs to
+    /// `/dev/null`: it ends at once if it cannot open its log, and a container must still be killed and deleted.
     pub(crate) fn in_bundle(bundle: &Path, verb: &str) -> Self {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id()));
@@ -53,7 +53,7 @@ impl LogFile {
         &self.path
     }
 
-    /// Passes on what is no error, and answers the last error.
+    /// Passes on lines below the level of an error, and returns the last error.
     pub(crate) fn read(&self) -> Option<String> {
         let mut bytes = Vec::new();
         let mut file = self.file.as_ref()?;

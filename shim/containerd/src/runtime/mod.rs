@@ -1,7 +1,7 @@
 //! The OCI runtime's command line: one method per verb.
 //!
-//! `create` and `restore` go through the guard (`guard_door`), everything else straight to runc, crun or what the options name.
-//! What a runtime *says* is passed on, never interpreted: decisions rest on exit codes, files and pidfds.
+//! `create` and `restore` go through the guard (`guard_door`), all other verbs directly to runc, crun or the program that the
+//! options name. The runtime's *text* is passed on, never parsed: decisions depend on exit codes, files and pidfds.
 
 mod checkpoint;
 mod create;
@@ -41,11 +41,11 @@ pub(crate) struct Runtime {
     exits: Arc<Exits>,
 }
 
-/// What `exec` needs.
+/// The arguments of `exec`.
 pub(crate) struct ExecCall<'a> {
     /// The OCI process, as JSON in a file.
     pub(crate) process: &'a Path,
-    /// Where the runtime is to write the pid.
+    /// The file into which the runtime writes the pid.
     pub(crate) pid_file: &'a Path,
     /// The process's streams.
     pub(crate) wiring: &'a Wiring,
@@ -80,7 +80,7 @@ impl Runtime {
         self.run("delete", [id.into()]).await
     }
 
-    /// Removes a container in whatever state it is.
+    /// Removes a container in any state.
     pub(crate) async fn force_delete(&self, id: &str) -> Result<(), RuntimeError> {
         self.run("delete", ["--force".into(), id.into()]).await
     }
@@ -122,8 +122,8 @@ impl Runtime {
         call.run(Ends::Process(exec.wiring)).await.map(drop).map_err(|error| error.for_good(exec.wiring))
     }
 
-    /// Does the runtime still keep state of this container? runc, crun and youki have a directory per container. What
-    /// cannot be looked at counts as kept.
+    /// True if the runtime still has state of this container. runc, crun and youki have a directory per container. If that
+    /// directory cannot be checked, the answer is true.
     pub(crate) fn knows(&self, id: &str) -> bool {
         self.root.join(id).try_exists().unwrap_or(true)
     }
@@ -138,7 +138,7 @@ impl Runtime {
     }
 }
 
-/// Finds a program as exec(3) would: a name with a slash is a path, any other is looked for on PATH.
+/// Finds a program as exec(3) would: a name with a slash is a path, any other is searched on PATH.
 pub(crate) fn look_up(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Some(PathBuf::from(program)).filter(|path| is_program(path));
@@ -148,7 +148,7 @@ pub(crate) fn look_up(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| is_program(file))
 }
 
-/// execvp(3) passes over what it cannot run, be it a directory or one it may not search.
+/// execvp(3) skips files that it cannot run, such as a directory, or a file in a folder that it may not search.
 pub(crate) fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }

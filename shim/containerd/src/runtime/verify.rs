@@ -1,7 +1,7 @@
-//! A look at a container that was just made, when the guard asks for one: is a host-root bind that it made rslave a slave?
+//! Checks a new container at the guard's request: is a host-root bind that the guard made rslave a slave?
 //!
-//! `bindguard-runtime` looks, in its own process: this one knows nothing of binds, and the walk to a destination may hang.
-//! Nobody waits for it; what it finds it writes to the log and the journal itself.
+//! `bindguard-runtime` checks it, in its own process: the shim has no code for binds, and the walk to a destination may hang.
+//! No call waits for it; it writes its findings to the log and the journal itself.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -14,7 +14,7 @@ use super::{
 const VERB: &str = "bindguard-verify";
 
 impl Runtime {
-    /// Has the container with this init looked at, for at most `patience`.
+    /// Starts a check of the container with this init, for at most `patience`.
     pub(crate) fn verify_apart(&self, id: &str, pid: u32, patience: Duration) {
         let Some(guard) = guard_program() else { return };
         let args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into(), pid.to_string().into()];

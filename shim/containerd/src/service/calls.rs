@@ -1,4 +1,4 @@
-//! The calls that are not answered yet, for whoever wants to know what the shim is waiting for.
+//! The pending calls, for the dump of the shim's state.
 
 use std::{
     collections::BTreeMap,
@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-/// The pending calls, in the order in which they came.
+/// The pending calls, in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     pending: Mutex<Pending>,
@@ -27,7 +27,7 @@ struct Call {
 }
 
 impl Calls {
-    /// A call has come; it is pending until the answer is dropped.
+    /// Begins a call; it is pending until the result is dropped.
     pub(super) fn begin(self: &Arc<Self>, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
         let call = Call { method, id: id.to_owned(), exec_id: exec_id.to_owned(), since: Instant::now() };
         let mut pending = self.pending();
@@ -37,7 +37,7 @@ impl Calls {
         PendingCall { calls: Arc::clone(self), method, number }
     }
 
-    /// One line a call, the oldest first.
+    /// One line for each call, the oldest first.
     pub(super) fn describe(&self) -> Vec<String> {
         let line = |call: &Call| {
             let Call { method, id, exec_id, since } = call;

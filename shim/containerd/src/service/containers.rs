@@ -1,11 +1,11 @@
 //! The containers of this shim: a pod's, or a single one.
 //!
-//! The map is locked for a look-up and never while a runtime runs, so no container waits for another. A name is taken from
-//! the beginning of its `create`: a second create is refused, and the shim does not shut down under the first.
+//! The map is locked for a look-up and never while a runtime runs, so no container waits for another. A name is reserved from
+//! the beginning of its `create`: a second create is refused, and the shim does not shut down during the first.
 //!
-//! A shim ends when it has no container and containerd has no more use for it. Two things keep that honest. A container whose
-//! `start` was answered with this shim is *expected*: its pod's last container may go in the moment before it comes. And a shim
-//! that is *deserted* ends by itself: a containerd that was killed in the middle of a call may never ask it to.
+//! A shim ends when it has no container and containerd does not need it. Two states make this safe. A container whose `start`
+//! was answered with this shim is *expected*: its pod's last container may end just before it arrives. A *deserted* shim ends
+//! by itself: a containerd that was killed in the middle of a call may never send `Shutdown`.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -25,20 +25,20 @@ use crate::{
     task::{Surroundings, Task, TaskError},
 };
 
-/// How long a container is waited for whose `start` was answered; containerd creates it some milliseconds later.
+/// The time limit for the `Create` of a container whose `start` was answered; it usually follows within milliseconds.
 const EXPECTED_LIMIT: Duration = Duration::from_secs(10);
-/// How long a shim without containers waits for containerd's `Shutdown`, which follows the last delete at once.
+/// The time limit for containerd's `Shutdown`, which follows the last delete at once.
 const DESERTED_LIMIT: Duration = Duration::from_secs(10);
-/// The same for one that never had a container: containerd may have a lot to do before its first `Create`.
+/// The same for a shim that never had a container: containerd may be busy before its first `Create`.
 const UNUSED_LIMIT: Duration = Duration::from_secs(60);
 
-/// The containers, and what they share.
+/// The containers, and their shared state.
 #[derive(Debug)]
 pub(crate) struct Containers {
     around: Surroundings,
     register: Mutex<Register>,
     over: Notify,
-    /// The first container came, or the last one went.
+    /// The first container arrived, or the last one was removed.
     peopled: Notify,
     calls: Arc<Calls>,
 }
@@ -46,23 +46,23 @@ pub(crate) struct Containers {
 #[derive(Debug)]
 struct Register {
     by_id: HashMap<String, Slot>,
-    /// Until when they may come.
+    /// Their time limits.
     expected: HashMap<String, Instant>,
-    /// When the shim is deserted, if nobody comes.
+    /// The time at which the shim is deserted, if no container arrives.
     deserted_at: Instant,
-    /// The shim is about to end: a container that came now would have nobody.
+    /// The shim is about to end: a new container would have no shim.
     closed: bool,
 }
 
 #[derive(Debug)]
 enum Slot {
-    /// The name is taken, the container is not there yet.
+    /// The name is reserved, the container does not exist yet.
     BeingCreated,
     Ready(Arc<Task>),
 }
 
 impl Containers {
-    /// None yet.
+    /// Without containers.
     pub(crate) fn new(around: Surroundings) -> Self {
         let (by_id, expected) = (HashMap::new(), HashMap::new());
         let register = Register { by_id, expected, deserted_at: Instant::now() + UNUSED_LIMIT, closed: false };
@@ -70,12 +70,12 @@ impl Containers {
         Self { around, register: Mutex::new(register), over, peopled, calls }
     }
 
-    /// A call of the service has come; it is pending until the answer is dropped.
+    /// Begins a call of the service; it is pending until the result is dropped.
     pub(super) fn begin_call(&self, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
         self.calls.begin(method, id, exec_id)
     }
 
-    /// What is there and what is going on, one line each.
+    /// The containers and the pending calls, one line each.
     pub(crate) fn describe(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (id, slot) in &self.register().by_id {
@@ -97,7 +97,7 @@ impl Containers {
         }
     }
 
-    /// Creates a container; answers the pid of its init.
+    /// Creates a container; returns the pid of its init.
     pub(super) async fn create(&self, request: CreateTaskRequest) -> Result<u32, Refusal> {
         let place = self.reserve(&request.id)?;
         let task = Task::create(&self.around, request).await?;
@@ -106,7 +106,7 @@ impl Containers {
         Ok(pid)
     }
 
-    /// Deletes an exec, or a container with its name.
+    /// Deletes an exec, or a container and its name.
     pub(super) async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Refusal> {
         let (process, exit) = self.find(id)?.delete(exec_id).await?;
         if exec_id.is_empty() {
@@ -120,7 +120,7 @@ impl Containers {
         })
     }
 
-    /// A container will come: `start` is about to answer with this shim. Refused when the shim is about to end.
+    /// Announces a container: `start` is about to answer with this shim. Refused if the shim is about to end.
     pub(super) fn expect(&self, id: &str) -> Result<(), Refusal> {
         let mut register = self.register();
         if register.closed {
@@ -132,7 +132,7 @@ impl Containers {
         Ok(())
     }
 
-    /// Ends the shim when it has no containers left and expects none.
+    /// Ends the shim if it has no containers and expects none.
     pub(super) fn shut_down(&self) {
         let mut register = self.register();
         if register.is_empty() {
@@ -141,7 +141,7 @@ impl Containers {
         }
     }
 
-    /// Takes no more containers, if none is alive; answers whether that is so.
+    /// Refuses more containers if none is alive; returns true in that case.
     pub(crate) fn close_if_idle(&self) -> bool {
         let mut register = self.register();
         let is_alive = |slot: &Slot| match slot {
@@ -153,12 +153,12 @@ impl Containers {
         !busy
     }
 
-    /// Resolves when the shim is to end.
+    /// Resolves when the shim must end.
     pub(crate) async fn shutdown_requested(&self) {
         self.over.notified().await;
     }
 
-    /// Resolves when there has been no container for some time, and nobody asked the shim to end.
+    /// Resolves after some time without a container and without a request to end.
     pub(crate) async fn deserted(&self) {
         while !self.close_if_deserted() {
             let moment = self.may_be_deserted();
@@ -181,7 +181,7 @@ impl Containers {
         deserted
     }
 
-    /// Takes a name out; what the shim waits for then is the wish to end.
+    /// Removes a name. After the last one the shim waits for a request to end.
     fn forget(&self, id: &str) {
         let mut register = self.register();
         register.by_id.remove(id);
@@ -198,7 +198,7 @@ impl Containers {
         }
         register.expected.remove(id);
         if register.by_id.is_empty() {
-            // Nobody waits for the end of a shim that is in use: its timer would wake an idle process.
+            // A shim in use does not wait for its own end: that timer would wake an idle process.
             self.peopled.notify_one();
         }
         match register.by_id.entry(id.to_owned()) {
@@ -227,7 +227,7 @@ impl Register {
     }
 }
 
-/// A reserved name; free again when dropped, be it by a panic.
+/// A reserved name; dropping it, also by a panic, frees it.
 struct Place<'a> {
     containers: &'a Containers,
     id: String,
@@ -253,7 +253,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{events::Events, exits::Exits};
 
-    /// Those of a shim that tells nobody what happens.
+    /// The containers of a shim that publishes no events.
     pub(crate) fn containers() -> Containers {
         let events = Events::publish_to("/nonexistent".into(), "n".into());
         let exits = Arc::new(Exits::default());

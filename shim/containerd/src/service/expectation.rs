@@ -1,8 +1,8 @@
 //! The call by which `start` announces a container to a server that it finds.
 //!
-//! A pod's last container may be deleted, and its shim shut down, between the answer of another container's `start` and its
-//! `Create`: that create would find no server. So `start` calls first. A server that ends already says so, and `start` makes a new
-//! one; one that does not know the question, of Go's shim or an older version of ours, is taken as it is.
+//! A pod's last container may be deleted, and its shim shut down, between the answer to another container's `start` and its
+//! `Create`: that create would find no server. So `start` calls first. If the server answers that it ends, `start` makes a new
+//! one. A server without this call, of Go's shim or an older version of this one, is used as it is.
 
 use std::{collections::HashMap, os::unix::net::UnixStream, sync::Arc};
 
@@ -36,7 +36,7 @@ pub(crate) enum Expectation {
 pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
     match ask(server, SERVICE, METHOD, id).await {
         Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => Expectation::Ends,
-        // Behind the question, in its middle, or before it.
+        // The server hung up before, during or after the call.
         Err(error) if has_hung_up(&error) => Expectation::Ends,
         Err(error @ ttrpc::Error::Others(_)) => {
             tracing::warn!(%error, "announce the container to the shim of its group");
@@ -62,7 +62,7 @@ impl MethodHandler for Expect {
         let message = ConnectRequest::parse_from_bytes(&request.payload)
             .map_err(|error| ttrpc::Error::RpcStatus(get_status(Code::INVALID_ARGUMENT, error.to_string())))?;
         let expected = self.containers.expect(&message.id);
-        // Of a raw handler's error ttrpc 0.10 makes an UNKNOWN, whatever its code is.
+        // ttrpc 0.10 converts a raw handler's error to UNKNOWN, whatever its code is.
         Ok(expected.map_or_else(|refusal| ttrpc::Error::from(refusal).into(), |()| Response::new()))
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::service::{containers::tests::containers, is_alive};
 
-    /// The refusal comes through ttrpc with its code, which `start` goes by.
+    /// The refusal passes through ttrpc with its code, on which `start` depends.
     #[tokio::test]
     async fn a_server_waits_unless_it_is_about_to_end() {
         let folder = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// The cases of a server that never took the call, or went away during or after it.
+    /// A server that never accepted the call, or ended during or after it.
     #[tokio::test]
     async fn a_server_that_hangs_up_is_dead_and_does_not_wait() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,15 +1,15 @@
-//! What stands between ttrpc and every method.
+//! The wrapper between ttrpc and every method.
 //!
-//! ttrpc drops a method's future when its client goes away or its deadline passes. A `create` that is dropped between the
-//! runtime's run and the record of it leaves a container nobody knows; so what changes something runs in a task of its own
-//! that ends when it is done. And a method that panics would never answer: the panic is caught and answered as INTERNAL,
-//! and the other containers of the pod live on.
+//! ttrpc drops a method's future when its client disconnects or its deadline passes. If a `create` is dropped between the
+//! runtime's run and its record, the container is unknown to the shim. So a method that changes something runs to its end in a
+//! separate task. A method that panics would never answer: the panic is caught and answered as INTERNAL, and the other
+//! containers of the pod live on.
 
 use std::{future::Future, panic::AssertUnwindSafe, pin::pin, task::Poll};
 
 use super::{calls::PendingCall, refusal::Refusal};
 
-/// Breaks a method on the container that is named for it, in the build that has fault points.
+/// Makes a method panic for the container that is named after it, in a build with fault points.
 #[cfg(feature = "fault-points")]
 pub(super) fn break_on(method: &str, id: &str) {
     assert!(id.strip_prefix("breaks-in-") != Some(method), "a fault point");
@@ -19,7 +19,7 @@ pub(super) fn break_on(method: &str, id: &str) {
 #[cfg(not(feature = "fault-points"))]
 pub(super) fn break_on(_: &str, _: &str) {}
 
-/// Runs a method that changes something, to its end, whoever still listens.
+/// Runs a method that changes something to its end, even if the client disconnects.
 pub(super) async fn detached<T: Send + 'static>(
     call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
@@ -35,7 +35,7 @@ pub(super) async fn detached<T: Send + 'static>(
     }
 }
 
-/// Runs a method that only looks; it may be dropped at any time.
+/// Runs a method that only reads; it may be dropped at any time.
 pub(super) async fn answered<T>(
     call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send,

@@ -1,8 +1,8 @@
 //! The task service: containerd's requests, each to its task.
 //!
 //! containerd 1.x calls it `containerd.task.v2.Task`, 2.x `containerd.task.v3.Task`; the messages are the same, so one
-//! implementation stands under both names. Every method is explicit: the default of ttrpc for a method that is left out is
-//! NOT_FOUND, which containerd takes for a container that is gone.
+//! implementation serves both names. Every method is explicit: for a missing method ttrpc answers NOT_FOUND, which means to
+//! containerd that the container is gone.
 
 mod calls;
 mod containers;
@@ -37,7 +37,7 @@ use crate::events::timestamp;
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
 
-/// Both names of the service, over the same containers, and the one that our own `start` asks.
+/// Both names of the service, over the same containers, and the one that our own `start` calls.
 pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
     let service = || Arc::new(TaskService { containers: Arc::clone(containers) });
     let mut both = create_task(service());
@@ -180,7 +180,7 @@ impl TaskMethods for TaskService {
 
     async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Answer<ConnectResponse> {
         answered(self.begin("connect", &request.id, ""), async {
-            // Answered for an unknown container, too: it is how a restarted containerd learns of the shim.
+            // Answered for an unknown container as well: this is how a restarted containerd finds the shim.
             let task_pid = self.containers.find(&request.id).map_or(0, |task| task.pid());
             let shim_pid = std::process::id();
             Ok(ConnectResponse { shim_pid, task_pid, version: String::new(), ..Default::default() })
@@ -190,7 +190,7 @@ impl TaskMethods for TaskService {
 
     async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Answer<Empty> {
         answered(self.begin("shutdown", &request.id, ""), async {
-            // Even when it is to be `now`, as for every other shim: a shim's end is its containers' end.
+            // Ignores `now`, like every other shim: a shim's end is its containers' end.
             self.containers.shut_down();
             Ok(Empty::new())
         })

@@ -1,4 +1,4 @@
-//! A question to a server that `start` or `delete` finds at a socket.
+//! A call to a server that `start` or `delete` finds at a socket.
 
 use std::{os::unix::net::UnixStream, time::Duration};
 
@@ -11,11 +11,11 @@ use ttrpc::{
 
 use super::V3;
 
-/// A server that hangs is no reason for us to hang, too.
+/// The time limit: a server that hangs must not block the caller.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Does the server behind this connection live? One that was killed accepts until the kernel has closed its files, and then
-/// hangs up. Whatever one that lives knows of the container, it answers; one that hangs counts as alive.
+/// True if the server behind this connection lives. A killed server accepts until the kernel has closed its files, and then
+/// hangs up. A living one answers, whether it knows the container or not. One that hangs counts as alive.
 pub(crate) async fn is_alive(server: UnixStream, id: &str) -> bool {
     !ask(server, V3, "Connect", id).await.is_err_and(|error| has_hung_up(&error))
 }
@@ -36,7 +36,7 @@ pub(super) async fn ask(server: UnixStream, service: &str, method: &str, id: &st
     Client::new(Socket::from(server)).request(request).await
 }
 
-/// Neither an answer, nor one that did not come in time, nor a question that could not be put.
+/// True unless the error is an answer, a missed time limit, or a call that could not be sent.
 pub(super) fn has_hung_up(error: &ttrpc::Error) -> bool {
     !matches!(error, ttrpc::Error::RpcStatus(_) | ttrpc::Error::Others(_))
 }
@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    /// Also one that has no such service, and does not know the container.
+    /// Includes a server that has no such service, and does not know the container.
     #[tokio::test]
     async fn a_server_that_answers_lives() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,13 +1,13 @@
-//! An error as containerd gets it: a gRPC code and one line.
+//! An error in the form for containerd: a gRPC code and one line.
 //!
-//! containerd decides by the code: NOT_FOUND to a kill means that the process has ended, and anything it cannot use it
-//! shows to its user, text and all. So every error of a task has its code here, and the match has no other arm.
+//! containerd decides by the code: NOT_FOUND to a kill means that the process has ended. It shows any error that it cannot
+//! handle to its user, with its text. So every error of a task has its code here, and the match has no other arm.
 
 use ttrpc::{Code, get_status};
 
 use crate::{causes::with_causes, task::TaskError};
 
-/// Why a request was not done.
+/// A request that failed.
 #[derive(Debug)]
 pub(super) struct Refusal {
     code: Code,
@@ -15,22 +15,22 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// A method that broke; the log says how.
+    /// A method that panicked; the log has the details.
     pub(super) fn panicked(method: &str) -> Self {
         Self { code: Code::INTERNAL, message: format!("the shim broke in {method}; its log says where") }
     }
 
-    /// Nothing can be begun any more; containerd is to start another shim.
+    /// The shim is about to end; containerd must start another one.
     pub(super) fn shutting_down() -> Self {
         Self { code: Code::UNAVAILABLE, message: "the shim is shutting down".to_owned() }
     }
 
-    /// A container this shim does not have.
+    /// A container that this shim does not have.
     pub(super) fn no_container(id: &str) -> Self {
         TaskError::NotFound(format!("container {id} not created")).into()
     }
 
-    /// Notes it in the debug log: containerd's own log has it at the level that containerd thinks right.
+    /// Writes it into the debug log: containerd's own log has it at the level that containerd chooses.
     pub(super) fn logged(self, method: &str) -> Self {
         tracing::debug!(method, code = ?self.code, "{}", self.message);
         self
@@ -55,7 +55,7 @@ fn code(error: &TaskError) -> Code {
         TaskError::AlreadyExists(_) => Code::ALREADY_EXISTS,
         TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
         TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
-        // What Go's shim has no code for either; containerd adds ": unknown" to the text.
+        // Go's shim has no code for these either; containerd adds ": unknown" to the text.
         TaskError::Bundle(_)
         | TaskError::Rootfs(_)
         | TaskError::Io(_)

@@ -1,10 +1,10 @@
-//! `Checkpoint`, and the `Start` of a container that is made from one.
+//! `Checkpoint`, and the `Start` of a container that is created from one.
 //!
-//! A restored container has no time between its creation and its start: criu makes it running. So `Create` only opens its
-//! streams, answers with pid 0 and keeps what is needed; `Start` lets the runtime restore it.
+//! A restored container has no time between its creation and its start: criu creates it running. So `Create` only opens its
+//! streams, answers with pid 0 and keeps the parameters. `Start` lets the runtime restore it.
 //!
-//! A directory for the images may be named in the options. containerd takes it from there and puts it into the request, but
-//! 1.x only where the runtime's name begins with `io.containerd.runc`; under another name it is for us to look.
+//! The options may name a directory for the images. containerd copies it into the request, but 1.x does so only if the
+//! runtime's name begins with `io.containerd.runc`. Under another name the shim must read the options.
 
 use std::{
     fs,
@@ -29,12 +29,12 @@ use crate::{
 };
 
 const OPTIONS_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
-/// What clients of containerd 1.x send with a foreign runtime type. Its fields are the same, but for two that are swapped.
+/// The type that clients of containerd 1.x send with a foreign runtime type. Its fields are the same, but two are swapped.
 const FIRST_OPTIONS_TYPE: &str = "containerd.linux.runc.CheckpointOptions";
-/// Where criu's log can be found when its own directory has gone.
+/// The copy of criu's log, for after the removal of criu's own directory.
 const DUMP_LOG: &str = "criu-dump.log";
 
-/// What is kept from the `Create` to the `Start` of a container that is to be restored.
+/// The parameters that are kept from the `Create` to the `Start` of a container to restore.
 pub(super) struct Restoration {
     images: String,
     parent: String,
@@ -49,13 +49,13 @@ impl std::fmt::Debug for Restoration {
 }
 
 impl Task {
-    /// Writes the container into a directory, by way of criu.
+    /// Writes the container into a directory, with criu.
     pub(crate) async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
         let options = decode(request.options.as_ref())?;
         let parent = parent_path(&options);
         let _turn = self.turn.lock().await;
         self.init.state().admits_checkpoint()?;
-        // A directory that the client names stays for the client to look at.
+        // A directory that the client names stays for the client to inspect.
         let own = options.work_path.is_empty().then(|| self.bundle.work().join("criu-work"));
         let call = CheckpointCall {
             images: place(options.image_path, request.path).into(),
@@ -88,7 +88,7 @@ impl Task {
         kept
     }
 
-    /// Readies what will be restored by the start.
+    /// Prepares a container for the restore at its start.
     pub(super) async fn ready_restoration(
         &self,
         request: &CreateTaskRequest,
@@ -104,7 +104,7 @@ impl Task {
         Ok(())
     }
 
-    /// Restores the init; the caller has its turn.
+    /// Restores the init; the caller holds its turn.
     pub(super) async fn restore(&self, from: Restoration) -> Result<Arc<Watched>, TaskError> {
         let options = self.bundle.read_options()?;
         let work = match options.criu_work_path.as_str() {
@@ -124,7 +124,7 @@ impl Task {
         let restored = match self.runtime.restore(&self.id, &call).await {
             Ok(restored) => restored,
             Err(source) => {
-                // What was restored half is of no use; the start may be tried again.
+                // A half-restored container is useless; the start may be tried again.
                 self.runtime.clear_away(&self.id).await;
                 *self.restoration() = Some(from);
                 return Err(TaskError::runtime("restore")(source));
@@ -144,17 +144,17 @@ impl Task {
     }
 }
 
-/// What the new container is made from; empty for one that begins anew.
+/// The images of the new container; empty for one without a checkpoint.
 pub(super) fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
     if request.checkpoint.is_empty() { &options.criu_image_path } else { &request.checkpoint }
 }
 
-/// Where the images go. What the client names is what it looks into afterwards.
+/// The directory for the images. The client expects the images in the directory that it names.
 fn place(named: String, offered: String) -> String {
     if named.is_empty() { offered } else { named }
 }
 
-/// The message's field 10, for which the protos crate has no name yet.
+/// The message's field 10, which the protos crate does not name yet.
 fn parent_path(options: &CheckpointOptions) -> String {
     const PARENT_PATH: u32 = 10;
     match options.special_fields.unknown_fields().get(PARENT_PATH) {

@@ -1,7 +1,7 @@
 //! `Create`: from containerd's request to an init that waits for its start.
 //!
-//! Whatever fails on the way, what was done before is undone: streams are closed, the root filesystem is unmounted, and
-//! what the runtime began is deleted.
+//! If any step fails, the steps before are undone: streams are closed, the root filesystem is unmounted, and the container that
+//! the runtime began is deleted.
 
 use std::{
     collections::HashMap,
@@ -25,21 +25,21 @@ use crate::{
     runtime::{CreateCall, Runtime},
 };
 
-/// What `delete` and a failed create have in common: the way back.
+/// The clean-up that `delete` and a failed create share.
 pub(crate) struct Rollback<'a> {
     /// The container's runtime.
     pub(crate) runtime: &'a Runtime,
     /// The container.
     pub(crate) id: &'a str,
-    /// Where its root filesystem is, or may be, mounted.
+    /// The path at which its root filesystem is, or may be, mounted.
     pub(crate) rootfs: PathBuf,
-    /// What the spec says of its cgroup.
+    /// The path of its cgroup in the spec.
     pub(crate) cgroups_path: &'a str,
 }
 
 impl Rollback<'_> {
-    /// Removes the container from the runtime, whatever its state, and what the runtime does not know of any more: its
-    /// cgroup, its root filesystem.
+    /// Removes the container from the runtime, in any state, and also the parts that the runtime no longer knows: its cgroup,
+    /// its root filesystem.
     pub(crate) async fn run(self) {
         self.runtime.clear_away(self.id).await;
         remove_remains(self.cgroups_path).await;
@@ -50,7 +50,7 @@ impl Rollback<'_> {
 }
 
 impl Task {
-    /// Creates the container and tells containerd.
+    /// Creates the container and queues the event for containerd.
     pub(crate) async fn create(around: &Surroundings, request: CreateTaskRequest) -> Result<Arc<Self>, TaskError> {
         let mut options = Options::of_request(request.options.as_ref()).await?;
         let bundle = Bundle::at(&request.bundle);
@@ -59,7 +59,7 @@ impl Task {
         bundle.write_options(&options)?;
         let exits = Arc::clone(&around.exits);
         let runtime = Runtime::new(&options, &around.namespace, bundle.clone(), exits);
-        // Refused here, not by the runtime: what a failed create leaves is deleted by force, and this is not ours.
+        // Refused here, not by the runtime: a failed create ends with a forced delete, and this container is not ours.
         if runtime.knows(&request.id) {
             return Err(TaskError::AlreadyExists(request.id));
         }
@@ -139,7 +139,7 @@ impl Task {
             self.runtime.verify_apart(&self.id, pid, terms.deadline);
         }
         let watched = Arc::new(pending.watch(pid)?);
-        // One that has ended already is in no cgroup any more, and its pid may be another's.
+        // A process that has ended already is in no cgroup any more, and another process may have its pid.
         if !watched.has_ended() {
             self.find_cgroup(pid);
         }
@@ -147,7 +147,7 @@ impl Task {
         Ok(watched)
     }
 
-    /// A container is none the worse for a cgroup that cannot be found: it has no figures then.
+    /// A cgroup that cannot be found is no error: the container only has no figures.
     fn find_cgroup(&self, pid: u32) {
         match Cgroup::of_process(pid) {
             Ok(cgroup) => {

@@ -1,7 +1,7 @@
 //! `Delete`: of an init with its container, or of an exec.
 //!
-//! A process's output has been passed on before its delete is answered: the client closes its side then. An exec's end
-//! is no TaskDelete; containerd takes that for the container's.
+//! The output of a process is passed on before its delete is answered, because the client then closes its side. An exec's end
+//! sends no TaskDelete: containerd would take that for the container's.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 impl Task {
-    /// Removes an exec, or the container; answers the process and its end, where it had one.
+    /// Removes an exec, or the container; returns the process and its exit, if it had one.
     pub(crate) async fn delete(&self, exec_id: &str) -> Result<(Arc<Process>, Option<Exit>), TaskError> {
         let process = self.process(exec_id)?;
         match exec_id {
@@ -48,7 +48,7 @@ impl Task {
             release(&self.init).await;
         }
         self.delete_from_runtime().await?;
-        // One that was to be restored, and never was, has no process.
+        // A container that was never restored has no process.
         self.restoration().take();
         if self.init.state() == ProcessState::Created && self.init.watched().is_some() {
             let ended = Arc::clone(&self.init).wait();
@@ -64,7 +64,7 @@ impl Task {
         Ok(())
     }
 
-    /// A runtime that has forgotten the container already has nothing left to delete.
+    /// If the runtime no longer knows the container, there is nothing left to delete.
     async fn delete_from_runtime(&self) -> Result<(), TaskError> {
         match self.runtime.delete(&self.id).await {
             Err(error) if self.runtime.knows(&self.id) => Err(TaskError::runtime("delete")(error)),

@@ -1,7 +1,7 @@
-//! `Exec`: a process that is to be added to the container.
+//! `Exec`: adds a process to the container.
 //!
-//! Here it only gets its name; `Start` makes it. The process's description stays the bytes that containerd sent, but for
-//! one field: whether there is a terminal is said by the request.
+//! Here it only gets its name; `Start` creates it. The process's description stays as containerd sent it, except for one field:
+//! the request decides whether there is a terminal.
 
 use std::{collections::hash_map::Entry, fmt::Write as _, sync::Arc};
 
@@ -23,7 +23,7 @@ pub(super) struct Exec {
 }
 
 impl Task {
-    /// Adds a process by name and tells containerd.
+    /// Adds a process by name and queues the event for containerd.
     pub(crate) fn add_exec(&self, request: ExecProcessRequest) -> Result<(), TaskError> {
         let exec_id = request.exec_id;
         // The id becomes part of file names in the bundle.
@@ -51,8 +51,8 @@ impl Task {
     }
 }
 
-/// The process as it was sent, with another `terminal` behind the rest. Keys may be escaped or written twice: what they mean
-/// is left to the runtime.
+/// The process as it was sent, with another `terminal` at the end. Keys may be escaped or repeated: the runtime interprets
+/// them.
 fn with_terminal(process: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
     let fields: Option<RawObject<'_>> = serde_json::from_slice(process)?;
     let mut out = String::from("{");

@@ -1,4 +1,4 @@
-//! The end of a process, from the kernel's word to containerd's event.
+//! The end of a process, from the kernel's report to containerd's event.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     exits::{Exit, Watched},
 };
 
-/// How long an init's exit may wait for those of its execs. They are dead by then, or as good as: only one that hangs in
+/// The time limit for which an init's exit waits for those of its execs. They are dead or dying by then: only one that hangs in
 /// the kernel can take longer.
 const EXECS_LIMIT: Duration = Duration::from_secs(10);
-/// How long it may wait for the runtime to say that it has signalled the init. That has ended: only a runtime that hangs takes
-/// so long.
+/// The time limit for the runtime's answer to a signal to the init. The init has ended, so only a runtime that hangs takes that
+/// long.
 const SIGNALS_LIMIT: Duration = Duration::from_secs(10);
 
 impl Task {
@@ -32,7 +32,7 @@ impl Task {
             if tokio::time::timeout(EXECS_LIMIT, task.execs_ended()).await.is_err() {
                 tracing::warn!(id = task.id, "an exec outlives its container's init");
             }
-            // Whoever starts or signals the init right now is to be heard first.
+            // A start or signal of the init that is in progress is answered first.
             let _turn = task.turn.lock().await;
             if tokio::time::timeout(SIGNALS_LIMIT, task.signals.write()).await.is_err() {
                 tracing::warn!(id = task.id, "the runtime hangs with a signal to an init that has ended");
@@ -41,7 +41,7 @@ impl Task {
         });
     }
 
-    /// Waits for the init and tells of out-of-memory kills meanwhile, the last ones included.
+    /// Waits for the init and reports out-of-memory kills meanwhile, the last ones included.
     async fn end_of_init(&self, watched: &Watched) -> Exit {
         let Some(mut ooms) = self.watch_oom() else { return watched.exit().await };
         let exit = loop {
@@ -60,7 +60,7 @@ impl Task {
         match self.cgroup.get()?.watch_oom() {
             Ok(ooms) => Some(ooms),
             Err(error) => {
-                // A node without the memory controller, or an init that is gone already.
+                // The node has no memory controller, or the init is gone already.
                 tracing::debug!(id = self.id, error = with_causes(&error), "out-of-memory kills will not be told");
                 None
             }
@@ -93,7 +93,7 @@ impl Task {
         }));
     }
 
-    /// Without a pid namespace of the container's own the kernel leaves its other processes running.
+    /// Without its own pid namespace the container's other processes continue to run.
     async fn kill_the_rest(&self) {
         if let Err(error) = self.runtime.kill(&self.id, SIGKILL.unsigned_abs(), true).await {
             tracing::debug!(id = self.id, %error, "kill what the init left");
@@ -103,7 +103,7 @@ impl Task {
     async fn execs_ended(&self) {
         let execs: Vec<Arc<Exec>> = self.execs().values().cloned().collect();
         for exec in execs {
-            // One that is just being started is there, or has failed, after its turn.
+            // After its turn, an exec whose start was in progress has started or has failed.
             drop(exec.turn.lock().await);
             if exec.process.watched().is_some() {
                 Arc::clone(&exec.process).wait().await;

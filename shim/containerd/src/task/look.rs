@@ -1,4 +1,4 @@
-//! Questions about a task. None of them changes anything or waits for its turn.
+//! Queries about a task. None of them changes anything or waits for its turn.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,7 +9,7 @@ use super::{Process, Task, TaskError, state::ProcessState};
 use crate::{cgroup::CgroupError, events::timestamp};
 
 impl Task {
-    /// Where a process stands.
+    /// The state of a process.
     pub(crate) fn state(&self, exec_id: &str) -> Result<StateResponse, TaskError> {
         let process = self.process(exec_id)?;
         let streams = process.streams();
@@ -48,16 +48,16 @@ impl Task {
         self.init.pid()
     }
 
-    /// Does a process of it still run, or could it be started?
+    /// True if a process of it still runs, or could be started.
     pub(crate) fn is_alive(&self) -> bool {
         self.init.state().is_alive()
     }
 
     /// All processes of the container, those of execs by name.
     ///
-    /// A containerd that was restarted asks this first, and takes a container without processes for one that leaked: it
-    /// kills the shim, and with it the exit status of a container that has only just stopped. So a stopped init is still
-    /// listed until it is deleted.
+    /// A restarted containerd calls this first, and takes a container without processes for a leaked one: it kills the shim,
+    /// and with it the exit status of a container that has only just stopped. So a stopped init is still listed until it is
+    /// deleted.
     pub(crate) async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
         if !self.is_alive() {
             return match self.init.state() {
@@ -70,14 +70,14 @@ impl Task {
         pids.into_iter().map(|pid| describe(pid, names.get(&pid))).collect()
     }
 
-    /// Only of those that run: the pid of one that has ended may be another's.
+    /// Only of running execs: the pid of an ended one may be another process's.
     fn exec_names(&self) -> HashMap<u32, String> {
         let execs = self.execs();
         let running = execs.values().filter(|exec| exec.process.watched().is_some_and(|watched| !watched.has_ended()));
         running.map(|exec| (exec.process.pid(), exec.process.id().to_owned())).collect()
     }
 
-    /// What the container's cgroup has used, also after the init's end, until the cgroup is removed.
+    /// The resource usage of the container's cgroup, also after the init's end, until the cgroup is removed.
     pub(crate) fn stats(&self) -> Result<Any, TaskError> {
         let gone = || TaskError::NotFound(format!("cgroup of container {}", self.id));
         match self.cgroup.get().ok_or_else(gone)?.metrics() {
@@ -105,7 +105,7 @@ impl Task {
             .map_err(|source| TaskError::Os { what: "set the terminal's size".to_owned(), source })
     }
 
-    /// The init where the exec id is empty, to be waited for.
+    /// Waits for a process: the init if the exec id is empty.
     pub(crate) async fn wait(self: Arc<Self>, exec_id: &str) -> Result<crate::exits::Exit, TaskError> {
         let process = self.process(exec_id)?;
         drop(self);

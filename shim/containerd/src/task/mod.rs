@@ -1,10 +1,10 @@
 //! A container and its processes, from `Create` to `Delete`.
 //!
-//! One file per thing that can happen. Three rules keep answers and events in order. `turn` is held from before a runtime
-//! call that changes the init to after its event has been queued, and the init's end waits for its turn: so TaskStart comes
-//! before TaskExit even when the program ends at once. An init's exit is published only after those of its execs. And only when
-//! signals to it are answered, for containerd deletes what has exited, and hangs up; they take no turn, for one may be what
-//! ends a call that hangs. Looking (`State`, `Wait`, `Pids`) takes no turn either, and never waits for the runtime.
+//! One file for each event. Three rules keep answers and events in order. `turn` is held from before a runtime call that
+//! changes the init until its event has been queued, and the init's end waits for its turn: so TaskStart comes before TaskExit
+//! even if the program ends at once. An init's exit is published only after those of its execs. It is also published only after
+//! signals to the init are answered, because containerd deletes an exited container and hangs up. Signals take no turn: one may
+//! be needed to end a call that hangs. Queries (`State`, `Wait`, `Pids`) take no turn either, and never wait for the runtime.
 
 mod checkpoint;
 mod create;
@@ -48,7 +48,7 @@ pub(crate) struct Surroundings {
     pub(crate) namespace: String,
     /// The queue of events.
     pub(crate) events: Events,
-    /// The exits that are waited for.
+    /// The processes that have waiters.
     pub(crate) exits: Arc<Exits>,
 }
 
@@ -59,12 +59,12 @@ pub(crate) struct Task {
     bundle: Bundle,
     runtime: Runtime,
     owner: Owner,
-    /// Its init dies alone: the other processes are not in a pid namespace that ends with it.
+    /// The other processes are not in a pid namespace that ends with the init, so they may outlive it.
     outlives_init: bool,
     init: Arc<Process>,
-    /// There as long as the container waits to be restored.
+    /// Present while the container waits to be restored.
     restoration: Mutex<Option<Restoration>>,
-    /// Found when the init was made; it stays readable when the init is dead.
+    /// Found when the init was created; it stays readable when the init is dead.
     cgroup: OnceLock<Cgroup>,
     execs: Mutex<HashMap<String, Arc<Exec>>>,
     turn: tokio::sync::Mutex<()>,
@@ -77,16 +77,16 @@ pub(crate) struct Task {
 /// A request that a task could not complete.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TaskError {
-    /// No container or process of that name, or not any more.
+    /// No container or process of that name exists, or not any more.
     #[error("{0}: not found")]
     NotFound(String),
     /// The name is taken.
     #[error("id {0}: already exists")]
     AlreadyExists(String),
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// Not in this state.
+    /// The request is not allowed in this state.
     #[error(transparent)]
     Illegal(#[from] IllegalMove),
     /// The options.
@@ -115,7 +115,7 @@ pub(crate) enum TaskError {
         /// Why it failed.
         source: std::io::Error,
     },
-    /// The runtime, about a checkpoint; criu's own log says more.
+    /// The runtime, at a checkpoint; criu's own log has the details.
     #[error("OCI runtime checkpoint failed: {source} path= {log}", log = log.display())]
     Checkpoint {
         /// The cause.
@@ -123,7 +123,7 @@ pub(crate) enum TaskError {
         /// A copy of the log.
         log: PathBuf,
     },
-    /// The runtime; containerd's users know the text that stands before its own.
+    /// The runtime; containerd's users know the text before its own.
     #[error("OCI runtime {stage} failed: {source}")]
     Runtime {
         /// The verb.

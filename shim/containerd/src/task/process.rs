@@ -28,7 +28,7 @@ struct Life {
 }
 
 impl Process {
-    /// A process that is only a name yet.
+    /// A process that has only a name yet.
     pub(super) fn new(id: String, streams: Streams) -> Self {
         let life = Life { state: ProcessState::Created, pid: 0, watched: None, attached: None };
         Self { id, streams, life: Mutex::new(life), exit: watch::Sender::new(None) }
@@ -49,12 +49,12 @@ impl Process {
         self.life().state
     }
 
-    /// Its number, 0 before there is one. It stays after the process has gone.
+    /// Its pid, 0 before there is one. It stays after the process has ended.
     pub(crate) fn pid(&self) -> u32 {
         self.life().pid
     }
 
-    /// The kernel has a process for it now.
+    /// Records that the kernel has a process for it now.
     pub(super) fn born(&self, watched: Arc<Watched>, attached: Attached) {
         let mut life = self.life();
         life.pid = watched.pid();
@@ -62,7 +62,7 @@ impl Process {
         life.attached = Some(Arc::new(attached));
     }
 
-    /// Moves on; the move says whether it may.
+    /// Changes the state, if the move allows it.
     pub(super) fn advance(
         &self,
         event: impl FnOnce(ProcessState) -> Result<ProcessState, IllegalMove>,
@@ -72,7 +72,7 @@ impl Process {
         Ok(())
     }
 
-    /// Records the end and lets everybody who waits know.
+    /// Records the end and wakes all waiters.
     pub(super) fn ended(&self, exit: Exit) {
         if let Err(illegal) = self.advance(ProcessState::exited) {
             tracing::error!(id = self.id, "{illegal}");
@@ -88,18 +88,18 @@ impl Process {
     /// Waits for the end. None: the process was deleted without ever having run.
     pub(crate) async fn wait(self: Arc<Self>) -> Option<Exit> {
         let mut exit = self.exit.subscribe();
-        // Only the channel is kept: a waiter must not keep alive what is deleted meanwhile.
+        // Only the channel is kept: a waiter must not keep a deleted process alive.
         drop(self);
         exit.wait_for(Option::is_some).await.ok().and_then(|exit| *exit)
     }
 
-    /// The kernel's process, as long as it may be signalled.
+    /// The kernel's process, while it may be signalled.
     pub(super) fn watched(&self) -> Option<Arc<Watched>> {
         let life = self.life();
         life.watched.clone().filter(|_| life.state.is_alive())
     }
 
-    /// Its streams, once it has been born.
+    /// Its streams, once it exists in the kernel.
     pub(crate) fn attached(&self) -> Option<Arc<Attached>> {
         self.life().attached.clone()
     }

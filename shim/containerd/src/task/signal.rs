@@ -1,7 +1,7 @@
-//! `Kill`: any signal to the init, to all of the container, or to an exec.
+//! `Kill`: any signal to the init, to the whole container, or to an exec.
 //!
-//! An init is signalled by the runtime, which knows what that means for a frozen container or one without a pid namespace;
-//! an exec through its pidfd. The kernel reports that a process has ended; the runtime's text is never parsed for it.
+//! The runtime signals an init: it handles a frozen container, or one without a pid namespace. The shim signals an exec through
+//! its pidfd. The kernel reports that a process has ended; the runtime's text is never parsed for it.
 
 use nix::libc::ESRCH;
 
@@ -21,7 +21,7 @@ impl Task {
         if self.init.state() == ProcessState::Deleted {
             return Err(finished(&self.init));
         }
-        // `all` is about what an init left, too, so a stopped one is no reason to refuse it.
+        // `all` also reaches processes that an init left, so a stopped init is no reason to refuse it.
         if !all && has_ended(&self.init) {
             return Err(finished(&self.init));
         }

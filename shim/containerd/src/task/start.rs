@@ -14,11 +14,11 @@ use crate::{
     runtime::{ExecCall, RuntimeError},
 };
 
-/// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not take it for success.
+/// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not see success.
 const NOT_STARTED: u32 = 255;
 
 impl Task {
-    /// Starts the init, or an exec; answers its pid.
+    /// Starts the init, or an exec; returns its pid.
     pub(crate) async fn start(self: &Arc<Self>, exec_id: &str) -> Result<u32, TaskError> {
         match exec_id {
             "" => self.start_init().await,
@@ -53,7 +53,7 @@ impl Task {
         let watched = match self.make_exec(&exec).await {
             Ok(watched) => watched,
             Err(error) => {
-                // It has ended for all who wait, and there is no event: nothing was started.
+                // It has ended for all waiters, but there is no event: no process was started.
                 exec.process.ended(Exit { status: NOT_STARTED, at: SystemTime::now() });
                 return Err(error);
             }
@@ -66,7 +66,7 @@ impl Task {
             pid,
             ..Default::default()
         }));
-        // Only now is its end waited for: however soon it comes, it is told after the start.
+        // Its end is waited for only now: however early it comes, it is reported after the start.
         self.await_exec(Arc::clone(&exec.process), watched);
         Ok(pid)
     }
@@ -91,7 +91,7 @@ impl Task {
         match wiring.attach() {
             Ok(attached) => process.born(Arc::clone(&watched), attached),
             Err(error) => {
-                // The client is told that it does not run. The orphans' reaper takes it.
+                // The client gets an error, so the process must not run. The orphans' reaper reaps it.
                 let _ = watched.signal(SIGKILL);
                 return Err(error.into());
             }
@@ -104,7 +104,7 @@ impl Task {
         let _turn = self.turn.lock().await;
         self.init.advance(ProcessState::pausing)?;
         if let Err(error) = self.runtime.pause(&self.id).await {
-            // One that has ended meanwhile is not resumed.
+            // A container that has ended meanwhile is not resumed.
             let _ = self.init.advance(ProcessState::resumed);
             return Err(TaskError::runtime("pause")(error));
         }

@@ -6,8 +6,8 @@
 //!     │                   │ └─────resumed──────┘─┼────────────────┘ │
 //!     └──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
 //! ```
-//! One enum, one method per event, one error for a move that is not there. It calls no kernel and sends
-//! nothing: who calls it has just seen the event happen.
+//! One enum, one method per event, one error for a move that does not exist. It makes no system call and sends nothing: its
+//! caller has just seen the event.
 
 use containerd_shim_protos::types::task::Status;
 
@@ -24,11 +24,11 @@ pub(crate) enum ProcessState {
     Paused,
     /// Has exited, its status is kept.
     Stopped,
-    /// Gone; the name may be used again.
+    /// Removed; the name may be used again.
     Deleted,
 }
 
-/// A move the life of a process does not have.
+/// A move that the life of a process does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {verb} a process that is {state}")]
 pub(crate) struct IllegalMove {
@@ -79,8 +79,8 @@ impl ProcessState {
         }
     }
 
-    /// The process's remains were removed. A container that was only created may be deleted as well: the runtime ends
-    /// its init on the way.
+    /// The process's remains were removed. A container that was only created may be deleted as well: the runtime then ends its
+    /// init.
     pub(crate) fn deleted(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Created | Self::Stopped => Ok(Self::Deleted),
@@ -88,12 +88,12 @@ impl ProcessState {
         }
     }
 
-    /// Is there a process behind it that can be signalled or entered?
+    /// True if there is a process that can be signalled or entered.
     pub(crate) fn is_alive(self) -> bool {
         matches!(self, Self::Created | Self::Running | Self::Pausing | Self::Paused)
     }
 
-    /// May processes be added to a container whose init stands here?
+    /// Fails unless processes may be added to a container whose init is in this state.
     pub(crate) fn admits_exec(self) -> Result<(), IllegalMove> {
         match self {
             Self::Created | Self::Running => Ok(()),
@@ -101,7 +101,7 @@ impl ProcessState {
         }
     }
 
-    /// May a container whose init stands here be written to a checkpoint?
+    /// Fails unless a container whose init is in this state may be written to a checkpoint.
     pub(crate) fn admits_checkpoint(self) -> Result<(), IllegalMove> {
         match self {
             Self::Running | Self::Paused => Ok(()),
@@ -109,7 +109,7 @@ impl ProcessState {
         }
     }
 
-    /// As seen from outside: what runs in a container that is frozen is frozen with it.
+    /// The state as seen from outside: a running process in a frozen container is frozen with it.
     pub(crate) fn within(self, init: Self) -> Self {
         match (self, init) {
             (Self::Running, Self::Pausing | Self::Paused) => init,
@@ -117,7 +117,7 @@ impl ProcessState {
         }
     }
 
-    /// containerd's word for it.
+    /// The state in containerd's API.
     pub(crate) fn status(self) -> Status {
         match self {
             Self::Created => Status::CREATED,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: it exits at most once, nothing runs after that, and Deleted is the end.
+        /// After any events in any order: it exits at most once, nothing runs after that, and Deleted is final.
         #[test]
         fn no_life_after_death(events in prop::collection::vec(0..EVENTS.len(), 0..40)) {
             let mut state = ProcessState::Created;
@@ -201,7 +201,7 @@ mod tests {
             prop_assert!(exits <= 1);
         }
 
-        /// A process that is alive can always exit, one that is not never.
+        /// A living process can always exit, any other one never.
         #[test]
         fn the_kernel_may_end_what_lives(event in 0..EVENTS.len()) {
             for state in [ProcessState::Created, ProcessState::Running, ProcessState::Pausing, ProcessState::Paused, ProcessState::Stopped, ProcessState::Deleted] {

@@ -1,4 +1,4 @@
-//! The terms of the guard before the runtime: what the node's config sets, and what the pod's annotations change of it.
+//! The settings of the guard before the runtime: from the node's config, with the changes of the pod's annotations.
 
 use std::{io, time::Duration};
 
@@ -8,16 +8,16 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{aside::aside, bundle::SpecView, runtime::GuardTerms};
 
-/// How long the config may take to be read: it can lie on a server that hangs, and the event loop serves the whole pod.
+/// The time limit for reading the config: it may be on a server that hangs, and the event loop serves the whole pod.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// A reading that hangs keeps its thread until the server comes back: there are no more of them at a time.
+/// A reading that hangs keeps its thread until the server answers again: this limits their number.
 static READINGS: Semaphore = Semaphore::const_new(64);
 
-/// Read for each create and restore, so that a pod that runs for months sees a change of the config.
+/// Read for each create and restore, so that a change of the config also affects a pod that runs for months.
 pub(super) async fn guard_terms(spec: &SpecView) -> GuardTerms {
     let config = active_config().await;
-    // The guard itself reports the annotations that are not followed.
+    // The guard itself reports the annotations that are ignored.
     let (policy, _) = policy_of_pod(config.policy(), |name| spec.annotations.get(name).map(String::as_str));
     GuardTerms { deadline: config.deadline(), policy: policy.into_owned() }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use super::{RealCgroup, skipped};
 use crate::cgroup::{Cgroup, CgroupError, Metrics, Version, directory::Directory, v1};
 
-/// A program anew: what the shell had in memory is not this cgroup's.
+/// The shell executes another program: the shell's own memory is not counted in this cgroup.
 const BUSY: &str = "exec sh -c 'while :; do :; done'";
 const V1: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
 
@@ -25,7 +25,7 @@ fn a_process_in_version_1_has_all_figures_while_it_lives_and_afterwards() {
     assert_eq!((metrics.memory.usage.limit, metrics.memory.hierarchical_memory_limit), (67_108_864, 67_108_864));
     assert!(metrics.memory.usage.usage > 0 && metrics.memory.usage.max >= metrics.memory.usage.usage);
     assert_eq!((metrics.pids.current, metrics.pids.limit), (1, 0));
-    // The kernel adds these up every other second.
+    // The kernel updates these totals every two seconds.
     wait_until(|| v1_of(&found).memory.total_pg_fault > 0);
     assert!(!found.metrics().unwrap().to_any().unwrap().value.is_empty());
 

@@ -13,13 +13,13 @@ use crate::cgroup::{
 };
 
 const LONG: Duration = Duration::from_secs(60);
-/// Longer than all looks after an alarm together.
+/// Longer than all checks after an alarm together.
 const QUIET: Duration = Duration::from_secs(3);
-/// Keeps all it reads, since there is no end of a line.
+/// Keeps all that it reads, because no line ends.
 const EAT: &str = "exec tail /dev/zero";
 const REST: &str = "exec sleep 60";
 
-/// A memory cgroup that takes no more than 16 MiB, with swap or without.
+/// A memory cgroup with a limit of 16 MiB, with swap or without.
 fn limited() -> Option<RealCgroup> {
     let cgroup = RealCgroup::new(&["memory"])?;
     if !cgroup.path().join("memory.oom_control").try_exists().unwrap() {

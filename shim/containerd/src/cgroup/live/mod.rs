@@ -1,4 +1,4 @@
-//! For this folder's tests: a directory of written files, cgroups of the real kernel, and the tests that need those.
+//! For this folder's tests: a directory of written files, cgroups of the real kernel, and the tests that need them.
 
 mod figures;
 mod kills;
@@ -15,7 +15,7 @@ use std::{
 
 use super::directory::Directory;
 
-/// Files as a cgroup has them, without the kernel.
+/// Files like those of a cgroup, without the kernel.
 pub(super) struct Fixture(tempfile::TempDir);
 
 impl Fixture {
@@ -32,21 +32,20 @@ impl Fixture {
     }
 }
 
-/// Says that a test does not run here, past the test runner's capture of `eprintln!`.
+/// Reports that a test is skipped, past the test runner's capture of `eprintln!`.
 fn skipped(why: &str) {
     let name = thread::current().name().unwrap_or("a test").to_owned();
     let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
 }
 
-/// A cgroup with the processes put into it; both go when it is dropped, whatever happened.
+/// A cgroup and the processes in it; both are removed when it is dropped, in every case.
 pub(super) struct RealCgroup {
     directories: Vec<PathBuf>,
     children: Vec<Child>,
 }
 
 impl RealCgroup {
-    /// A new cgroup in each of these hierarchies, given by their mount points; none, said aloud, where one is not
-    /// there.
+    /// A new cgroup in each of these hierarchies, given by their mount points. If one is missing: none, reported as skipped.
     pub(super) fn new(hierarchies: &[&str]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("bindguard-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -54,7 +53,7 @@ impl RealCgroup {
         for hierarchy in hierarchies {
             let hierarchy = Path::new("/sys/fs/cgroup").join(hierarchy);
             let directory = hierarchy.join(&name);
-            // In the tmpfs between the hierarchies a directory could be made, too.
+            // mkdir(2) would also succeed in the tmpfs between the hierarchies.
             let made = fs::metadata(hierarchy.join("cgroup.procs")).and_then(|_| fs::create_dir(&directory));
             if let Err(error) = made {
                 skipped(&format!("no cgroup in {}: {error}", hierarchy.display()));
@@ -82,7 +81,7 @@ impl RealCgroup {
         fs::write(&path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
     }
 
-    /// Runs a command in it and in all its hierarchies; the pid.
+    /// Runs a command in it, in all its hierarchies; returns the pid.
     pub(super) fn run(&mut self, command: &str) -> u32 {
         let script = format!("read go; {command}");
         let child = Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
@@ -101,7 +100,7 @@ impl RealCgroup {
         self.children.remove(0).wait().unwrap();
     }
 
-    /// The number of descriptors that this process has of files in it.
+    /// The number of this process's descriptors of files in it.
     pub(super) fn open_files(&self) -> usize {
         let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         links.filter(|target| target.starts_with(self.path())).count()
@@ -129,7 +128,7 @@ impl Drop for RealCgroup {
     }
 }
 
-/// A cgroup stays busy for a moment after its last process was waited for.
+/// A cgroup stays busy for a moment after its last process was reaped.
 fn remove(directory: &Path) {
     for _ in 0..200 {
         match fs::remove_dir(directory) {

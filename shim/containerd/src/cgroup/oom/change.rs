@@ -1,8 +1,8 @@
-//! A file of the kernel's that says when its content has changed.
+//! A file of the kernel that reports changes of its content.
 //!
-//! poll(2) calls such a file exceptional (POLLPRI) from a change until it is read through the same descriptor, see
-//! `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. Unlike inotify, of which a user has 128 instances on a node
-//! as it comes, this costs one descriptor and nothing else.
+//! poll(2) reports POLLPRI for such a file from a change until it is read through the same descriptor, see
+//! `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. It costs one descriptor. inotify would need one of a user's 128
+//! instances, the default limit of a node.
 
 use std::{fs::File, io, os::fd::OwnedFd, path::Path};
 
@@ -23,14 +23,14 @@ impl Changing {
         crate::kernel::watch(File::open(path)?.into(), Interest::PRIORITY).map(Self)
     }
 
-    /// Waits until it may have changed since it was read last. Cancel safe.
+    /// Waits until it may have changed since the last read. Cancel safe.
     pub(super) async fn changed(&self) -> io::Result<()> {
         // Cleared before the file is read: a change in the meantime wakes us again.
         self.0.ready(Interest::PRIORITY).await?.clear_ready();
         Ok(())
     }
 
-    /// Its content now. ENODEV: the cgroup is gone.
+    /// Its current content. ENODEV: the cgroup was removed.
     pub(super) fn read(&self) -> io::Result<FlatKeyed> {
         let mut content = [0; LONGEST];
         let length = rustix::io::pread(self.0.get_ref(), &mut content, 0)?;

@@ -1,4 +1,4 @@
-//! Hearing of out-of-memory kills in a container.
+//! Detects out-of-memory kills in a container.
 //!
 //! The task that waits for the init's end owns the watch, so it reports a kill before the end that the kill caused:
 //!
@@ -12,12 +12,12 @@
 //! if ooms.is_untold() { send(TaskOOM) }      // at once, and again just before TaskExit if something was awaited
 //! send(TaskExit)
 //! ```
-//! It reports processes that the kernel *killed* in this container, for whichever limit: its own, its pod's, the node's. A pod's
-//! limit that struck a neighbour is not reported, although version 1 wakes us for that, too: containerd writes "OOMKilled"
-//! beside whatever exit comes next. Several kills between two checks are reported as one.
+//! It reports processes that the kernel *killed* in this container, for any limit: its own, its pod's, the node's. A kill in a
+//! neighbour for the pod's limit is not reported, although version 1 raises an alarm for it: containerd writes "OOMKilled"
+//! beside the next exit, whatever its cause. Several kills between two checks are reported as one.
 //!
-//! The watch holds one descriptor (version 1) or two (version 2) and none of the node's few inotify instances. All are
-//! closed when it is dropped; the kernel then forgets the registration.
+//! The watch has one descriptor (version 1) or two (version 2) open and uses none of the node's few inotify instances. When it
+//! is dropped all are closed, and the kernel forgets the registration.
 
 mod change;
 mod v1;
@@ -27,22 +27,22 @@ use std::{io, path::PathBuf};
 
 use super::Version;
 
-/// The kernel killed in the container for want of memory, at least once.
+/// The kernel killed at least one process in the container for lack of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Killed;
 
-/// A watch that cannot be kept.
+/// A watch that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OomError {
-    /// The cgroup has no memory controller, so no limit of its own.
+    /// The cgroup has no memory controller, and so no limit of its own.
     #[error("watch for out-of-memory kills: the cgroup has no memory controller")]
     NoController,
-    /// A file or descriptor that it takes.
+    /// Opening or reading a file or descriptor of the watch.
     #[error("watch for out-of-memory kills: {what} {}", path.display())]
     Io {
         /// The failed action.
         what: &'static str,
-        /// To what.
+        /// The file.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
@@ -76,8 +76,8 @@ impl OomWatch {
         }
     }
 
-    /// Waits for the next kill; none when the cgroup is gone, or empty for good, and from then on. The future may be
-    /// dropped at any time and created again: nothing is lost.
+    /// Waits for the next kill. Returns none from the moment that the cgroup is gone, or empty for good. The future may be
+    /// dropped at any time and created again: no kill is lost.
     pub(crate) async fn next(&mut self) -> Option<Killed> {
         match self {
             Self::V1(watch) => watch.next().await,
@@ -85,10 +85,10 @@ impl OomWatch {
         }
     }
 
-    /// Checks once, now: was there a kill that neither this nor [`Self::next`] has reported?
+    /// Checks once, now: true if there was a kill that neither this nor [`Self::next`] has reported.
     ///
-    /// The kernel counts a kill before it kills, so when the victim has been waited for, its kill is seen. A cgroup
-    /// that is gone (systemd removes a scope as soon as it is empty) has no count any more: look before anything else.
+    /// The kernel counts a kill before it kills, so after the victim was reaped its kill is visible. A cgroup that is gone has
+    /// no count any more, and systemd removes a scope as soon as it is empty: call this before anything else.
     pub(crate) fn is_untold(&mut self) -> bool {
         match self {
             Self::V1(watch) => watch.is_untold(),
@@ -102,7 +102,7 @@ impl OomWatch {
 struct Tally(u64);
 
 impl Tally {
-    /// Takes note of the count as it is now: is it more than before? It may be less, when a cgroup below went away.
+    /// Records the current count; true if it is more than before. It may be less, after a cgroup below was removed.
     fn grew_to(&mut self, kills: u64) -> bool {
         kills > std::mem::replace(&mut self.0, kills)
     }

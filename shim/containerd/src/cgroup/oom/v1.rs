@@ -1,9 +1,9 @@
 //! Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in `memory.oom_control`,
 //! see "OOM Control" in admin-guide/cgroup-v1/memory.
 //!
-//! The eventfd alone says too much and too early. It is raised in every cgroup below the one whose limit was met (a
-//! pod's limit: all of its containers), before a process is chosen and killed, and again when the cgroup is removed.
-//! So it is only the alarm; the count decides, and is read again for a while until the kill has happened.
+//! The eventfd alone reports too much and too early. It is raised in every cgroup below the one whose limit was reached (a
+//! pod's limit: all of its containers), before a process is chosen and killed, and again when the cgroup is removed. So it is
+//! only the alarm. The count decides, and is read repeatedly for a while until the kill has happened.
 
 use std::{
     fs, io,
@@ -18,8 +18,8 @@ use tokio::io::{Interest, unix::AsyncFd};
 use super::{Killed, OomError, Tally};
 use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
 
-/// After an alarm the count is read again after these pauses, in milliseconds: the kill follows at once, unless
-/// the victim has to be looked for among thousands of processes.
+/// After an alarm the count is read again after these pauses, in milliseconds. The kill follows at once, unless the kernel must
+/// search thousands of processes for the victim.
 const LOOKS: [u64; 6] = [2, 8, 30, 100, 300, 1000];
 
 /// A memory cgroup under watch.
@@ -28,7 +28,7 @@ pub(crate) struct Watch {
     directory: Directory,
     alarm: AsyncFd<OwnedFd>,
     tally: Tally,
-    /// The pauses still to be made, the last ones of [`LOOKS`].
+    /// The remaining pauses: the last ones of [`LOOKS`].
     looks_left: usize,
     has_ended: bool,
 }
@@ -38,7 +38,7 @@ impl Watch {
         let path = directory.file("memory.oom_control");
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| OomError::io("make an eventfd for", &path)(errno.into()))?;
-        // Counted before the registration: a kill between the two raises nothing but is seen at the next look.
+        // Counted before the registration: a kill between the two raises no alarm but is seen at the next check.
         let tally = Tally(match Control::read(&directory).map_err(OomError::io("read", &path))? {
             Control { kills: Some(_), .. } => kills_below(directory.path()),
             Control { kills: None, .. } => 0,
@@ -60,7 +60,7 @@ impl Watch {
                 0 => self.wait_for_alarm().await,
                 left => {
                     tokio::time::sleep(Duration::from_millis(LOOKS[LOOKS.len() - left])).await;
-                    // Counted off when the pause is over: one that was broken off is made again.
+                    // Decremented after the pause: a cancelled pause is repeated.
                     self.looks_left = left - 1;
                 }
             }
@@ -69,7 +69,7 @@ impl Watch {
 
     async fn wait_for_alarm(&mut self) {
         match self.alarm.readable().await {
-            // Cleared before the eventfd is read: an alarm in between wakes us again.
+            // Cleared before the eventfd is read: an alarm in between wakes the task again.
             Ok(mut ready) => ready.clear_ready(),
             Err(_) => self.has_ended = true,
         }
@@ -92,8 +92,8 @@ impl Watch {
         told
     }
 
-    /// The count cannot be read. Where that is because the cgroup is gone, its removal has raised the alarm, or soon
-    /// will: more than that one time means that memory had run out, and nothing shows any more which process was killed.
+    /// The count cannot be read. If the cgroup is gone, its removal has raised the alarm, or soon will. More than that one
+    /// alarm means that memory had run out, and no file shows any more which process was killed.
     fn no_look(&mut self, error: &io::Error, alarms: u64) -> bool {
         let pending = u64::from(self.looks_left > 0);
         if says_absent(error) {
@@ -126,14 +126,14 @@ impl Control {
         Self { kills: lines.get("oom_kill"), kills_nobody: lines.of("oom_kill_disable") != 0 }
     }
 
-    /// Nothing will be counted: the kernel cannot, or may not kill and has the container wait for memory for ever.
+    /// True if kills are never counted: the kernel cannot, or may not kill and lets the container wait for memory for ever.
     fn alarm_is_enough(&self) -> bool {
         self.kills.is_none() || self.kills_nobody
     }
 }
 
-/// The kills in a cgroup and those below it, which this version does not add up. A cgroup that goes away meanwhile
-/// takes its count with it.
+/// The kills in a cgroup and those below it: version 1 does not add them up. A cgroup that is removed meanwhile takes its count
+/// with it.
 fn kills_below(directory: &Path) -> u64 {
     let own = Control::read(&Directory::at(directory)).ok().and_then(|control| control.kills).unwrap_or(0);
     let Ok(entries) = fs::read_dir(directory) else { return own };
@@ -142,7 +142,7 @@ fn kills_below(directory: &Path) -> u64 {
     below.fold(own, u64::saturating_add)
 }
 
-/// Has the kernel raise the eventfd. It keeps neither descriptor: dropping the eventfd ends the registration.
+/// Lets the kernel raise the eventfd. The kernel keeps neither descriptor: dropping the eventfd ends the registration.
 fn register(directory: &Directory, event: &OwnedFd) -> Result<(), OomError> {
     let path = directory.file("memory.oom_control");
     let control = fs::File::open(&path).map_err(OomError::io("open", path))?;
@@ -154,7 +154,7 @@ fn register(directory: &Directory, event: &OwnedFd) -> Result<(), OomError> {
 /// The count since the last read, see eventfd(2).
 fn take(event: &OwnedFd) -> u64 {
     let mut count = [0; 8];
-    // EAGAIN: it has not.
+    // EAGAIN: no alarm since.
     rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
 }
 

@@ -1,5 +1,5 @@
-//! Version 2: `memory.events` counts the kills in the whole tree, `cgroup.events` says when no process is left there any
-//! more.
+//! Version 2: `memory.events` counts the kills in the whole tree, and `cgroup.events` reports when the tree has no process
+//! left.
 
 use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
 
@@ -30,7 +30,7 @@ impl Watch {
 
     pub(super) async fn next(&mut self) -> Option<Killed> {
         loop {
-            // The population first: a kill that emptied the cgroup has been counted by then.
+            // The population is read first: a kill that emptied the cgroup has been counted by then.
             self.has_ended |= !self.is_populated();
             if self.is_untold() {
                 return Some(Killed);
@@ -82,7 +82,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The unified hierarchy of a hybrid node has no memory controller: a file without a count represents its file.
+    /// The unified hierarchy of a hybrid node has no memory controller: a file without a count replaces its file.
     fn watch(cgroup: &RealCgroup) -> Watch {
         let open = || Changing::open(&cgroup.path().join("cgroup.events")).unwrap();
         Watch { memory: open(), population: open(), tally: Tally(0), has_ended: false }
@@ -123,7 +123,7 @@ mod tests {
             })
             .await
             .unwrap();
-            // Wakes for what has been read already may still be under way; one that is not cleared would come for ever.
+            // Wakes for content that was read already may still arrive; one that is not cleared would repeat for ever.
             let mut wakes = 0;
             while timeout(Duration::from_millis(100), file.changed()).await.is_ok() {
                 wakes += 1;
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn kills_are_counted_of_all_events() {
-        // After the kernel's admin-guide/cgroup-v2.
+        // From the kernel's admin-guide/cgroup-v2.
         let text = "low 0\nhigh 7\nmax 90\noom 3\noom_kill 2\noom_group_kill 1\n";
         assert_eq!(kills(&FlatKeyed::parse(text)), 2);
     }

@@ -1,8 +1,8 @@
 //! Block devices, see admin-guide/cgroup-v1/blkio-controller.
 //!
-//! The counting scheduler depends on the kernel: up to 4.20 the CFQ scheduler, then BFQ for the devices it schedules, and at all
-//! times the throttling layer, for every device but only bytes and operations. Each list of the message is taken from
-//! the first of these that has entries; BFQ is read only for figures that no other source counts.
+//! The counting scheduler depends on the kernel: up to 4.20 the CFQ scheduler, then BFQ for the devices that it schedules. The
+//! throttling layer always counts, for every device, but only bytes and operations. Each list of the message is from the first
+//! of these that has entries. BFQ is read only for figures that no other source counts.
 
 use std::{collections::HashMap, path::Path};
 
@@ -15,7 +15,7 @@ use crate::cgroup::{
 
 type Names = HashMap<(u64, u64), String>;
 
-/// All lists; none where the controller has no file of them.
+/// All lists; none if the controller has no file of them.
 pub(super) fn stat(directory: &Directory) -> Option<BlkIOStat> {
     let throttle = |name: &str| [name.to_owned(), format!("throttle.{name}"), format!("throttle.{}", own(name))];
     let scheduler = |name: &str| [name.to_owned(), format!("bfq.{name}")];
@@ -35,7 +35,7 @@ pub(super) fn stat(directory: &Directory) -> Option<BlkIOStat> {
     Some(stat)
 }
 
-/// Older kernels count per cgroup only, without the ones below; containers seldom have any.
+/// Older kernels count per cgroup only, without the cgroups below; containers seldom have any.
 fn own(name: &str) -> &str {
     name.trim_end_matches("_recursive")
 }
@@ -87,7 +87,7 @@ fn name_devices(stat: &mut BlkIOStat) {
     }
 }
 
-/// The lines of /proc/partitions: `major minor  #blocks  name`, after a heading. Of two names the first counts.
+/// The lines of /proc/partitions: `major minor  #blocks  name`, after a heading. The first of two names is used.
 fn device_names(partitions: &str) -> Names {
     let mut names = Names::new();
     for line in partitions.lines() {

@@ -1,4 +1,4 @@
-//! Processor time, from the controllers cpuacct (used) and cpu (withheld), see admin-guide/cgroup-v1/cpuacct and
+//! Processor time, from the controllers cpuacct (usage) and cpu (throttling), see admin-guide/cgroup-v1/cpuacct and
 //! scheduler/sched-bwc.
 
 use containerd_shim_protos::cgroups::metrics::{CPUStat, CPUUsage, Throttle};
@@ -35,7 +35,7 @@ fn usage(directory: &Directory) -> Option<CPUUsage> {
     })
 }
 
-/// One line, a number per processor. All or none: one that is left out would give the next ones the wrong processor.
+/// One line, a number per processor. All or none: a missing number would assign the next ones to the wrong processor.
 fn per_cpu(text: &str) -> Vec<u64> {
     let figures: Result<_, _> = text.split_ascii_whitespace().map(str::parse).collect();
     figures.unwrap_or_default()

@@ -9,7 +9,7 @@ use crate::cgroup::{directory::Directory, text::FlatKeyed};
 pub(super) fn stat(directory: &Directory) -> Option<MemoryStat> {
     let mut memory = counters(&directory.flat_keyed("memory.stat")?);
     memory.usage = MessageField::some(entry(directory, "memory"));
-    // Not there without swap accounting (swapaccount=0); the entry stays, of zeroes.
+    // Missing without swap accounting (swapaccount=0); the entry stays, with zeroes.
     memory.swap = MessageField::some(entry(directory, "memory.memsw"));
     memory.kernel = MessageField::some(entry(directory, "memory.kmem"));
     memory.kernel_tcp = MessageField::some(entry(directory, "memory.kmem.tcp"));
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::cgroup::live::Fixture;
 
-    /// From Linux 6.18, with each figure made another.
+    /// From Linux 6.18, with a different number for each figure.
     const STAT: &str = "\
 cache 1\nrss 2\nrss_huge 3\nshmem 90\nmapped_file 4\ndirty 5\nwriteback 6\nworkingset_refault_anon 91\n\
 workingset_refault_file 92\nswap 93\nswapcached 94\npgpgin 7\npgpgout 8\npgfault 9\npgmajfault 10\n\
@@ -97,7 +97,7 @@ total_active_file 31\ntotal_unevictable 32\n";
     #[test]
     fn every_counter_is_in_its_field() {
         let stat = stat(&Fixture::of(&[("memory.stat", STAT)]).directory()).unwrap();
-        // The figures above are the fields' numbers.
+        // Each figure above is the number of its field.
         for number in 1..=32 {
             let field = MemoryStat::descriptor().field_by_number(number).unwrap();
             let value = field.get_singular(&stat);

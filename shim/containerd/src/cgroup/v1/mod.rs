@@ -1,7 +1,7 @@
 //! Version 1: a directory per controller, see the kernel's admin-guide/cgroup-v1.
 //!
-//! The message is the one of Go's `cgroup1`. Its readers use the parts of a part without checking whether they are
-//! there (`cpu.throttling`, `memory.swap`), so a part is set with all of its parts or not at all.
+//! The message is that of Go's `cgroup1`. Its readers use nested parts without a check that they exist (`cpu.throttling`,
+//! `memory.swap`), so a part is set with all of its own parts or not at all.
 
 mod blkio;
 mod cpu;
@@ -27,7 +27,7 @@ impl Controllers {
     /// The controllers that count something.
     pub(super) const NAMES: [&'static str; 7] = ["cpu", "cpuacct", "memory", "pids", "blkio", "hugetlb", "rdma"];
 
-    /// Keeps a controller's directory; one that counts nothing is not kept.
+    /// Stores a controller's directory; other controllers are ignored.
     pub(super) fn put(&mut self, name: &str, directory: Directory) {
         let place = match name {
             "cpu" => &mut self.cpu,
@@ -42,13 +42,13 @@ impl Controllers {
         *place = Some(directory);
     }
 
-    /// The memory controller's.
+    /// The memory controller's directory.
     pub(super) fn memory(&self) -> Option<&Directory> {
         self.memory.as_ref()
     }
 }
 
-/// All that the controllers' files say.
+/// All figures of the controllers' files.
 pub(super) fn metrics(controllers: &Controllers) -> Metrics {
     Metrics {
         hugetlb: controllers.hugetlb.as_ref().map(hugetlb).unwrap_or_default(),
@@ -64,7 +64,7 @@ pub(super) fn metrics(controllers: &Controllers) -> Metrics {
 
 fn pids(directory: &Directory) -> Option<PidsStat> {
     let current = directory.number("pids.current")?;
-    // In this version's message, unlike in the other's, no limit is 0.
+    // In this version's message, unlike in version 2's, 0 means no limit.
     let limit = directory.number("pids.max").filter(|limit| *limit != u64::MAX).unwrap_or(0);
     Some(PidsStat { current, limit, ..Default::default() })
 }

@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn devices_and_pressure() {
-        // The first line after admin-guide/cgroup-v2.
+        // The first line is from admin-guide/cgroup-v2.
         let fixture = Fixture::of(&[
             ("io.stat", "8:16 rbytes=1459200 wbytes=314773504 rios=192 wios=353 dbytes=0 dios=0\n7:1\n"),
             ("io.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n"),

@@ -5,7 +5,7 @@ use containerd_shim_protos::cgroups_v2::metrics::{MemoryEvents, MemoryStat};
 use super::pressure;
 use crate::cgroup::{directory::Directory, text::FlatKeyed};
 
-/// The counters, what is used and what may be. No limit (`max`) is the largest number.
+/// The counters, the usage and the limits. No limit (`max`) is the largest number.
 pub(super) fn stat(directory: &Directory) -> Option<MemoryStat> {
     let stat = directory.flat_keyed("memory.stat")?;
     let mut memory = counters(&stat);
@@ -58,14 +58,14 @@ fn counters(stat: &FlatKeyed) -> MemoryStat {
     }
 }
 
-/// Since 5.9 the kernel counts anonymous memory and files separately; the field means both.
+/// Since 5.9 the kernel counts anonymous memory and files separately; the field is their sum.
 fn whole(stat: &FlatKeyed, key: &str) -> u64 {
     let part = |kind: &str| stat.of(&format!("{key}_{kind}"));
     stat.get(key).unwrap_or_else(|| part("anon").saturating_add(part("file")))
 }
 
-/// The parts have fields of their own in the newest message of containerd's cgroups library, which the crate does not
-/// know yet: they are sent by number, and a reader that does not know them either passes over them.
+/// The parts have their own fields in the newest message of containerd's cgroups library. The crate lacks them, so they are
+/// sent by number. A reader that does not know them skips them.
 fn add_split_working_set(memory: &mut MemoryStat, stat: &FlatKeyed) {
     let fields = [
         (39, "workingset_refault_anon"),
@@ -75,7 +75,7 @@ fn add_split_working_set(memory: &mut MemoryStat, stat: &FlatKeyed) {
     ];
     let unknown = memory.special_fields.mut_unknown_fields();
     for (number, key) in fields {
-        // As every field of proto3: 0 is not sent.
+        // Like every field of proto3, 0 is not sent.
         if let Some(value) = stat.get(key).filter(|value| *value != 0) {
             unknown.add_varint(number, value);
         }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::cgroup::live::Fixture;
 
-    /// After the kernel's admin-guide/cgroup-v2, the figures being the fields' numbers.
+    /// From the kernel's admin-guide/cgroup-v2; each figure is the number of its field.
     const STAT: &str = "\
 anon 1\nfile 2\nkernel 90\nkernel_stack 3\npagetables 91\nsec_pagetables 92\npercpu 93\nsock 5\nvmalloc 94\n\
 shmem 6\nzswap 95\nzswapped 96\nfile_mapped 7\nfile_dirty 8\nfile_writeback 9\nswapcached 97\nanon_thp 10\n\

@@ -1,6 +1,6 @@
 //! Version 2: one directory with the files of all controllers, see the kernel's admin-guide/cgroup-v2.
 //!
-//! The message says what Go's `cgroup2` says. Without a controller its files are missing, and so is that part of the
+//! The message has the content of Go's `cgroup2`. Without a controller its files are missing, and so is that part of the
 //! message; cpu.stat and the pressure files are in every cgroup.
 
 mod io;
@@ -11,7 +11,7 @@ use containerd_shim_protos::cgroups_v2::metrics::{CPUStat, HugeTlbStat, Metrics,
 
 use super::{directory::Directory, hugepages, text};
 
-/// All that the cgroup's files say.
+/// All figures of the cgroup's files.
 pub(super) fn metrics(directory: &Directory) -> Metrics {
     Metrics {
         pids: pids(directory).into(),
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::cgroup::live::Fixture;
 
-    // Fixtures after the kernel's admin-guide/cgroup-v2.
+    // Fixtures from the kernel's admin-guide/cgroup-v2.
 
     #[test]
     fn a_cgroup_without_controllers_still_has_processor_time() {

@@ -4,7 +4,7 @@ use containerd_shim_protos::cgroups_v2::metrics::{PSIData, PSIStats};
 
 use crate::cgroup::directory::Directory;
 
-/// A `*.pressure` file; none where the kernel does not count (`psi=0`, or `cgroup.pressure` is 0).
+/// A `*.pressure` file; none if the kernel does not count (`psi=0`, or `cgroup.pressure` is 0).
 pub(super) fn of(directory: &Directory, name: &str) -> Option<PSIStats> {
     parse(&directory.text(name)?)
 }
@@ -24,7 +24,7 @@ fn parse(text: &str) -> Option<PSIStats> {
     (stats.some.is_some() || stats.full.is_some()).then_some(stats)
 }
 
-/// `avg10=0.12 avg60=0.03 avg300=0.00 total=123456`: percent, and microseconds. A line with an odd word is no line.
+/// `avg10=0.12 avg60=0.03 avg300=0.00 total=123456`: percent, and microseconds. A line with an unknown word is skipped.
 fn data<'a>(words: impl Iterator<Item = &'a str>) -> Option<PSIData> {
     let mut data = PSIData::new();
     for word in words {

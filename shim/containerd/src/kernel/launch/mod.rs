@@ -1,8 +1,8 @@
-//! Starting a program as posix_spawn(3) does: until it has become the program, the child runs in this process's memory.
+//! Starts a program as posix_spawn(3) does: until it has become the program, the child runs in this process's memory.
 //!
-//! fork(2) copies the page tables, and both processes fault in again what they touch afterwards. `std` goes this short way,
-//! too, but not for a child that is to die with its parent, which only the child itself can request; and the C library reads
-//! for the handler of each of 64 signals and sets it again.
+//! fork(2) copies the page tables, and afterwards both processes fault in again each page that they touch. `std` also avoids
+//! this, but not for a child that dies with its parent, which only the child itself can request. The C library reads and sets
+//! the handler of each of 64 signals.
 
 mod child;
 
@@ -36,20 +36,20 @@ pub(crate) struct Launch<'a> {
     pub(crate) directory: &'a Path,
     /// Its stdin, stdout and stderr.
     pub(crate) streams: [BorrowedFd<'a>; 3],
-    /// Stays open to it, under the number it has here.
+    /// Stays open in the program, under the number it has here.
     pub(crate) kept: Option<BorrowedFd<'a>>,
     /// True if it gets its own process group.
     pub(crate) leads_group: bool,
-    /// True if the kernel kills it when the thread ends that started it: then only the event loop's thread may.
+    /// True if the kernel kills it when the thread that started it ends: then only the event loop's thread may start it.
     pub(crate) dies_with_parent: bool,
 }
 
-/// A child that runs.
+/// A running child.
 #[derive(Debug)]
 pub(crate) struct Launched {
-    /// Its number.
+    /// Its pid.
     pub(crate) pid: u32,
-    /// It itself.
+    /// Its pidfd.
     pub(crate) pidfd: OwnedFd,
 }
 
@@ -62,7 +62,7 @@ impl Launch<'_> {
         let arguments = [Ok(program.clone())].into_iter().chain(arguments).collect::<io::Result<Vec<_>>>()?;
         let environment = self.whole_environment()?;
         let (arguments, environment) = (pointers(&arguments), pointers(&environment));
-        // Above the places they go to, so that none is overwritten before its turn.
+        // Numbers above the targets, so that none is overwritten before its turn.
         let [stdin, stdout, stderr] = self.streams.map(|fd| fcntl_dupfd_cloexec(fd, 3));
         let streams = [stdin?, stdout?, stderr?];
         let mut errno = 0;
@@ -104,7 +104,7 @@ fn c_string(word: &OsStr) -> io::Result<CString> {
     Ok(CString::new(word.as_bytes())?)
 }
 
-/// As execve(2) takes them. They point into what is given.
+/// In the form of execve(2). They point into the argument.
 fn pointers(words: &[CString]) -> Vec<*const c_char> {
     words.iter().map(|word| word.as_ptr()).chain([null()]).collect()
 }
