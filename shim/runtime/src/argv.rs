@@ -1,7 +1,7 @@
-//! The command line of an OCI runtime, read no further than is needed to find the bundle.
+//! The command line of an OCI runtime, parsed only as far as needed to find the bundle.
 //!
-//! Follows runc's `main.go`, `create.go` and `run.go`, and crun's `crun(1)`: flags with one dash or two, values behind
-//! `=` or in the next argument. Arguments are handed on as they came, so a flag that is not known here does no harm.
+//! Follows runc's `main.go`, `create.go` and `run.go`, and crun's `crun(1)`: flags with one dash or two, values after `=` or in
+//! the next argument. Arguments are passed on unchanged, so an unknown flag does no harm.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -34,11 +34,10 @@ const WITH_VALUE: [&str; 22] = [
     "work-path",
 ];
 
-/// The verbs that make a container out of a bundle. A restored one has its binds from where the spec says, too.
+/// The verbs that make a container from a bundle. A restored container also has its binds from the spec's sources.
 const CREATING: [&str; 3] = ["create", "run", "restore"];
 
-/// The verbs of runc, crun and youki. What stands before one of them and is no flag is the value of a flag that is not
-/// known here.
+/// The verbs of runc, crun and youki. A word before one of them that is no flag is the value of a flag that is not known here.
 const VERBS: [&str; 19] = [
     "checkpoint",
     "create",
@@ -66,18 +65,18 @@ const VERBS: [&str; 19] = [
 pub struct Invocation {
     /// The bundle: `--bundle`, else the working directory.
     pub bundle: PathBuf,
-    /// The container's id, when it is text.
+    /// The container's id, if it is text.
     pub id: Option<String>,
     /// Another spec than the bundle's: crun's `--config`.
     pub other_spec: bool,
-    /// Where the runtime logs to: `--log`.
+    /// The runtime's log file: `--log`.
     pub log: Option<PathBuf>,
-    /// Whether it logs JSON: `--log-format json`.
+    /// True if the log is JSON: `--log-format json`.
     pub log_is_json: bool,
 }
 
 impl Invocation {
-    /// Reads the arguments behind the program's name. `None` when they do not create a container.
+    /// Parses the arguments after the program's name. `None` if they do not create a container.
     pub fn creating(args: &[OsString]) -> Option<Self> {
         let words = words(args);
         let verb =
@@ -86,12 +85,12 @@ impl Invocation {
         CREATING.iter().any(|creating| name == creating).then(|| Self::behind_verb(&words, verb).0)
     }
 
-    /// Whether there is a spec to admit, and it is the one that the runtime will read.
+    /// True if there is a spec to admit, and the runtime will read the same one.
     pub fn has_spec(&self) -> bool {
         !self.other_spec && fs::metadata(self.bundle.join("config.json")).is_ok_and(|meta| meta.is_file())
     }
 
-    /// Reads the arguments of a verb of bindguard's own: what a runtime's `create` has, and more plain arguments.
+    /// Parses the arguments of a verb of bindguard's own: those of a runtime's `create`, and more plain arguments.
     pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
         let words = words(args);
         let verb = words.iter().position(|word| matches!(word, Word::Plain(plain) if *plain == name))?;
@@ -112,7 +111,7 @@ impl Invocation {
     }
 }
 
-/// An argument, or two that belong together.
+/// One argument, or two that belong together.
 enum Word<'a> {
     Flag { name: &'a OsStr, value: Option<&'a OsStr> },
     Plain(&'a OsStr),
@@ -155,8 +154,8 @@ fn words(args: &[OsString]) -> Vec<Word<'_>> {
     words
 }
 
-/// A flag without its dashes: its name, and its value when that is in the same argument. With crun that may be so without a
-/// `=` (`-b/path`).
+/// A flag without its dashes: its name, and its value if that is in the same argument. crun allows this without a `=`
+/// (`-b/path`).
 fn split(flag: &[u8]) -> (&OsStr, Option<&OsStr>) {
     let (name, value) = match (flag, flag.iter().position(|b| *b == b'=')) {
         ([b'b' | b'f', b'/' | b'.', ..], _) => (&flag[..1], Some(&flag[1..])),

@@ -1,4 +1,4 @@
-//! Finding the real runtime and becoming it.
+//! Finds the real runtime and executes it.
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
@@ -17,10 +17,10 @@ use crate::{as_called, handover};
 
 /// Names the real runtime in the environment: a path, or a name on `PATH`.
 const ENVIRONMENT: &str = "BINDGUARD_RUNTIME";
-/// What a shell answers for a command that cannot be run.
+/// The exit status of a shell for a command that cannot be run.
 const CANNOT_RUN: u8 = 127;
 
-/// Why there is no real runtime to become.
+/// The reason why there is no real runtime to execute.
 #[derive(Debug, thiserror::Error)]
 enum NoRuntime {
     #[error("find the OCI runtime {}: it is not on PATH", .0.display())]
@@ -29,7 +29,7 @@ enum NoRuntime {
     Itself(PathBuf),
 }
 
-/// Replaces this process by the real runtime. Returns only when that is impossible.
+/// Replaces this process by the real runtime. Returns only if that is impossible.
 pub fn exec(args: &[OsString], configured: &Path, remarks: &Remarks) -> ExitCode {
     let runtime = match find(configured) {
         Ok(runtime) => runtime,
@@ -43,10 +43,10 @@ pub fn exec(args: &[OsString], configured: &Path, remarks: &Remarks) -> ExitCode
     ExitCode::from(CANNOT_RUN)
 }
 
-/// [`std::process::Command`] would sort the environment, and drop what is no `NAME=VALUE` from it.
+/// [`std::process::Command`] would sort the environment, and drop entries that are not `NAME=VALUE`.
 fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
     let Ok(path) = CString::new(runtime.as_os_str().as_bytes()) else { return io::ErrorKind::InvalidInput.into() };
-    // Arguments came through an execve themselves: none holds a NUL.
+    // Arguments came through an execve themselves: none contains a NUL.
     let words = args.iter().filter_map(|arg| CString::new(arg.as_bytes()).ok());
     let words: Vec<CString> = iter::once(path.clone()).chain(words).collect();
     as_called::restore();
@@ -65,13 +65,13 @@ fn environment_of_runtime() -> Vec<CString> {
         .collect()
 }
 
-/// What bindguard is told by, and the runtime need not see.
+/// The variables that configure bindguard, and that the runtime does not need.
 fn own_variables() -> impl Iterator<Item = &'static str> {
     iter::once(ENVIRONMENT).chain(handover::VARIABLES)
 }
 
-/// The environment's runtime, else the config's. Either may turn out to be this very program (an installation that puts
-/// it in runc's place, or a `BinaryName` that names it): then `runc` further along `PATH` is meant.
+/// The environment's runtime, else the config's. Either may turn out to be this very program (an installation in runc's place,
+/// or a `BinaryName` that names it): then the next `runc` on `PATH` is used.
 fn find(configured: &Path) -> Result<PathBuf, NoRuntime> {
     let asked = env::var_os(ENVIRONMENT).filter(|name| !name.is_empty()).map(PathBuf::from);
     let candidates = [asked.as_deref(), Some(configured), Some(Path::new("runc"))];

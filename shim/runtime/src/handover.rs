@@ -1,9 +1,8 @@
-//! Telling the shim how far the guard got.
+//! Reports the guard's progress to the shim.
 //!
-//! The shim gives the guard the write end of a pipe and a deadline. One line says that the runtime begins now, or that
-//! there was nothing to mend; a pipe that closes without a line says that the guard died. A second line, which an older shim
-//! does not read, explains a failure of the runtime. Without a shim, or under a shim that knows nothing of bindguard, nobody
-//! listens.
+//! The shim gives the guard the write end of a pipe and a deadline. One line reports that the runtime begins now, or that
+//! nothing was repaired; a pipe that closes without a line means that the guard died. A second line, which an older shim does
+//! not read, explains a failure of the runtime. Without a shim, or under another shim, the pipe does not exist.
 
 use std::env;
 use std::fs;
@@ -16,13 +15,13 @@ use rustix::io::FdFlags;
 const FD: &str = "BINDGUARD_HANDOVER_FD";
 const ATTEMPT: &str = "BINDGUARD_ATTEMPT";
 
-/// The shim reads a line of 4096 bytes.
+/// The shim reads lines of up to 4096 bytes.
 const LONGEST_REASON: usize = 2048;
 
-/// What the shim sets for the guard, and the runtime need not see.
+/// The variables that the shim sets for the guard, and that the runtime does not need.
 pub const VARIABLES: [&str; 2] = [FD, ATTEMPT];
 
-/// The shim's end of the bargain, if there is a shim.
+/// The pipe to the shim, if there is one, and the attempt.
 #[derive(Debug)]
 pub struct Handover {
     pipe: Option<OwnedFd>,
@@ -30,27 +29,27 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// What the environment says. Anything but a pipe's number there is the same as nothing.
+    /// From the environment. A value that is not a pipe's number counts as missing.
     pub fn from_environment() -> Self {
         Self { pipe: pipe(), attempt: number(ATTEMPT).unwrap_or(0) }
     }
 
-    /// Which create of the container this is, counted from 0.
+    /// The number of this create of the container, counted from 0.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// A shim of bindguard's listens.
+    /// True if a shim of bindguard's reads the pipe.
     pub fn is_heard(&self) -> bool {
         self.pipe.is_some()
     }
 
-    /// The runtime begins now. `verify`: what it makes is worth a look afterwards. `unrepaired`: why it may fail.
+    /// The runtime begins now. `verify`: its container should be checked afterwards. `unrepaired`: why it may fail.
     pub fn hand_over(&self, verify: bool, unrepaired: Option<&str>) {
         self.say_with(if verify { "handover verify" } else { "handover" }, unrepaired);
     }
 
-    /// Nothing was mended that a create can have failed on: it would fail again. `unrepaired`: why.
+    /// Nothing was repaired that could make a create fail, so it would fail again. `unrepaired`: why.
     pub fn unchanged(&self, unrepaired: Option<&str>) {
         self.say_with("unchanged", unrepaired);
     }
@@ -67,18 +66,18 @@ impl Handover {
 
     fn say(&self, line: &str) {
         if let Some(pipe) = self.pipe.as_ref().and_then(|pipe| pipe.try_clone().ok()) {
-            // A shim that no longer listens has given up on the guard, and has ended this process or is about to.
+            // A shim that no longer reads has given up on the guard, and has ended this process or is about to.
             let _ = fs::File::from(pipe).write_all(line.as_bytes());
         }
     }
 }
 
-/// Paths are the pod's.
+/// The pod chooses the paths in it.
 fn in_one_line(reason: &str) -> String {
     cut(reason, LONGEST_REASON).replace(char::is_control, " ")
 }
 
-/// The inherited descriptor, made to close when the runtime begins.
+/// The inherited descriptor, set to close when the runtime begins.
 fn pipe() -> Option<OwnedFd> {
     let number = number(FD)?;
     let link = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;

@@ -1,8 +1,8 @@
-//! `bindguard-runtime`: an OCI runtime that admits the bundle and then becomes the real one.
+//! `bindguard-runtime`: an OCI runtime that admits the bundle and then becomes the real runtime.
 //!
-//! For `create`, `run` and `restore` it looks at the bundle's binds, mends what it can, and calls execve(2): exit code, stderr and
-//! everything else are the real runtime's. For any other verb it calls execve at once. Only a policy that says so
-//! makes it refuse a container that the real runtime would have created.
+//! For `create`, `run` and `restore` it checks the bundle's binds, repairs them if possible, and calls execve(2): exit code,
+//! stderr and everything else are the real runtime's. For any other verb it calls execve at once. Only a policy of `refuse`
+//! makes it reject a container that the real runtime would have created.
 
 mod argv;
 mod as_called;
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let admission = if invocation.has_spec() && privilege::may_mount() {
         admit_safely(&invocation, &loaded.config, handover.attempt(), &remarks)
     } else {
-        // The runtime says in its own words that there is no spec, and root of nothing has no binds to mend.
+        // The runtime itself reports a missing spec, and a user who may not mount cannot repair binds.
         Admission::default()
     };
     if let Some(reason) = &admission.refusal {
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
 
 fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
     catch_unwind(|| admit_and_tell(invocation, config, attempt, remarks)).unwrap_or_else(|_| {
-        // The panic's own words are on stderr.
+        // The panic's own message is on stderr.
         let refusal = refusal_of_unseen("the guard panicked", config.policy());
         if refusal.is_none() {
             remarks.problem("the guard panicked; the container is created as it is");
@@ -73,7 +73,7 @@ fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, remarks:
 fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
     let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
     let admission = admit(&invocation.bundle, config.policy(), which);
-    // First of all: whatever comes of the rest, the journal has the line.
+    // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
         let entry = Entry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };
         if let Err(problem) = record(journal, &entry)

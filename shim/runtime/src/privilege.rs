@@ -1,20 +1,20 @@
-//! What the caller may do: rootless engines call the runtime as any user, most often in a user namespace.
+//! The caller's privileges: rootless engines call the runtime as any user, most often in a user namespace.
 
 use std::fs;
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// Whether binds can be mended. Without that, and without a share in the node's journal, the guard has nothing to do.
+/// True if binds can be repaired. Without that right, and without access to the node's journal, the guard has no work.
 pub fn may_mount() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Whether the journal is the caller's to write. To root of a user namespace of its own it need not be.
+/// True if the caller may write the journal. Root of a separate user namespace need not have access.
 pub fn is_root_of_node() -> bool {
     rustix::process::geteuid().is_root() && !fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_some(&map))
 }
 
-/// A namespace that maps less than all users; the node's own maps each to itself.
+/// True for a namespace that maps fewer than all users; the node's own maps each to itself.
 fn maps_some(uid_map: &str) -> bool {
     uid_map.split_whitespace().ne(["0", "0", "4294967295"])
 }

@@ -1,9 +1,9 @@
-//! Where the guard's remarks go.
+//! The guard's remarks, and their destinations.
 //!
-//! Under a shim, stderr is the container's own: remarks go to the runtime's log file then, which shims read, at levels
-//! that are never mistaken for the runtime's last error. Without a log file they go to stderr. What keeps the guard from
-//! its work (a broken config.json, say) is said in both places, unless bindguard's own shim listens: that one passes the log
-//! file on to containerd's log, and the container's log stays clean.
+//! Under a shim, stderr is the container's own. Remarks then go to the runtime's log file, which shims read, at levels that are
+//! never mistaken for the runtime's last error. Without a log file they go to stderr. A problem that stops the guard (for
+//! example a broken config.json) goes to both, unless bindguard's own shim is the caller: it passes the log file on to
+//! containerd's log, and the container's log stays clean.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -20,10 +20,10 @@ use time::format_description::well_known::Rfc3339;
 use crate::argv::Invocation;
 use crate::stderr;
 
-/// A remark is no longer than this, in bytes: two paths and what is said of them.
+/// The limit of a remark, in bytes: two paths and the text about them.
 const LONGEST: usize = 16 << 10;
 
-/// The places to say something.
+/// The destinations of remarks.
 #[derive(Debug)]
 pub struct Remarks {
     log: Option<Log>,
@@ -37,19 +37,19 @@ struct Log {
 }
 
 impl Remarks {
-    /// For a call that creates a container. `log_is_passed_on`: the caller shows what the log file says, whatever comes of
+    /// For a call that creates a container. `log_is_passed_on`: the caller shows the log file's content, whatever the result of
     /// the call.
     pub fn for_invocation(invocation: &Invocation, log_is_passed_on: bool) -> Self {
         let log = invocation.log.clone().map(|path| Log { path, json: invocation.log_is_json });
         Self { log, log_is_passed_on }
     }
 
-    /// For a call that is not looked at.
+    /// For a call that is not checked.
     pub fn on_stderr() -> Self {
         Self { log: None, log_is_passed_on: false }
     }
 
-    /// Says what was found and done.
+    /// Reports the findings and the actions.
     pub fn tell(&self, report: &Report) {
         for problem in &report.problems {
             self.problem(&in_bundle(report, problem));
@@ -62,12 +62,12 @@ impl Remarks {
         }
     }
 
-    /// Says what kept the guard from its work.
+    /// Reports a problem that stopped the guard.
     pub fn problem(&self, problem: &str) {
         self.say("warning", problem);
     }
 
-    /// Says why the real runtime cannot run.
+    /// Reports why the real runtime cannot run.
     pub fn fatal(&self, problem: &str) {
         self.say("error", problem);
     }
@@ -81,7 +81,7 @@ impl Remarks {
 }
 
 impl Log {
-    /// Appends a line in the form that runc's own lines have.
+    /// Appends a line in the format of runc's own lines.
     fn append(&self, level: &str, text: &str) -> io::Result<()> {
         let time = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
         let msg = format!("bindguard: {}", cut(text, LONGEST));
@@ -90,7 +90,7 @@ impl Log {
         } else {
             format!("time=\"{time}\" level={level} msg={msg:?}\n")
         };
-        // A fifo that nobody reads is an error, not a wait.
+        // A fifo without a reader is an error, not a wait.
         let mut file = OpenOptions::new().append(true).create(true).custom_flags(O_NONBLOCK).open(&self.path)?;
         with_size_errors(|| file.write_all(line.as_bytes()))
     }

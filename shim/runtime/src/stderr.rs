@@ -1,8 +1,8 @@
 //! Lines on stderr, which may be the container's own.
 //!
-//! Under a shim nobody reads that pipe before the container is there. A guard that waited for room would be killed at its
-//! deadline, and a guard that left no room would have the runtime wait for ever when it reports an error. So a line is
-//! written only where it fits at once, and only a few KiB of them.
+//! Under a shim the pipe has no reader before the container exists. A guard that waited for space would be killed at its
+//! deadline. A guard that left no space would make the runtime wait for ever when it reports an error. So a line is written
+//! only if it fits at once, and only a few KiB of them.
 
 use std::io::stderr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bindguard_core::text::cut;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// With what stands around it less than 4096 bytes, `PIPE_BUF`: a pipe that can be written takes that much at once (pipe(7)).
+/// With its prefix less than 4096 bytes, `PIPE_BUF`: a writable pipe takes that much at once (pipe(7)).
 const LONGEST: usize = 2048;
-/// Of all lines together: an eighth of a pipe.
+/// The limit of all lines together: an eighth of a pipe.
 const MOST: usize = 8192;
 
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Writes a line, cut if it is long. It is lost where it would have to wait.
+/// Writes a line, cut if it is long. A line that would have to wait is lost.
 pub fn say(text: &str) {
     let line = format!("bindguard: {}\n", cut(&in_one_line(cut(text, LONGEST).as_ref()), LONGEST));
     let written = WRITTEN.load(Ordering::Relaxed) + line.len();
@@ -32,7 +32,7 @@ fn takes_a_line() -> bool {
     matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..)) && fds[0].revents().contains(PollFlags::OUT)
 }
 
-/// Paths and annotations are the pod's: they begin no line of their own, and do nothing to a terminal.
+/// The pod chooses paths and annotations: they must not begin a line of their own, or control a terminal.
 fn in_one_line(text: &str) -> String {
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()

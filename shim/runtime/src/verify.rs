@@ -1,7 +1,7 @@
-//! `bindguard-runtime [RUNTIME FLAGS] bindguard-verify --bundle BUNDLE ID PID`: a look at a container that was just made.
+//! `bindguard-runtime [RUNTIME FLAGS] bindguard-verify --bundle BUNDLE ID PID`: checks a new container.
 //!
-//! The shim asks for it, apart from the create and in its own time, when a host-root bind was made rslave. What is not as it
-//! should be goes to the log and the journal. A runtime has no verb of that name.
+//! The shim runs it, separately from the create and with its own time limit, when a host-root bind was made rslave. Findings go
+//! to the log and the journal. A runtime has no verb of that name.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -15,21 +15,21 @@ use crate::remarks::Remarks;
 
 const VERB: &str = "bindguard-verify";
 
-/// What is to be looked at.
+/// The container to check.
 pub struct Verification {
     invocation: Invocation,
     pid: u32,
 }
 
 impl Verification {
-    /// `None` when the arguments ask for something else.
+    /// `None` if the arguments have another verb.
     pub fn asked_for(args: &[OsString]) -> Option<Self> {
         let (invocation, more) = Invocation::of_own_verb(args, VERB)?;
         let [pid] = more[..] else { return None };
         Some(Self { invocation, pid: pid.to_str()?.parse().ok()? })
     }
 
-    /// Looks, and tells what is not as it should be.
+    /// Checks the container, and reports its findings.
     pub fn run(&self, config: &Config) -> ExitCode {
         let remarks = Remarks::for_invocation(&self.invocation, true);
         let report = verify_container(&self.invocation.bundle, self.pid, config.policy());

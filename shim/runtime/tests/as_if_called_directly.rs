@@ -1,5 +1,5 @@
-//! The real runtime finds the process as the caller made it: a script that writes down what it finds is called directly and
-//! through `bindguard-runtime`, by callers of all kinds, and has to find the same.
+//! The real runtime finds the process as the caller made it. A script that records its environment is called directly and
+//! through `bindguard-runtime`, by callers of all kinds, and must record the same.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -10,8 +10,8 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// Asked are the shell's own descriptors, while it has none for a pipe, and the signals of a child that has them from it: the
-/// shell blocks some while it forks.
+/// Records the shell's own descriptors, while it has none for a pipe, and the signals of a child that inherits them: the shell
+/// blocks some while it forks.
 const RUNTIME: &str = r#"#!/bin/sh
 out=${0%/*}/found
 {
@@ -29,7 +29,7 @@ echo said >&2
 exit 42
 "#;
 
-/// What callers do before they call, in the shell's words.
+/// The callers' preparations before the call, as shell code.
 const CALLERS: [&str; 12] = [
     "exec",
     "trap '' PIPE; exec",
@@ -103,7 +103,7 @@ struct Found {
 }
 
 impl Found {
-    /// Only what is different.
+    /// Only the differences.
     fn beside(&self, other: &Self) -> String {
         let lines = |found: &Self, than: &Self| {
             let lines = found.words.lines().filter(|line| !than.words.lines().any(|l| l == *line));
@@ -114,8 +114,8 @@ impl Found {
     }
 }
 
-/// By another process: what another test starts meanwhile would have the file open for writing, too, and nobody can execute it
-/// then (ETXTBSY, execve(2)).
+/// Another process writes it: a child of another test would inherit the file open for writing, and then execve(2) fails
+/// (ETXTBSY).
 fn write_program(file: &Path, text: &str) {
     let mut shell = Command::new("sh");
     shell.args(["-ec", "cat > \"$0\"; chmod 755 \"$0\""]).arg(file).stdin(Stdio::piped());
@@ -148,7 +148,7 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// What the runtime found, and what its caller saw.
+    /// The runtime's record, and the output that its caller saw.
     fn found(&self, caller: &str, program: &PathBuf, call: &str) -> Found {
         fs::write(self.path("stdin"), b"to stdin\n").unwrap();
         let mut shell = Command::new("sh");

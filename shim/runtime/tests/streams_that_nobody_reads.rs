@@ -1,5 +1,5 @@
-//! stderr is the container's own, and nobody reads it before the container is made: the guard neither waits for room in it nor
-//! takes the room that the runtime needs (issue 14, item 17).
+//! stderr is the container's own, and has no reader before the container exists: the guard neither waits for space in it nor
+//! takes the space that the runtime needs (issue 14, item 17).
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
@@ -19,7 +19,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A pod whose annotations are as long as Kubernetes lets them be, and make no sense.
+    /// A pod whose annotations are as long as Kubernetes allows, and invalid.
     fn new() -> Self {
         let scene = Self { folder: tempfile::tempdir().unwrap() };
         let path = |name: &str| scene.folder.path().join(name);
@@ -92,7 +92,7 @@ fn a_log_that_nobody_reads_keeps_nobody_waiting() {
     assert!(scene.journal().contains("is not one of its values"));
 }
 
-/// The journal is already larger than any file may become.
+/// The journal is already larger than the limit for files.
 #[test]
 fn a_limit_on_the_size_of_files_does_not_end_the_guard() {
     let scene = Scene::new();
