@@ -12,7 +12,9 @@ pub enum AskedAccess {
 }
 
 impl AskedAccess {
-    /// The access that these mount options request. runc and crun treat `ro` and `rro` separately; the last of each applies.
+    /// The access that these mount options ask for. runc and crun keep `ro` and `rro` apart. Of `ro` and `rw` the last option
+    /// counts. With both `rro` and `rrw`, crun and runc before 1.2 pass both to mount_setattr(2), and the kernel clears a flag
+    /// before it sets it: `rro` applies in any order.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut own, mut recursive) = (false, false);
         for option in options {
@@ -20,7 +22,6 @@ impl AskedAccess {
                 "ro" => own = true,
                 "rw" => own = false,
                 "rro" => recursive = true,
-                "rrw" => recursive = false,
                 _ => {}
             }
         }
@@ -37,11 +38,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_each_kind_the_last_option_counts() {
+    fn the_last_of_ro_and_rw_counts_and_rro_in_any_order() {
         assert_eq!(AskedAccess::from_options(["rbind", "rw"]), AskedAccess::ReadWrite);
         assert_eq!(AskedAccess::from_options(["ro", "rw"]), AskedAccess::ReadWrite);
         assert_eq!(AskedAccess::from_options(["rw", "rbind", "ro"]), AskedAccess::ReadOnly);
         assert_eq!(AskedAccess::from_options(["rro", "ro", "rw"]), AskedAccess::RecursivelyReadOnly);
-        assert_eq!(AskedAccess::from_options(["ro", "rro", "rrw"]), AskedAccess::ReadOnly);
+        for options in [["ro", "rro", "rrw"], ["rrw", "rro", "ro"], ["rro", "rw", "rrw"]] {
+            assert_eq!(AskedAccess::from_options(options), AskedAccess::RecursivelyReadOnly, "{options:?}");
+        }
+        assert_eq!(AskedAccess::from_options(["ro", "rrw"]), AskedAccess::ReadOnly);
     }
 }
