@@ -98,16 +98,33 @@ fn open(journal: &Path) -> io::Result<File> {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
     };
-    match fs::metadata(journal) {
-        Ok(found) => regular(found.is_file())?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+    let found = match fs::metadata(journal) {
+        Ok(found) => regular(found.is_file()).map(|()| Some(found))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
-    }
-    let flags = O_NONBLOCK | O_NOCTTY;
-    let file = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags).open(journal)?;
+    };
+    let file = match open_at_once(journal) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            move_leased_away(journal, &found)?;
+            open_at_once(journal)?
+        }
+        opened => opened?,
+    };
     // Another file may have the name by now.
     regular(file.metadata()?.is_file())?;
     Ok(file)
+}
+
+fn open_at_once(journal: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(O_NONBLOCK | O_NOCTTY).open(journal)
+}
+
+/// Any reader of the file can have a lease on it, which keeps writers out for 45 s and can be taken again (fcntl(2)). A lease is on
+/// the file and not on its name: the line goes into a new one, and the old one is kept as at a rotation.
+fn move_leased_away(journal: &Path, found: &Option<Metadata>) -> io::Result<()> {
+    // Another guard may have done so since: its new file stays.
+    let is_the_one = |now: Metadata| found.as_ref().is_none_or(|found| found.ino() == now.ino());
+    if fs::metadata(journal).is_ok_and(is_the_one) { fs::rename(journal, rotated(journal)) } else { Ok(()) }
 }
 
 /// Writes the whole line or nothing.
@@ -151,6 +168,7 @@ fn rotated(journal: &Path) -> PathBuf {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "no library takes a lease")]
 mod tests {
     use super::*;
 
@@ -162,6 +180,34 @@ mod tests {
         append(&journal, "{}").unwrap();
         assert_eq!(fs::read_to_string(&journal).unwrap(), "{}\n");
         assert!(folder.path().join("new/journal.jsonl.1").metadata().is_ok());
+    }
+
+    /// Issue 14: a container with a read-only hostPath of `/run` can have a lease on the journal, without any capability.
+    #[test]
+    fn a_reader_that_has_a_lease_on_the_journal_keeps_no_line_out() {
+        use nix::libc::{F_RDLCK, F_SETLEASE, F_WRLCK, SIGURG, fcntl};
+        use std::os::fd::AsRawFd;
+
+        /// `F_SETSIG` of the kernel's `include/uapi/asm-generic/fcntl.h`
+        const F_SETSIG: i32 = 10;
+
+        let folder = tempfile::tempdir().unwrap();
+        let journal = folder.path().join("journal.jsonl");
+        for kind in [F_RDLCK, F_WRLCK] {
+            fs::write(&journal, "old\n").unwrap();
+            let reader = File::open(&journal).unwrap();
+            // SAFETY: numbers alone. The kernel's SIGIO would end this process; SIGURG is ignored by default.
+            let leased = unsafe {
+                fcntl(reader.as_raw_fd(), F_SETSIG, SIGURG);
+                fcntl(reader.as_raw_fd(), F_SETLEASE, kind)
+            };
+            assert_eq!(leased, 0, "{}", io::Error::last_os_error());
+            append(&journal, "{}").unwrap();
+            append(&journal, "{}").unwrap();
+            assert_eq!(fs::read_to_string(&journal).unwrap(), "{}\n{}\n");
+            drop(reader);
+            assert_eq!(fs::read_to_string(rotated(&journal)).unwrap(), "old\n");
+        }
     }
 
     /// Issue 14: a container with a read-only hostPath of `/run` can lock the journal.
