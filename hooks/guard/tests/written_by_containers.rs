@@ -67,6 +67,9 @@ fn a_directory_that_vanished_is_made_again_when_policy_says_so() {
     }
     for scene in [Scene::of_plugin("kubernetes.io~empty-dir"), Scene::of_host_path()] {
         fs::create_dir_all(scene.volume.join("a/b")).unwrap();
+        // No directory was bound through a link to a file.
+        fs::write(scene.volume.join("log.1"), "").unwrap();
+        symlink("log.1", scene.volume.join("log")).unwrap();
         let scene = scene.bound("a/b");
         fs::remove_dir_all(scene.volume.join("a")).unwrap();
         let (verdict, _, outcome) = scene.told(&scene.policy());
@@ -95,13 +98,16 @@ fn a_release_that_was_bound_through_a_link_is_not_made_again() {
     if !own_namespace() {
         return;
     }
-    for scene in [Scene::of_plugin("kubernetes.io~empty-dir"), Scene::of_host_path()] {
-        let [bound, next, link] = ["releases/42", "releases/43", "current"].map(|name| scene.volume.join(name));
+    let volumes: [fn() -> Scene; 2] = [|| Scene::of_plugin("kubernetes.io~empty-dir"), Scene::of_host_path];
+    // The whole release, and a folder of one that is still there.
+    for (scene, below) in volumes.into_iter().flat_map(|volume| ["", "/conf"].map(|below| (volume(), below))) {
+        let [bound, next] = ["releases/42", "releases/43"].map(|name| scene.volume.join(format!("{name}{below}")));
+        let link = scene.volume.join("current");
         fs::create_dir_all(&bound).unwrap();
         symlink("releases/42", &link).unwrap();
-        let scene = scene.bound("current");
+        let scene = scene.bound(&format!("current{below}"));
         fs::remove_dir(&bound).unwrap();
-        fs::create_dir(&next).unwrap();
+        fs::create_dir_all(&next).unwrap();
         fs::remove_file(&link).unwrap();
         symlink("releases/43", &link).unwrap();
         let (verdict, _, outcome) = scene.told(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });

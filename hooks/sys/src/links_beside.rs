@@ -1,9 +1,9 @@
 //! Symlinks that may have led to a directory which is gone.
 //!
-//! A pod's `subPath` may be a symlink, for example `current`, which leads to `releases/42`. The kubelet follows it and binds
-//! `releases/42`; the mount does not show the symlink. When a deployment removes `releases/42` and points `current` to
-//! `releases/43`, a kubelet binds `releases/43`. So a directory is not created again if a link on the way to it leads to
-//! something beside it.
+//! A pod's `subPath` may be a symlink: `current`, which leads to `releases/42`. The kubelet follows it and binds `releases/42`, and
+//! that is all that the mount tells. When a deployment removes `releases/42`, or a folder in it, and has `current` lead to
+//! `releases/43`, a kubelet binds that one. So a directory is not made again where a link on the way to it leads to something
+//! beside it, or beside a directory above it.
 //!
 //! A link that was removed, or lies elsewhere in the volume, is not found.
 
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{Dir, FileType};
+use rustix::fs::{AtFlags, Dir, FileType, statat};
 use rustix::io::Errno;
 
 /// Limit of names to read; beyond it the search fails.
@@ -33,12 +33,11 @@ impl OnTheWay {
         self.0.last().map(|(_, directory)| directory)
     }
 
-    /// Finds a link that leads to something in the deepest directory. `volume` is the path of the volume's root.
+    /// A link that leads away from the path: to something else in one of them. `volume` is the path of the volume's root.
     ///
     /// # Errors
     /// getdents(2)'s and readlink(2)'s; `E2BIG` when there are too many names to read.
     pub(crate) fn link_beside(&self, volume: &Path) -> Result<Option<PathBuf>, Errno> {
-        let Some((deepest, _)) = self.0.last() else { return Ok(None) };
         let mut names = 0;
         for (path, directory) in &self.0 {
             for entry in Dir::read_from(directory)? {
@@ -57,12 +56,21 @@ impl OnTheWay {
                     Err(errno) => return Err(errno),
                 };
                 let target = Path::new(OsStr::from_bytes(target.as_bytes()));
-                if within(volume, path, target).is_some_and(|target| target.parent() == Some(deepest)) {
+                if within(volume, path, target).is_some_and(|target| self.are_left_for(&target)) {
                     return Ok(Some(path.join(OsStr::from_bytes(entry.file_name().to_bytes()))));
                 }
             }
         }
         Ok(None)
+    }
+
+    /// Whether something lies in one of them and is none of them. It may be missing, as a release that is put in place later. A file
+    /// is nothing that a directory was bound through.
+    fn are_left_for(&self, target: &Path) -> bool {
+        let held = |path: &Path| self.0.iter().find(|(known, _)| known == path).map(|(_, directory)| directory);
+        let Some((parent, name)) = target.parent().and_then(held).zip(target.file_name()) else { return false };
+        let kind = || Some(FileType::from_raw_mode(statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_mode));
+        held(target).is_none() && kind() != Some(FileType::RegularFile)
     }
 }
 
