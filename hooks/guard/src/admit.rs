@@ -104,7 +104,7 @@ fn try_admit(
     }
     let mut outcomes = Outcomes::new();
     let mut edits = plan.edits.clone();
-    let asking = Asking::of_its_repairs();
+    let asking = Asking::of_its_repairs(start);
     for order in &plan.rebinds {
         edits.extend(mend(order, attempt, &asking, &mut outcomes));
     }

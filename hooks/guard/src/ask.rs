@@ -16,7 +16,8 @@ const EACH: Duration = Duration::from_millis(700);
 /// Time limit for all sources of one create: well within the guard's own deadline.
 const OF_A_CREATE: Duration = Duration::from_millis(1200);
 
-/// Time limit for all repairs of one create, whose servers answered a moment ago.
+/// How much longer all of its repairs wait together for servers that answered a moment ago. A repair probes at least twice, before
+/// and after it.
 const OF_REPAIRS: Duration = Duration::from_millis(500);
 
 /// Time limit for all sources of a node when an operator waits.
@@ -66,9 +67,9 @@ impl Asking {
         Self::within(OF_A_CREATE)
     }
 
-    /// Starts the time limit now. All repairs of a create share it.
-    pub(crate) fn of_its_repairs() -> Self {
-        Self::within(OF_REPAIRS)
+    /// The time limit of all repairs of a create that began at `start`. They also have the time that its sources left.
+    pub(crate) fn of_its_repairs(start: Instant) -> Self {
+        Self::until(start + OF_A_CREATE + OF_REPAIRS)
     }
 
     /// Starts the time limit now.
@@ -77,7 +78,11 @@ impl Asking {
     }
 
     fn within(patience: Duration) -> Self {
-        Self { until: Instant::now() + patience, silent: RefCell::default() }
+        Self::until(Instant::now() + patience)
+    }
+
+    fn until(until: Instant) -> Self {
+        Self { until, silent: RefCell::default() }
     }
 
     /// Probes every source's paths; returns one set of answers for each source, in the same order.
@@ -173,6 +178,15 @@ fn reach(answer: &Answer) -> Reach {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Less than the shortest patience for one source is no time at all.
+    #[test]
+    fn repairs_have_the_time_that_the_sources_of_their_create_left() {
+        let now = Instant::now();
+        assert!(Asking::of_its_repairs(now).left() > OF_A_CREATE);
+        let late = Asking::of_its_repairs(now - OF_A_CREATE).left();
+        assert!(late > SHORTEST && late <= OF_REPAIRS, "{late:?}");
+    }
 
     #[test]
     fn what_there_is_no_time_to_probe_is_not_taken_for_what_need_not_be_probed() {

@@ -3,6 +3,8 @@
 //! An operator wants this on a node whose kubelet has the fix of 1.19 and where a re-bind is not possible; kubediag's
 //! recoverer does the same. Until the kubelet binds again, the path shows the empty file underneath.
 
+use std::time::Instant;
+
 use bindguard_core::judge::{Verdict, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_sys::Mounts;
@@ -25,7 +27,8 @@ pub(crate) enum NotDetached {
 /// Detaches the mount of a subpath that is still stale: the very mount that was judged, whatever a guard attaches meanwhile.
 pub(crate) fn detach_stale(subpath: &VolumeSubpath) -> Result<(), NotDetached> {
     let held = HeldSubpath::hold(subpath.clone());
-    match judge_subpath(subpath, &Asking::of_its_repairs().observe_one(&held, &Mounts::default())) {
+    let asking = Asking::of_its_repairs(Instant::now());
+    match judge_subpath(subpath, &asking.observe_one(&held, &Mounts::default())) {
         Verdict::Stale { .. } => {}
         verdict => return Err(NotDetached::NoLongerStale(verdict.name())),
     }

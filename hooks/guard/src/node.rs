@@ -51,7 +51,7 @@ pub(crate) fn detach_node(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool
 }
 
 fn mended(order: &Rebind) -> Outcome {
-    match rebind(order, &Asking::of_its_repairs()) {
+    match rebind(order, &Asking::of_its_repairs(Instant::now())) {
         Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
         Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
         Err(error) => Outcome::Failed { why: error.to_string() },
