@@ -11,6 +11,7 @@ use crate::mount_table::{MountEntry, MountIndex, MountTable};
 use crate::pods::{PodContainer, PodName, Pods};
 use crate::policy::Policy;
 use crate::report::{BindReport, Outcome, REFUSED, Report};
+use crate::text::shell_word;
 
 /// The Kubernetes issue that describes stale volume-subpaths.
 pub const ISSUE: &str = "https://github.com/kubernetes/kubernetes/issues/68211";
@@ -173,7 +174,7 @@ fn is_bare(bind: &BindReport) -> bool {
 
 /// The next step for a finding.
 fn next(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
-    let path = bind.source.display();
+    let path = shell_word(&bind.source);
     match (bind.verdict, &bind.outcome) {
         (_, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached)) => None,
         ("stale", Some(Outcome::WouldBe { .. })) => Some(format!("bindguard repair {path}")),

@@ -1,6 +1,7 @@
-//! Text that a pod writes, cut to a length that a log, a journal and a pipe can take.
+//! Text that a pod writes: cut to a length that a log, a journal and a pipe can take, and quoted for a shell.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 /// The text, or at most its first `most` bytes followed by three dots.
 pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
@@ -11,9 +12,28 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
+/// A path as one word of a command that is advised. A pod names its mount points: `/a;reboot` ends no command.
+pub fn shell_word(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%=~".contains(c);
+    match text.starts_with('/') && text.chars().all(is_plain) {
+        true => text.into_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_one_word_whatever_is_in_it() {
+        let word = |path: &str| shell_word(path.as_ref());
+        let plain = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~csi/a";
+        assert_eq!(word(plain), plain);
+        assert_eq!(word("/a;reboot"), "'/a;reboot'");
+        assert_eq!(word("/a'$(reboot)"), r"'/a'\''$(reboot)'");
+    }
 
     #[test]
     fn a_cut_does_not_part_a_character() {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use crate::holders::SeenNamespace;
 use crate::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use crate::policy::Policy;
+use crate::text::shell_word;
 
 use super::Point;
 
@@ -38,7 +39,7 @@ pub fn pinned(own: &MountTable, others: &[SeenNamespace], problems: &[String], p
         let more = more.map(|more| format!(" and {more} more")).unwrap_or_default();
         let told =
             format!("the host unmounted these, and other mount namespaces keep them: {}{more}", places.join(", "));
-        return Point::bad(NAME, told, format!("bindguard holders {}", first.display()));
+        return Point::bad(NAME, told, format!("bindguard holders {}", shell_word(first)));
     }
     let unread = others.iter().find_map(|namespace| namespace.table.as_ref().err());
     match problems.first().or(unread) {

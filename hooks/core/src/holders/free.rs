@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::mount_table::MountEntry;
+use crate::text::shell_word;
 
 use super::KeptBy;
 use super::report::Holder;
@@ -19,9 +20,10 @@ pub struct Way {
 /// A umount in another namespace with this one's umount(8): most images have none. The root directory stays this one's,
 /// and the path leads through the process's own root. `umount --namespace` requires a /proc in there that shows itself.
 fn from_outside(pid: u32, mount: &MountEntry) -> String {
+    let path = format!("/proc/{pid}/root{}", mount.mount_point.display());
     format!(
-        "nsenter --target {pid} --mount --root=/ umount --no-canonicalize --internal-only --lazy /proc/{pid}/root{}",
-        mount.mount_point.display()
+        "nsenter --target {pid} --mount --root=/ umount --no-canonicalize --internal-only --lazy {}",
+        shell_word(path.as_ref())
     )
 }
 
@@ -35,7 +37,7 @@ pub(super) fn ways(
 ) -> Vec<Way> {
     let mut ways = Vec::new();
     if let Some(own) = goes_with {
-        let run = format!("umount {}", own.mount_point.display());
+        let run = format!("umount {}", shell_word(&own.mount_point));
         ways.push(Way { what: "a umount here reaches it", run });
         return ways;
     }
@@ -58,7 +60,7 @@ pub(super) fn ways(
             ways.push(Way { what: "end the process that has the namespace open", run: format!("kill {pid}") });
         }
         KeptBy::BindMount(path) => {
-            ways.push(Way { what: "let go of the namespace", run: format!("umount {}", path.display()) });
+            ways.push(Way { what: "let go of the namespace", run: format!("umount {}", shell_word(path)) });
         }
     }
     ways

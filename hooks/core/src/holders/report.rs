@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use crate::pods::{PodName, Pods};
 use crate::policy::Policy;
+use crate::text::shell_word;
 
 use super::cgroup::looks_like_an_id;
 use super::free::{Way, ways};
@@ -164,7 +165,7 @@ fn elsewhere_here(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holder>
     let first = others.iter().find(|entry| !own.system.must_stay(entry));
     let way = |entry: &&MountEntry| Way {
         what: "unmount this other mount of it",
-        run: format!("umount {}", entry.mount_point.display()),
+        run: format!("umount {}", shell_word(&entry.mount_point)),
     };
     let free = first.map(way).into_iter().collect();
     let mounts: Vec<_> = others.iter().map(|entry| KeptMount::from_entry(entry, &own.index, &own.spread)).collect();
@@ -247,6 +248,22 @@ mod tests {
         let report = HoldersReport::find(Path::new(path), &wanted, &own, &others, &Pods::default(), &Policy::default());
         assert!(!report.holders.is_empty(), "{path}");
         (report.holders.into_iter().flat_map(|holder| holder.free).map(|way| way.run).collect(), report.note)
+    }
+
+    /// A pod chooses its mountPath.
+    #[test]
+    fn a_mount_point_that_a_pod_named_ends_no_command() {
+        let table = |lines: &str| {
+            MountTable::from_mountinfo(lines.replace("/mnt/disk", "/mnt/disk;reboot").as_bytes()).unwrap()
+        };
+        let kept_by = KeptBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
+        let others = [SeenNamespace { id: 9, kept_by, processes: 1, table: Ok(table(CONTAINER)) }];
+        let wanted = Wanted::of_device(crate::mount_table::Device { major: 8, minor: 2 });
+        let (path, policy) = (Path::new("/dev/sdb"), Policy::default());
+        let report = HoldersReport::find(path, &wanted, &table(HOST), &others, &Pods::default(), &policy);
+        let ways: Vec<_> = report.holders.iter().flat_map(|holder| &holder.free).map(|way| way.run.as_str()).collect();
+        assert_eq!(ways[0], "umount '/mnt/disk;reboot'");
+        assert!(ways[1].ends_with(" --lazy '/proc/7/root/host/mnt/disk;reboot'"), "{ways:?}");
     }
 
     #[test]
