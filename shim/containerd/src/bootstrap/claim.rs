@@ -72,7 +72,10 @@ pub(super) fn claim(link: &Path, mut takes: impl FnMut(UnixStream) -> io::Result
             Found::Dead(socket) => {
                 tracing::debug!(path = %socket.display(), "removing a stale socket");
                 retire(link, &socket)?;
-                let _ = fs::remove_file(socket);
+                // At the group's own name another `start` may have made its link by now.
+                if socket != link {
+                    let _ = fs::remove_file(socket);
+                }
             }
         }
     }
@@ -88,16 +91,19 @@ pub(crate) fn remove(socket: &Path) {
             let _ = retire(&link, socket);
         }
     }
-    let _ = fs::remove_file(socket);
+    // A socket at the group's own name may have been replaced by a link to a living server.
+    let _ = retire(socket, socket);
 }
 
 /// Removes the socket if no process listens on it. Returns a connection to a server that accepts one. That server may have been
 /// killed a moment ago.
 pub(super) fn remove_stale(socket: &Path) -> Option<UnixStream> {
-    match connect_to(socket) {
+    // Go's shim and older ones of ours name the group, where a link may be by now. It may lead to another server soon.
+    let socket = fs::read_link(socket).unwrap_or_else(|_| socket.to_owned());
+    match connect_to(&socket) {
         Ok(server) => server,
         Err(Errno::CONNREFUSED) => {
-            remove(socket);
+            remove(&socket);
             None
         }
         Err(_) => None,
@@ -119,7 +125,12 @@ fn find(link: &Path) -> io::Result<Found> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nobody),
         Err(error) => return Err(error),
     };
-    match connect_to(&socket) {
+    let connected = connect_to(&socket);
+    if socket == link && fs::read_link(link).is_ok() {
+        // Another `start` has put its link there since, and that is no address for containerd.
+        return find(link);
+    }
+    match connected {
         Ok(server) => Ok(Found::Server(socket, server)),
         Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(Found::Dead(socket)),
         Err(errno) => Err(errno.into()),
@@ -246,6 +257,15 @@ mod tests {
         path
     }
 
+    fn gos_killed(link: &Path) {
+        drop(UnixListener::bind(link).unwrap());
+        until(|| connect_to(link).is_err());
+    }
+
+    fn is_gone(socket: &Path) -> bool {
+        remove_stale(socket).is_none()
+    }
+
     #[test]
     fn a_living_server_is_found_and_a_dead_one_replaced() {
         let dir = tempfile::tempdir().unwrap();
@@ -282,14 +302,17 @@ mod tests {
         assert_eq!(names(dir.path()), 2);
     }
 
-    /// Two starts at once, with no server and with a dead one: one makes the link, the other finds it.
+    /// Two at once, beside nothing, a dead server, and a dead one of Go's at the group's own name: one makes the link, the
+    /// other finds it.
     #[test]
     fn of_two_starts_one_makes_the_server() {
         let dir = tempfile::tempdir().unwrap();
         for round in 0..200 {
             let link = dir.path().join(format!("group{round}"));
-            if round % 2 == 1 {
-                killed(new(&link));
+            match round % 3 {
+                0 => {}
+                1 => drop(killed(new(&link))),
+                _ => gos_killed(&link),
             }
             let together = Barrier::new(2);
             let start = || {
@@ -347,7 +370,7 @@ mod tests {
         let (done, both) = mpsc::channel();
         thread::spawn(move || {
             let socket = killed(new(&link));
-            done.send(remove_stale(&socket).is_none() && !socket.try_exists().unwrap())
+            done.send(is_gone(&socket) && !socket.try_exists().unwrap())
         });
         assert_eq!(both.recv_timeout(LIMIT), Ok(true));
     }
@@ -360,7 +383,22 @@ mod tests {
         assert!(remove_stale(&own.path).is_some());
         assert_eq!(names(dir.path()), 2);
         let socket = killed(own);
-        assert!(remove_stale(&socket).is_none());
+        assert!(is_gone(&socket));
+        assert_eq!(names(dir.path()), 0);
+        assert!(is_gone(&socket));
+    }
+
+    /// The bundle of an older shim, or Go's, names the group itself.
+    #[test]
+    fn a_link_at_the_place_of_an_older_socket_is_kept_for_its_living_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("group");
+        let own = new(&link);
+        remove(&link);
+        assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
+        assert!(remove_stale(&link).is_some());
+        killed(own);
+        assert!(is_gone(&link));
         assert_eq!(names(dir.path()), 0);
     }
 
