@@ -95,18 +95,28 @@ pub(crate) fn remove(socket: &Path) {
     let _ = retire(socket, socket);
 }
 
-/// Removes the socket if no process listens on it. Returns a connection to a server that accepts one. That server may have been
-/// killed a moment ago.
-pub(super) fn remove_stale(socket: &Path) -> Option<UnixStream> {
+/// The state of the socket that a bundle names.
+pub(super) enum Listener {
+    /// No process listens.
+    Gone,
+    /// A server that accepts; it may have been killed a moment ago.
+    Accepts(UnixStream),
+    /// A server that does not even accept, and has its queue full; or the kernel does not say.
+    Silent,
+}
+
+/// Removes the socket if no process listens on it.
+pub(super) fn remove_stale(socket: &Path) -> Listener {
     // Go's shim and older ones of ours name the group, where a link may be by now. It may lead to another server soon.
     let socket = fs::read_link(socket).unwrap_or_else(|_| socket.to_owned());
     match connect_to(&socket) {
-        Ok(server) => server,
+        Ok(Some(server)) => Listener::Accepts(server),
         Err(Errno::CONNREFUSED) => {
             remove(&socket);
-            None
+            Listener::Gone
         }
-        Err(_) => None,
+        Err(Errno::NOENT) => Listener::Gone,
+        Ok(None) | Err(_) => Listener::Silent,
     }
 }
 
@@ -263,7 +273,7 @@ mod tests {
     }
 
     fn is_gone(socket: &Path) -> bool {
-        remove_stale(socket).is_none()
+        matches!(remove_stale(socket), Listener::Gone)
     }
 
     #[test]
@@ -380,12 +390,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("group");
         let own = new(&link);
-        assert!(remove_stale(&own.path).is_some());
+        assert!(matches!(remove_stale(&own.path), Listener::Accepts(_)));
         assert_eq!(names(dir.path()), 2);
         let socket = killed(own);
         assert!(is_gone(&socket));
         assert_eq!(names(dir.path()), 0);
         assert!(is_gone(&socket));
+    }
+
+    /// `delete` removes the containers of a server that is gone.
+    #[test]
+    fn a_server_that_does_not_accept_is_not_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = new(&dir.path().join("group"));
+        let mut waiting = Vec::new();
+        while let Some(connection) = connect_to(&own.path).unwrap() {
+            waiting.push(connection);
+        }
+        assert!(matches!(remove_stale(&own.path), Listener::Silent));
     }
 
     /// The bundle of an older shim, or Go's, names the group itself.
@@ -396,7 +418,7 @@ mod tests {
         let own = new(&link);
         remove(&link);
         assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
-        assert!(remove_stale(&link).is_some());
+        assert!(matches!(remove_stale(&link), Listener::Accepts(_)));
         killed(own);
         assert!(is_gone(&link));
         assert_eq!(names(dir.path()), 0);

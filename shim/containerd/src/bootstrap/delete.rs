@@ -18,7 +18,11 @@ use containerd_shim_protos::api::DeleteResponse;
 use nix::libc::SIGKILL;
 use protobuf::Message;
 
-use super::{address, claim, pod::joined};
+use super::{
+    address,
+    claim::{self, Listener},
+    pod::joined,
+};
 use crate::{
     args::Args,
     bundle::{Bundle, SpecView},
@@ -99,9 +103,14 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
 async fn remove_socket(bundle: &Path, id: &str) -> bool {
     let Some(socket) = address::socket_of_bundle(bundle) else { return false };
     for _ in 0..DYING_SERVERS {
-        let Some(server) = claim::remove_stale(&socket) else { return true };
-        if is_alive(server, id).await {
-            return false;
+        match claim::remove_stale(&socket) {
+            Listener::Gone => return true,
+            Listener::Silent => return false,
+            Listener::Accepts(server) => {
+                if is_alive(server, id).await {
+                    return false;
+                }
+            }
         }
     }
     false
