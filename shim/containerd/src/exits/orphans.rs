@@ -30,7 +30,7 @@ pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
             continue;
         }
         for pid in child_pids() {
-            if !exits.is_known(pid) && is_zombie(pid) {
+            if !exits.is_known(pid) {
                 reap(pid, &exits);
             }
         }
@@ -56,15 +56,6 @@ fn children_of(thread: Pid) -> Vec<u32> {
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-fn is_zombie(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| state_letter(&stat) == Some('Z'))
-}
-
-/// The state follows the name, which is in parentheses and may contain anything, parentheses included.
-fn state_letter(stat: &str) -> Option<char> {
-    stat.rsplit_once(") ")?.1.chars().next()
-}
-
 /// Reaps one process, if it is dead, and keeps its status for a call that may have made it.
 pub(super) fn reap(pid: u32, exits: &Exits) {
     let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
@@ -81,13 +72,6 @@ pub(super) fn reap(pid: u32, exits: &Exits) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_state_comes_after_whatever_the_name_is() {
-        assert_eq!(state_letter("12 (sh) Z 1 12"), Some('Z'));
-        assert_eq!(state_letter("12 (a) b) c) S 1 12"), Some('S'));
-        assert_eq!(state_letter(""), None);
-    }
 
     #[test]
     fn a_child_is_listed_for_the_thread_that_forked_it() {
