@@ -1,9 +1,9 @@
 //! The fields of an OCI spec that the shim reads.
 //!
-//! Go's shim and runc read a spec with Go's `encoding/json`. This parser accepts the same input: `null` is nothing, the last of
-//! duplicate keys wins, objects of one name are merged, half of a surrogate pair is U+FFFD, and input after the first JSON
-//! value is ignored. Only `annotations` must have the runtime spec's types: they decide which pod's shim serves the container.
-//! The runtime checks the types of other fields at `create`.
+//! Go's shim and runc read a spec with Go's `encoding/json`, and what they accept is accepted here: `null` is nothing, of
+//! duplicate keys the last one counts, objects of one name are merged, half of a surrogate pair is U+FFFD, as are bytes that are
+//! not UTF-8, and what follows the first JSON value is ignored. Only `annotations` must have the runtime spec's types: they say
+//! which pod's shim serves the container. About the types of other fields the runtime complains at `create`.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,8 @@ impl SpecView {
     /// Reads the bytes of a `config.json`.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
         let mut spec = Self::default();
-        let object = Option::<RawObject<'_>>::deserialize(&mut serde_json::Deserializer::from_slice(bytes))?;
+        let text = String::from_utf8_lossy(bytes);
+        let object = Option::<RawObject<'_>>::deserialize(&mut serde_json::Deserializer::from_str(&text))?;
         for (key, value) in object.iter().flat_map(RawObject::entries) {
             match key {
                 "annotations" => spec.add_annotations(value)?,
@@ -150,6 +151,12 @@ mod tests {
         ] {
             assert_eq!(annotation(spec).as_deref(), expected, "{spec}");
         }
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf_8_are_replaced() {
+        let spec = SpecView::parse(b"{\"hostname\":\"\xff\",\"annotations\":{\"a\":\"\xe9!\"}}").unwrap();
+        assert_eq!(spec.annotations["a"], "\u{fffd}!");
     }
 
     #[test]

@@ -54,7 +54,9 @@ impl Task {
 /// The process as it was sent, with another `terminal` at the end. Keys may be escaped or repeated: the runtime interprets
 /// them.
 fn with_terminal(process: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
-    let fields: Option<RawObject<'_>> = serde_json::from_slice(process)?;
+    // As Go does: bytes that are not UTF-8 are U+FFFD.
+    let process = String::from_utf8_lossy(process);
+    let fields: Option<RawObject<'_>> = serde_json::from_str(&process)?;
     let mut out = String::from("{");
     for (key, value) in fields.iter().flat_map(RawObject::entries).filter(|(key, _)| *key != "terminal") {
         let _ = write!(out, "{}:{},", serde_json::to_string(key)?, value.get());
@@ -73,6 +75,12 @@ mod tests {
         let got = String::from_utf8(with_terminal(sent, true).unwrap()).unwrap();
         assert_eq!(got, r#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/","terminal":true}"#);
         assert!(with_terminal(b"{}{", true).is_err());
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf_8_are_replaced() {
+        let got = String::from_utf8(with_terminal(b"{\"env\":[\"A=\xe9\"]}", false).unwrap()).unwrap();
+        assert_eq!(got, "{\"env\":[\"A=\u{fffd}\"],\"terminal\":false}");
     }
 
     #[test]
