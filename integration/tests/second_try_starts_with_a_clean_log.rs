@@ -1,15 +1,15 @@
 //! The configMap changes between the guard's look and the runtime's mount, and the shim creates the container a second time: its
 //! log begins with its own first line. Where no retry follows, the log file has the runtime's words (issue 14, item 14).
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::programs::Oci;
+use bindguard_integration::programs::{GUARD, Oci};
 use bindguard_integration::runtime::{Gate, ObedientRuntime};
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::shim::{Bundle, Client, Shim, spec};
@@ -28,6 +28,29 @@ fn runc() {
         let before = Leftovers::of(node)?;
         tell(node)?;
         before.are_all(node)
+    });
+}
+
+/// The guard breaks, and the container is made without it.
+#[test]
+fn no_guard() {
+    Setup::on(Generation::V2_1).story(|node| {
+        let guard = node.programs().join(GUARD);
+        // it may be a link to the program under test
+        fs::remove_file(&guard)?;
+        fs::write(&guard, "#!/bin/sh\necho broken >&2\nexit 1\n")?;
+        fs::set_permissions(&guard, Permissions::from_mode(0o755))?;
+        let bundle = Bundle::create(node, "unguarded", &["echo", "its own"])?;
+        let mut streams = Streams::open(Kind::File, node, &bundle)?;
+        let mut request = bundle.request();
+        streams.are_of(&mut request);
+        let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+        client.create(&request)?;
+        client.start("unguarded", "")?;
+        end(&client, "unguarded")?;
+        let written = streams.written()?;
+        ensure!(written == ["its own\n"; 2], "its log: {written:?}");
+        Ok(())
     });
 }
 

@@ -131,6 +131,10 @@ impl Runtime {
             return Err(RuntimeError::Refused { reason });
         }
         tracing::warn!(id = call.id, "{why}: the container is made without a look at its mounts");
+        // A guard that broke, or was killed when it had become the runtime, may have written to the container's stderr.
+        if let Some(words) = call.wiring.last_words() {
+            tracing::warn!(id = call.id, "the guard's last words: {words}");
+        }
         let program = self.resolve_binary()?;
         let plain = Call::new(self, program, call.verb, call.args.clone());
         plain.run(Ends::Process(call.wiring)).await.map(|_| Created::default())
