@@ -13,6 +13,8 @@
 //! (decision 0024). Each repairer detaches only a mount that it has open and that has another mount below it.
 
 use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
 
 use bindguard_core::evidence::{Observed, SubpathEvidence};
 use bindguard_core::judge::{Remedy, Verdict, Way, judge_subpath};
@@ -28,6 +30,9 @@ use crate::causes::in_full;
 
 /// Limit of changes of a volume during a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
 const ROUNDS: u32 = 32;
+/// Limit of failures that may pass, and the pause after each.
+const PASSING_FAILURES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The way in which a subpath became current.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,7 +65,7 @@ pub(crate) fn rebind(order: &Rebind, asking: &Asking) -> Result<Rebound, NotRebo
 }
 
 fn until_current(order: &Rebind, asking: &Asking, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
-    let mut swaps = 0;
+    let (mut swaps, mut failures) = (0, 0);
     for _ in 0..ROUNDS {
         let round = Round::begin(order.subpath(), asking);
         fault::reach(FaultPoint::Held);
@@ -71,6 +76,11 @@ fn until_current(order: &Rebind, asking: &Asking, left_behind: &mut BTreeSet<Str
             Ok(Step::LookAgain) => {}
             // Another repairer, or the kubelet, detached the mount that this round had open.
             Err(_) if round.was_overtaken() => {}
+            // Before Linux 6.5 the mount of another repairer may be in the volume for a moment (`sys::swap::attach_tucked`).
+            Err(_) if order.writer() == Writer::Kubelet && failures < PASSING_FAILURES => {
+                failures += 1;
+                thread::sleep(PAUSE);
+            }
             Err(error) => return Err(error),
         }
     }

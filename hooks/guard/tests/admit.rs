@@ -291,8 +291,8 @@ fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
         return;
     }
     let pod = Pod::with_keys(0);
-    let kubelet_root = pod.directory().join("../..").canonicalize().unwrap();
-    let mut writable = mount_of(&kubelet_root, "/writable", "rprivate");
+    let directory = pod.directory();
+    let mut writable = mount_of(directory.ancestors().nth(2).unwrap(), "/writable", "rprivate");
     writable["options"] = json!(["rbind", "rprivate", "rw"]);
     let told = |read_only_binds| {
         pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate"), writable.clone()]);
