@@ -79,10 +79,11 @@ image-folder: build
 demo: build matrix
 	cargo run --quiet --locked -p bindguard-integration --bin demo
 
-## formatting and lints, where the toolchain has the components
+## formatting and lints, where the toolchain has the components, and plain language
 lint: setup
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check && cargo fmt --manifest-path hooks/fuzz/Cargo.toml --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
 	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --locked --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
+	cargo run --quiet --locked -p bindguard-integration --bin language
 
 # Run side by side: a linker or a mirror leaves processor time unused. The output of each target stays together.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target

@@ -35,7 +35,7 @@ fn tell(node: &Node) -> Result<()> {
         }
         second.join().map_err(|_| anyhow::anyhow!("the create panicked"))?.map(drop)
     })?;
-    let words = "the config is not in force, defaults are: it did not answer within 700ms";
+    let words = "ignoring the config, using defaults: it did not answer within 700ms";
     node.wait_for_log(words, |line| line.contains(words))?;
     ensure!(node.shims()?.len() == 1, "not one shim for the pod");
     drop(server);

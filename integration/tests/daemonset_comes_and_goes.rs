@@ -76,6 +76,6 @@ fn wait_until_it_waits(process: &mut Child) -> Result<BufReader<ChildStderr>> {
     let mut line = String::new();
     let mut said = BufReader::new(process.stderr.take().context("the container's stderr")?);
     said.read_line(&mut line).context("read what the container says")?;
-    ensure!(line.contains("until this process is told to end"), "it does not wait: {line:?}");
+    ensure!(line.contains("until this process gets SIGTERM"), "it does not wait: {line:?}");
     Ok(said)
 }

@@ -30,9 +30,9 @@ fn tell(node: &Node) -> Result<()> {
     let nested = |open: &str, close: &str| format!("{}{}", open.repeat(1 << 20), close.repeat(1 << 20));
     let annotation = |value: &str| format!(r#"{{"annotations":{{"io.kubernetes.cri.sandbox-name":{value}}}}}"#);
     let cases = [
-        ("many foreign mounts", mounts(r#"{"source":"/nowhere/at/all","type":"bind"}"#), "looked at"),
-        ("many host roots", mounts(r#"{"source":"/","type":"bind","options":["rbind","rprivate"]}"#), "looked at"),
-        ("many subpaths", mounts(&subpath), "looked at"),
+        ("many foreign mounts", mounts(r#"{"source":"/nowhere/at/all","type":"bind"}"#), "not checked"),
+        ("many host roots", mounts(r#"{"source":"/","type":"bind","options":["rbind","rprivate"]}"#), "not checked"),
+        ("many subpaths", mounts(&subpath), "not checked"),
         ("deep lists", nested("[", "]"), "config.json"),
         ("deep objects", nested(r#"{"a":"#, "}"), "config.json"),
         ("deep mounts", format!(r#"{{"mounts":{}}}"#, nested("[", "]")), "mounts"),

@@ -151,7 +151,7 @@ impl State {
         files.sort();
         files.dedup();
         let seen = |path: &PathBuf| {
-            let mode = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?.permissions().mode();
+            let mode = fs::metadata(path).with_context(|| format!("open {}", path.display()))?.permissions().mode();
             let bytes = if path.is_dir() { Vec::new() } else { fs::read(path)? };
             Ok((path.display().to_string(), mode, bytes))
         };

@@ -109,7 +109,7 @@ fn more_subpaths_than_descriptors(node: &Node) -> Result<()> {
     let mut few = node.command("sh")?;
     few.args(["-ec", "ulimit -n 256; exec bindguard diagnose --pod uid-many"]);
     let told = run(few)?;
-    ensure!(told.code() == 0 && told.stdout == "151 looked at, 0 with findings\n", "{told:?}");
+    ensure!(told.code() == 0 && told.stdout == "151 checked, 0 with findings\n", "{told:?}");
     pod.delete()
 }
 

@@ -55,7 +55,7 @@ fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
     let mistyped = gone.replace("/app/x", "/app/7");
     for (words, said) in [
         (&["repair", "/etc/passwd"][..], "is not a volume-subpath"),
-        (&["repair", "--pod=nobody"], "nothing to mend"),
+        (&["repair", "--pod=nobody"], "nothing to repair"),
         (&["repair", &mistyped], "No such file or directory"),
         (&["repair", &detached.to_string_lossy()], "is unmounted, not stale"),
         (&["repair", "--unmount", &detached.to_string_lossy()], "is unmounted, not stale"),

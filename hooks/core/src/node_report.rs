@@ -81,7 +81,7 @@ impl NodeReport {
         let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, &index, pods, policy)).collect();
         let others = other_roots(table, policy.kubelet_roots()).into_iter().map(|root| {
             format!(
-                "the pods of the kubelet at {0} are not looked at: name it in [kubelet] roots of config.toml",
+                "the pods of the kubelet at {0} are not checked: name it in [kubelet] roots of config.toml",
                 root.display()
             )
         });

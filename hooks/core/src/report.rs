@@ -226,7 +226,7 @@ impl Outcome {
         match self {
             Self::Rebound { tries: 1 } => "re-bound to the current target".to_owned(),
             Self::Rebound { tries } => format!("re-bound to the current target, at try {tries}"),
-            Self::AlreadyCurrent => "mended by somebody else meanwhile".to_owned(),
+            Self::AlreadyCurrent => "another repair was first".to_owned(),
             Self::Detached => "detached: the kubelet binds it anew at the container's next start".to_owned(),
             Self::PointedAtVolume { source } => format!("source pointed at {}", source.display()),
             Self::MadeRslave => "made rslave".to_owned(),

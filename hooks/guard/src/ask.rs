@@ -16,7 +16,7 @@ const EACH: Duration = Duration::from_millis(700);
 /// Time limit for all sources of one create: well within the guard's own deadline.
 const OF_A_CREATE: Duration = Duration::from_millis(1200);
 
-/// How much longer all of its repairs wait together for servers that answered a moment ago. A repair probes at least twice, before
+/// Additional time limit of all its repairs, whose servers answered a moment ago. A repair probes at least twice, before
 /// and after it.
 const OF_REPAIRS: Duration = Duration::from_millis(500);
 

@@ -49,9 +49,9 @@ impl Roots {
                 Answer::Reached(real) if seen.insert(real.clone()) => roots.known.push(Root { named, real }),
                 Answer::Reached(_) => {}
                 Answer::Refused(error) if error.kind() == ErrorKind::NotFound => {}
-                Answer::Refused(error) => roots.problems.push(format!("look at {}: {error}", named.display())),
+                Answer::Refused(error) => roots.problems.push(format!("probe {}: {error}", named.display())),
                 Answer::Silent(_) | Answer::NotAsked => roots.problems.push(format!(
-                    "{} did not answer within {} ms: its pods are not looked at",
+                    "{} did not answer within {} ms: its pods are not checked",
                     named.display(),
                     PATIENCE.as_millis()
                 )),

@@ -63,7 +63,7 @@ fn a_spec_that_is_none_is_left_alone_and_named() {
 
 #[test]
 fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
-    let said = "98000 mounts behind the first 2000 binds were not looked at".to_owned();
+    let said = "98000 mounts behind the first 2000 binds were not checked".to_owned();
     let bundle = tempfile::tempdir().unwrap();
     let mounts: Vec<_> = (0..100_000).map(|n| mount_of(Path::new("/nowhere"), &format!("/{n}"), "rprivate")).collect();
     fs::write(bundle.path().join("config.json"), serde_json::json!({ "mounts": mounts }).to_string()).unwrap();

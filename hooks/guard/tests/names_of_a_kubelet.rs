@@ -134,7 +134,7 @@ fn a_node_is_surveyed_once_and_mended_by_any_of_them() {
         let [stale] = &stale[..] else { panic!("{roots:?}: {report:?}") };
         assert_eq!(stale.bind.source, under(&roots[0]));
         assert!(stale.origin.is_some(), "{roots:?}: {report:?}");
-        assert!(report.problems.iter().all(|problem| !problem.contains("not looked at")), "{:?}", report.problems);
+        assert!(report.problems.iter().all(|problem| !problem.contains("not checked")), "{:?}", report.problems);
     }
     let policy = Policy { kubelet_roots: vec![link], ..Policy::default() };
     let named = named_subpath(&under(&real), &policy).unwrap();

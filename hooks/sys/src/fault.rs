@@ -86,7 +86,7 @@ pub fn reach(point: FaultPoint) {
     let signal = match point.name() {
         name if asks_for(name) => Signal::KILL,
         name if asks_for(&format!("stop:{name}")) => Signal::STOP,
-        name if asks_for(&format!("panic:{name}")) => panic!("asked for at {name}"),
+        name if asks_for(&format!("panic:{name}")) => panic!("requested at {name}"),
         _ => return,
     };
     // A signal to the own process cannot fail.

@@ -1,7 +1,7 @@
 //! Symlinks that may have led to a directory which is gone.
 //!
 //! A pod's `subPath` may be a symlink: `current`, which leads to `releases/42`. The kubelet follows it and binds `releases/42`, and
-//! that is all that the mount tells. When a deployment removes `releases/42`, or a folder in it, and has `current` lead to
+//! the mount shows nothing else. When a deployment removes `releases/42`, or a folder in it, and has `current` lead to
 //! `releases/43`, a kubelet binds that one. So a directory is not made again where a link on the way to it leads to something
 //! beside it, or beside a directory above it.
 //!
@@ -64,7 +64,7 @@ impl OnTheWay {
         Ok(None)
     }
 
-    /// Whether something lies in one of them and is none of them. It may be missing, as a release that is put in place later. A file
+    /// True for a path that lies in one of them and is none of them. It may be missing, as a release that is put in place later. A file
     /// is nothing that a directory was bound through.
     fn are_left_for(&self, target: &Path) -> bool {
         let held = |path: &Path| self.0.iter().find(|(known, _)| known == path).map(|(_, directory)| directory);

@@ -60,6 +60,6 @@ pub fn said(program: &Path, words: &[&str]) -> Result<String, String> {
     match reader.join() {
         Ok(Ok(text)) => Ok(text),
         Ok(Err(error)) => Err(format!("{line}: {error}")),
-        Err(_) => Err(format!("{line}: nobody read it")),
+        Err(_) => Err(format!("{line}: its output could not be read")),
     }
 }

@@ -24,15 +24,16 @@ use bindguard_sys::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// The end of the help of every verb that checks something.
-const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.";
-const CHANGE_CODES: &str = "Exit codes: 0 it is done, 1 something is left to do, 2 it could not be done.";
+const EXIT_CODES: &str =
+    "Exit status: 0 no problems, 1 problems found, 2 incomplete (an error prevented a full check).";
+const CHANGE_CODES: &str = "Exit status: 0 done, 1 work remains, 2 failed.";
 const WHERE_TO_BEGIN: &str = "Where to begin:
   bindguard diagnose --pod default/web   a pod does not start, or shows old files
   bindguard holders /mnt/disk            \"device or resource busy\"
   bindguard doctor                       the node itself
   bindguard install --dry-run            what an installation would change
 
-Exit codes: 0 all is well, 1 there are findings, 2 it could not be told.";
+Exit status: 0 no problems, 1 problems found, 2 incomplete (an error prevented a full check).";
 
 /// Find stale, dead and pinning mounts of this node and repair them, so that no container starts on a wrong bind mount.
 #[derive(Debug, Parser)]
@@ -88,7 +89,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(code) => {
             if code == ExitCode::from(show::COULD_NOT_TELL) && !is_root() {
-                eprintln!("bindguard: not everything could be looked at: run it as root");
+                eprintln!("bindguard: not everything could be checked: run it as root");
             }
             code
         }
@@ -124,7 +125,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
     let loaded = loaded(asked)?;
     if let Some(problem) = loaded.problem {
-        eprintln!("bindguard: the defaults are in force: {}", problem.in_full());
+        eprintln!("bindguard: ignoring the config, using defaults: {}", problem.in_full());
     }
     Ok(loaded.config)
 }

@@ -57,7 +57,7 @@ impl Repair {
         let report = mend_node(policy, &pods, self.act(), wanted);
         ensure!(
             report.looked_at > 0 || self.all || !report.problems.is_empty(),
-            "nothing to mend: this node has none of the volume-subpaths that were asked for; see `bindguard diagnose --all`"
+            "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
         );
         self.print(&report.clone().without_what_is_well())?;
         self.refused(&report)?;

@@ -99,7 +99,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     tokio::select! {
         () = containers.shutdown_requested() => {}
         () = terminated(&containers) => {}
-        () = containers.deserted() => tracing::info!("nobody asks for this shim any more, and it has no container"),
+        () = containers.deserted() => tracing::info!("ending: no container, and no client uses this shim"),
     }
     // From the socket itself: the bundle in which the server started may be gone.
     if let Some(path) = socket {
@@ -116,7 +116,7 @@ async fn terminated(containers: &Containers) {
     let mut signals = match Signals::of(&[SIGTERM, SIGINT, SIGUSR1]) {
         Ok(signals) => signals,
         Err(error) => {
-            tracing::error!(%error, "SIGTERM, SIGINT and SIGUSR1 will not be heard");
+            tracing::error!(%error, "SIGTERM, SIGINT and SIGUSR1 will be ignored");
             return std::future::pending().await;
         }
     };
@@ -132,7 +132,7 @@ async fn terminated(containers: &Containers) {
         // Both flags are cleared.
         let asked = [SIGTERM, SIGINT].map(|signal| signals.has_come(signal)).contains(&true);
         if asked && !is_to_end {
-            tracing::info!("asked to terminate: as soon as no container runs");
+            tracing::info!("SIGTERM: ending as soon as no container runs");
             is_to_end = true;
         }
     }

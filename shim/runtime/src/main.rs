@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     };
     let remarks = Remarks::for_invocation(&invocation, handover.is_heard());
     if let Some(problem) = &loaded.problem {
-        remarks.problem(&format!("the defaults are in force: {}", problem.in_full()));
+        remarks.problem(&format!("ignoring the config, using defaults: {}", problem.in_full()));
     }
     let admission = if invocation.has_spec() && privilege::may_mount() {
         admit_safely(&invocation, &loaded.config, handover.attempt(), &remarks)

@@ -80,7 +80,7 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     }
     let names: Vec<&str> = doors.iter().map(|(entry, _)| entry.name.as_str()).collect();
     let default =
-        if names.contains(&seen.default_runtime.as_str()) { ", for every pod" } else { ", for pods that ask for it" };
+        if names.contains(&seen.default_runtime.as_str()) { ", for every pod" } else { ", for pods that select it" };
     Point::good(NAME, format!("containerd {version}: bindguard is the runtime {}{default}", names.join(", ")))
 }
 

@@ -24,7 +24,7 @@ pub fn kernel(features: &Features, kubelet_is_shared: bool) -> Point {
     let release = &features.release;
     if !features.openat2 || !features.mount_ids {
         let told =
-            format!("Linux {release} cannot tell the mount of a path: nothing is judged; 5.8 is the oldest that can");
+            format!("Linux {release} cannot report the mount of a path: nothing is judged; 5.8 is the oldest that can");
         return Point::bad(NAME, told, "uname -r");
     }
     let swap = match (features.beneath, kubelet_is_shared) {
@@ -39,7 +39,7 @@ pub fn kernel(features: &Features, kubelet_is_shared: bool) -> Point {
         }
     };
     let look = if features.statmount { "statmount" } else { "the mount table (before 6.8)" };
-    Point::good(NAME, format!("Linux {release}: {swap}, looked at by {look}"))
+    Point::good(NAME, format!("Linux {release}: {swap}, read by {look}"))
 }
 
 #[cfg(test)]

@@ -22,18 +22,18 @@ pub fn programs(version: &str, ours: &[ProgramSeen], runtime: &ProgramSeen) -> P
     }
     let missing: Vec<&str> = ours.iter().filter(|it| it.found.is_none()).map(|it| it.name.as_str()).collect();
     if !missing.is_empty() {
-        let told = format!("{} not found beside bindguard nor on PATH", missing.join(", "));
-        return Point::bad(NAME, told, "bindguard install --dry-run");
+        let words = format!("{} not found beside bindguard nor on PATH", missing.join(", "));
+        return Point::bad(NAME, words, "bindguard install --dry-run");
     }
     let is_other =
-        |it: &&ProgramSeen| it.found.as_ref().is_some_and(|(_, told)| !told.is_empty() && !told.contains(version));
+        |it: &&ProgramSeen| it.found.as_ref().is_some_and(|(_, found)| !found.is_empty() && !found.contains(version));
     if let Some(other) = ours.iter().find(is_other) {
-        let (path, told) = other.found.clone().unwrap_or_default();
-        let told = format!("{path} is {told}, and this bindguard is {version}");
-        return Point::bad(NAME, told, "bindguard install --dry-run");
+        let (path, found) = other.found.clone().unwrap_or_default();
+        let words = format!("{path} is {found}, and this bindguard is {version}");
+        return Point::bad(NAME, words, "bindguard install --dry-run");
     }
-    let (path, told) = runtime.found.clone().unwrap_or_default();
-    Point::good(NAME, format!("bindguard {version}, and {path}: {told}"))
+    let (path, found) = runtime.found.clone().unwrap_or_default();
+    Point::good(NAME, format!("bindguard {version}, and {path}: {found}"))
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub(super) fn ways(
             ways.push(Way { what: "end the process that has the namespace open", run: format!("kill {pid}") });
         }
         KeptBy::BindMount(path) => {
-            ways.push(Way { what: "let go of the namespace", run: format!("umount {}", shell_word(path)) });
+            ways.push(Way { what: "release the namespace", run: format!("umount {}", shell_word(path)) });
         }
     }
     ways

@@ -41,11 +41,11 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
     }
     match SubPath::from_mount(mount, volume) {
         Ok(sub_path) if shows_whole_share(mount, volume, &sub_path) => {
-            let why = "which sub path it stands for is recorded nowhere; delete the pod".to_owned();
+            let why = "its sub path is recorded nowhere; delete the pod".to_owned();
             Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(why) }
         }
         Ok(sub_path) if shows_what_was_deleted_here(mount, &sub_path) => {
-            let why = "the NFS client keeps it by another name; which sub path it stands for is recorded nowhere; delete the pod";
+            let why = "the NFS client keeps it by another name; its sub path is recorded nowhere; delete the pod";
             Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why.to_owned()) }
         }
         Ok(sub_path) if shows_volume_itself(mount, volume, &sub_path) => Verdict::Current,

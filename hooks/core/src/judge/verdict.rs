@@ -235,7 +235,7 @@ impl Verdict {
 
 impl Pinning {
     fn reason(&self) -> String {
-        let asked = match (self.bind, self.rootfs) {
+        let requested = match (self.bind, self.rootfs) {
             (true, true) => "neither the bind nor linux.rootfsPropagation is rslave",
             (true, false) => "the bind is not rslave",
             (false, true) => "linux.rootfsPropagation is not rslave",
@@ -250,6 +250,6 @@ impl Pinning {
             Some(Kept::ReadOnly) => "; it is read-only, and policy keeps read-only binds as the pod has them",
             None => "",
         };
-        format!("the container would keep the host's mounts alive: {asked}{effect}{kept}")
+        format!("the container would keep the host's mounts alive: {requested}{effect}{kept}")
     }
 }

@@ -33,7 +33,7 @@ pub enum StatmountError {
     #[error("statmount filled in too little")]
     TooShort,
     /// A requested field is missing.
-    #[error("statmount knows only {0:#x} of what was asked for")]
+    #[error("statmount returned only {0:#x} of the requested fields")]
     Missing(u64),
     /// A string is outside the buffer, has no end, or is not text where it must be.
     #[error("statmount's {0} is no string")]

@@ -12,7 +12,7 @@ pub enum AskedAccess {
 }
 
 impl AskedAccess {
-    /// The access that these mount options ask for. runc and crun keep `ro` and `rro` apart. Of `ro` and `rw` the last option
+    /// The access that these mount options request. runc and crun treat `ro` and `rro` separately. Of `ro` and `rw` the last option
     /// counts. With both `rro` and `rrw`, crun and runc before 1.2 pass both to mount_setattr(2), and the kernel clears a flag
     /// before it sets it: `rro` applies in any order.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {

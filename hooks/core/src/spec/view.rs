@@ -49,7 +49,7 @@ impl<'a> SpecView<'a> {
     /// A message if there are more mounts than the guard checks.
     pub fn overlooked(&self) -> Option<String> {
         let count = self.values.overlooked;
-        (count > 0).then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not looked at"))
+        (count > 0).then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not checked"))
     }
 
     /// The binds among the spec's mounts, in their order.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 pub enum HandleError {
     /// open(2)
-    #[error("open {} to look at it", path.display())]
+    #[error("open {}", path.display())]
     Open {
         /// The path as given.
         path: PathBuf,

@@ -212,7 +212,7 @@ impl Handle {
     fn too_old(&self, what: &str) -> HandleError {
         let source = io::Error::new(
             io::ErrorKind::Unsupported,
-            format!("this kernel does not tell {what}: it is older than 5.8"),
+            format!("this kernel does not report {what}: it is older than 5.8"),
         );
         HandleError::Stat { path: self.path.clone(), source }
     }

@@ -178,7 +178,9 @@ impl HeldSubpath {
             Observed::Unreadable(why) => return Observed::Unreadable(why.clone()),
         };
         let identity = match &self.itself {
-            _ if entry.fs_type.asks_for_attributes() => Observed::Unreadable("its server was not asked yet".to_owned()),
+            _ if entry.fs_type.asks_for_attributes() => {
+                Observed::Unreadable("its server was not probed yet".to_owned())
+            }
             Ok(handle) => identity_of(handle),
             Err(error) => unreadable(error),
         };

@@ -35,7 +35,9 @@ pub fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable
     }
     let more = stale.count();
     if more > 0 {
-        eprintln!("bindguard: {more} more subpaths are stale, and kubediag takes one at a time: ask again afterwards");
+        eprintln!(
+            "bindguard: {more} more subpaths are stale, and kubediag takes one at a time: run it again afterwards"
+        );
     }
     print_object(keys)
 }

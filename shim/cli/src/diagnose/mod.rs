@@ -76,7 +76,7 @@ impl Diagnose {
             let wanted = self.wanted(&pods, policy)?;
             return self.unless_unknown(survey_node(policy, &pods, wanted), &pods);
         };
-        if !fs::metadata(root).with_context(|| format!("look at {}", root.display()))?.is_dir() {
+        if !fs::metadata(root).with_context(|| format!("read {}", root.display()))?.is_dir() {
             bail!("{} is no folder: --root takes the copy of a node's files", root.display());
         }
         let pods = recorded(root);

@@ -110,9 +110,11 @@ fn distribution() -> Distribution {
 
 fn config(loaded: &Loaded) -> Point {
     match &loaded.problem {
-        Some(problem) => {
-            Point::bad("config", format!("the defaults are in force: {}", problem.in_full()), "bindguard config check")
-        }
+        Some(problem) => Point::bad(
+            "config",
+            format!("ignoring the config, using defaults: {}", problem.in_full()),
+            "bindguard config check",
+        ),
         None => Point::good("config", "the config can be taken"),
     }
 }

@@ -69,7 +69,7 @@ fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
 
 fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Result<Wanted> {
     if !is_afar && path.starts_with("/dev") {
-        let device = block_device(path).with_context(|| format!("look at {}", path.display()))?;
+        let device = block_device(path).with_context(|| format!("open {}", path.display()))?;
         return Ok(device.map_or_else(|| Wanted::at_or_below(path, own), Wanted::of_device));
     }
     Ok(Wanted::at_or_below(path, own))

@@ -156,6 +156,6 @@ fn wait_for_the_end() -> Result<()> {
     signals.add(Signal::SIGINT);
     signals.thread_block().context("block the signals to wait for")?;
     // from here on no signal is lost
-    eprintln!("bindguard: stays on this node until this process is told to end");
+    eprintln!("bindguard: stays on this node until this process gets SIGTERM");
     signals.wait().context("wait for a signal").map(drop)
 }

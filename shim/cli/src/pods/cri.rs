@@ -77,7 +77,7 @@ fn frame(message: &impl Message) -> Bytes {
 
 fn unframed<A: Message + Default>(mut answer: &[u8]) -> Result<A> {
     ensure!(answer.len() >= FRAME, "it ended without an answer");
-    ensure!(answer.get_u8() == 0, "it is compressed, which was not asked for");
+    ensure!(answer.get_u8() == 0, "it is compressed, which was not requested");
     let length = answer.get_u32() as usize;
     let message = answer.get(..length).context("it was cut off")?;
     A::decode(message).context("understand it")

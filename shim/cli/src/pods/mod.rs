@@ -49,7 +49,7 @@ impl PodsFrom {
         match cri::containers(self.cri.as_deref()) {
             Ok(containers) => containers,
             Err(error) => {
-                eprintln!("bindguard: pods are told without the CRI's help: {error:#}");
+                eprintln!("bindguard: pod names come from the bundles, without the CRI: {error:#}");
                 Vec::new()
             }
         }

@@ -26,7 +26,7 @@ fn text(report: &Report) -> Lines {
         tell(bind, &mut lines);
     }
     let found = report.binds.iter().filter(|bind| bind.reason.is_some()).count();
-    lines.line(&format!("{} looked at, {found} with findings, {} foreign", report.binds.len(), report.foreign));
+    lines.line(&format!("{} checked, {found} with findings, {} foreign", report.binds.len(), report.foreign));
     lines
 }
 

@@ -27,9 +27,9 @@ fn text(report: &NodeReport) -> Lines {
         tell_more(bind, &mut lines);
     }
     let found = report.binds.iter().filter(|bind| bind.is_finding()).count();
-    let mended = report.binds.iter().filter(|bind| bind.is_mended()).count();
-    let mended = if mended > 0 { format!(", {mended} of them mended") } else { String::new() };
-    lines.line(&format!("{} looked at, {found} with findings{mended}", report.looked_at));
+    let repaired = report.binds.iter().filter(|bind| bind.is_mended()).count();
+    let repaired = if repaired > 0 { format!(", {repaired} of them repaired") } else { String::new() };
+    lines.line(&format!("{} checked, {found} with findings{repaired}", report.looked_at));
     lines
 }
 
@@ -53,7 +53,7 @@ fn whose(bind: &NodeBind) -> Option<String> {
     let pod = bind.pod.as_ref()?.for_people()?;
     let container = bind.container.as_ref().and_then(|container| {
         let attempt = container.attempt.filter(|attempt| *attempt > 0);
-        let again = attempt.map(|attempt| format!(", made anew {attempt} times")).unwrap_or_default();
+        let again = attempt.map(|attempt| format!(", created again {attempt} times")).unwrap_or_default();
         Some(format!(", container {} ({}{again})", container.name.as_ref()?, container.state.unwrap_or("running")))
     });
     Some(format!("of pod {pod}{}", container.unwrap_or_default()))

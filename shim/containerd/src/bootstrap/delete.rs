@@ -87,7 +87,7 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
 
 async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     let options = bundle.read_options().unwrap_or_else(|error| {
-        tracing::warn!(%error, "the usual runtime is asked to delete the container");
+        tracing::warn!(%error, "using the default runtime to delete the container");
         Options::default()
     });
     let spec = bundle.spec().unwrap_or_else(|error| {

@@ -99,7 +99,7 @@ impl Runtime {
             Passage::Created(created) => Ok(created),
             Passage::Refused(reason) => Err(RuntimeError::Refused { reason }),
             Passage::RuntimeFailed(failure) => self.make_again(&guard, call, failure).await,
-            Passage::Unchanged(_) => self.make_unguarded(call, "the guard answered as if asked again").await,
+            Passage::Unchanged(_) => self.make_unguarded(call, "the guard answered as for a retry").await,
             Passage::NoGuard(why) => self.make_unguarded(call, &format!("the guard did not hand over ({why})")).await,
         }
     }
@@ -111,14 +111,14 @@ impl Runtime {
             call.wiring.hold_back();
             match self.pass(guard, call, attempt).await? {
                 Passage::Created(created) => {
-                    tracing::info!(id = call.id, attempt, "created after a mount was mended; before: {failure}");
+                    tracing::info!(id = call.id, attempt, "created after a mount was repaired; before: {failure}");
                     return Ok(created);
                 }
                 Passage::Refused(reason) => return Err(RuntimeError::Refused { reason }),
                 Passage::RuntimeFailed(again) => failure = again,
                 Passage::Unchanged(unrepaired) => return Err(failure.beside(unrepaired)),
                 Passage::NoGuard(why) => {
-                    tracing::warn!(id = call.id, attempt, "no second look at the mounts: {why}");
+                    tracing::warn!(id = call.id, attempt, "no second check of the mounts: {why}");
                     return Err(failure);
                 }
             }
@@ -130,7 +130,7 @@ impl Runtime {
         if let Some(reason) = refusal_of_unseen(why, &call.terms.policy) {
             return Err(RuntimeError::Refused { reason });
         }
-        tracing::warn!(id = call.id, "{why}: the container is made without a look at its mounts");
+        tracing::warn!(id = call.id, "{why}: the container is created without a check of its mounts");
         // A guard that broke, or was killed when it had become the runtime, may have written to the container's stderr.
         if let Some(words) = call.wiring.last_words() {
             tracing::warn!(id = call.id, "the guard's last words: {words}");

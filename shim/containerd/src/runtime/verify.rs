@@ -22,7 +22,7 @@ impl Runtime {
         look.lead_group();
         let running = match look.spawn(Ends::Caught) {
             Ok(running) => running,
-            Err(error) => return tracing::warn!(id, %error, "the container's mounts are not looked at"),
+            Err(error) => return tracing::warn!(id, %error, "the container's mounts are not checked"),
         };
         tokio::spawn(async move {
             if tokio::time::timeout(patience, running.ended()).await.is_err() {

@@ -61,7 +61,7 @@ impl Task {
             Ok(ooms) => Some(ooms),
             Err(error) => {
                 // The node has no memory controller, or the init is gone already.
-                tracing::debug!(id = self.id, error = with_causes(&error), "out-of-memory kills will not be told");
+                tracing::debug!(id = self.id, error = with_causes(&error), "out-of-memory kills will not be reported");
                 None
             }
         }

@@ -29,7 +29,7 @@ async fn active_config() -> Config {
         Err(_) => (Config::default(), Some(format!("it did not answer within {PATIENCE:?}"))),
     };
     if let Some(problem) = problem {
-        tracing::warn!("the config is not in force, defaults are: {problem}");
+        tracing::warn!("ignoring the config, using defaults: {problem}");
     }
     config
 }

@@ -111,7 +111,7 @@ fn wanted(before: &Effective, containerd: &Containerd, wishes: &Wishes) -> Resul
     let default = before.default();
     let base = if wishes.default || before.runtime("runc").is_none() { default } else { "runc" };
     let table = before.runtime(base).with_context(|| {
-        format!("find the runtime {base:?} among those that containerd has in force: {}", before.names().join(", "))
+        format!("find the runtime {base:?} in containerd's effective configuration: {}", before.names().join(", "))
     })?;
     let door = Door::on(containerd.version(), wishes.wrapper, wishes.default, &table);
     let handler =

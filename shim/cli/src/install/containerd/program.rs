@@ -51,7 +51,7 @@ impl Containerd {
         let trial = trial_beside(path, text)?;
         let mut command = Command::new(&self.program);
         command.arg("--config").arg(trial.path()).args(["config", "dump"]);
-        let dump = run(&mut command).with_context(|| format!("ask containerd what it makes of {}", path.display()))?;
+        let dump = run(&mut command).with_context(|| format!("run containerd config dump for {}", path.display()))?;
         let names = |path: &Path| path.display().to_string();
         let dump = dump.replace(&names(trial.path()), &names(path));
         Effective::from_dump(&dump).map_err(|why| anyhow!("{}: {why}", self.program.display()))
