@@ -28,7 +28,8 @@ pub(super) struct Values<'a> {
 
 impl<'a> Values<'a> {
     pub(super) fn from_text(text: &'a str) -> Result<Self, SpecError> {
-        if text.bytes().any(|byte| byte < b' ') {
+        // A fold over all bytes, because the compiler makes it several times as fast as a search that can stop early.
+        if text.bytes().fold(false, |found, byte| found | (byte < b' ')) {
             // These are nearly always line breaks. But `Text` also accepts them inside a string, where JSON forbids them.
             serde_json::from_str::<IgnoredAny>(text).map_err(SpecError::NotAnObject)?;
         }
