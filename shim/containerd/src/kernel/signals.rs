@@ -66,6 +66,8 @@ pub(crate) fn pass_over_signals() {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = pass_over as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+            // One at a time: the frames of many pending signals would not fit into the alternate stack.
+            libc::sigfillset(&raw mut action.sa_mask);
             libc::sigaction(signal, &raw const action, null_mut())
         };
         if set != 0 {
@@ -110,17 +112,31 @@ extern "C" fn pass_over(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_voi
 
 #[cfg(test)]
 mod tests {
-    use std::{env, os::unix::process::ExitStatusExt, process::Command};
+    use std::{
+        env,
+        io::{BufRead as _, Read as _},
+        os::unix::process::ExitStatusExt as _,
+        process::{Command, Stdio},
+    };
 
     use super::*;
 
     const CHILD: &str = "BINDGUARD_TEST_SIGNALS";
+    const READY: &str = "the handlers are set";
 
     /// Signals are per process, so the test is another process, which runs `in_the_child`.
-    fn child(what: &str) -> std::process::ExitStatus {
+    fn child(what: &str) -> Command {
         let mut child = Command::new(env::current_exe().unwrap());
         child.args(["--exact", "kernel::signals::tests::in_the_child", "--nocapture"]).env(CHILD, what);
-        child.output().unwrap().status
+        child
+    }
+
+    fn status(what: &str) -> std::process::ExitStatus {
+        child(what).output().unwrap().status
+    }
+
+    fn sent() -> impl Iterator<Item = c_int> {
+        (1..=64).filter(|signal| !LEFT_ALONE.contains(signal)).flat_map(|signal| [signal; 2])
     }
 
     #[test]
@@ -129,12 +145,15 @@ mod tests {
         pass_over_signals();
         match what.as_str() {
             "sent" => {
-                for signal in (1..=64).filter(|signal| !LEFT_ALONE.contains(signal)) {
-                    for _ in 0..2 {
-                        // SAFETY: kill(2) takes two numbers.
-                        assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
-                    }
+                for signal in sent() {
+                    // SAFETY: kill(2) takes two numbers.
+                    assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
                 }
+            }
+            "wait" => {
+                println!("{READY}");
+                // The parent closes the pipe when all is sent.
+                io::stdin().read_to_end(&mut Vec::new()).unwrap();
             }
             // SAFETY: the write is invalid on purpose.
             "fault" => unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) },
@@ -144,8 +163,25 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_passed_over_and_a_fault_is_not() {
-        assert!(child("sent").success());
-        assert_eq!(child("fault").signal(), Some(libc::SIGSEGV));
-        assert_eq!(child("abort").signal(), Some(libc::SIGABRT));
+        assert_eq!(status("sent").signal(), None);
+        assert!(status("sent").success());
+        assert_eq!(status("fault").signal(), Some(libc::SIGSEGV));
+        assert_eq!(status("abort").signal(), Some(libc::SIGABRT));
+    }
+
+    /// Signals that come to a stopped process arrive together when it continues: on one small stack.
+    #[test]
+    fn many_pending_signals_are_passed_over() {
+        let mut child = child("wait").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains(READY)));
+        let pid = c_int::try_from(child.id()).unwrap();
+        for signal in [libc::SIGSTOP].into_iter().chain(sent()).chain([libc::SIGCONT]) {
+            // SAFETY: kill(2) takes two numbers, and the child is not reaped yet.
+            assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        }
+        drop(child.stdin.take());
+        assert_eq!(child.wait().unwrap().signal(), None);
+        drop(lines);
     }
 }
