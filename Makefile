@@ -13,7 +13,7 @@
 
 TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
 MATRIX := $(CURDIR)/target/matrix
-DOORS  := $(CURDIR)/target/doors
+ENGINES := $(CURDIR)/target/engines
 CLUSTER := $(CURDIR)/target/cluster
 DEB    := $(CURDIR)/target/deb/bindguard.deb
 TOOLS  := $(CURDIR)/target/tools
@@ -29,13 +29,13 @@ STATIC := -C target-feature=+crt-static -C relocation-model=static
 export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)
 export BINDGUARD_MATRIX := $(MATRIX)
-export BINDGUARD_DOORS := $(DOORS)
+export BINDGUARD_ENGINES := $(ENGINES)
 export BINDGUARD_CLUSTER := $(CLUSTER)
 export BINDGUARD_DEB := $(DEB)
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix doors deb image-folder faults soak kernels peer bench clean
+.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines deb image-folder faults soak kernels peer bench clean
 
 all: build
 
@@ -52,8 +52,8 @@ matrix: setup
 	sh integration/matrix/fetch.sh $(MATRIX)
 
 ## Podman and Docker, beside each other
-doors: setup
-	sh integration/doors/fetch.sh $(DOORS)
+engines: setup
+	sh integration/engines/fetch.sh $(ENGINES)
 
 ## guard and shim with places at which a test can break them; never installed, and not left where programs are looked for
 # Of the whole workspace and with one of its tests: then nearly all that they are made of is what `cargo test` builds, too.
@@ -89,7 +89,7 @@ lint: setup
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 test:
-	+$(SIDE_BY_SIDE) lint build matrix doors deb faults
+	+$(SIDE_BY_SIDE) lint build matrix engines deb faults
 	cargo test --locked --workspace --no-run
 	+$(SIDE_BY_SIDE) --keep-going stories-a stories-b
 	cargo test --locked --workspace --doc
@@ -121,7 +121,7 @@ kubelet: build matrix
 SYSCALLS := mounts swap target admit attributes_of_the_mount cifs dead_sources hostile_volumes nfs repairers_at_once \
   what_cannot_be_read written_by_containers
 SYSCALLS_9P := ninep
-STORIES := configmap_update_then_restart limits_by_hand oom_is_told_before_exit \
+STORIES := configmap_update_then_restart limits_by_hand oom_event_before_exit \
   shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 

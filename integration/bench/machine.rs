@@ -19,7 +19,7 @@ pub struct Machine(pub Vec<(String, String)>);
 
 impl Machine {
     /// This one.
-    pub fn look() -> Result<Self> {
+    pub fn read() -> Result<Self> {
         let matrix = Matrix::locate()?;
         let newest = |program: &str| version(&matrix.program(Generation::V2_1, program));
         let mut rows = vec![

@@ -9,8 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::heard::{hear, staying};
 use crate::image::BUSYBOX;
+use crate::output::{read_all_output, staying};
 use crate::process::{Finished, LIMIT, run, run_with_input};
 use crate::programs::{GUARD, SHIM};
 use crate::waiting::until;
@@ -111,8 +111,8 @@ impl Ctr {
     }
 
     /// The same, and receives all of its output.
-    pub fn told(&self, id: &str, words: &[&str]) -> Result<Finished> {
-        hear(self.exec_command(id, &staying(words)))
+    pub fn exec_to_end(&self, id: &str, words: &[&str]) -> Result<Finished> {
+        read_all_output(self.exec_command(id, &staying(words)))
     }
 
     fn exec_command(&self, id: &str, words: &[&str]) -> Command {
@@ -123,7 +123,7 @@ impl Ctr {
 
     /// The content of a file as a running container sees it.
     pub fn read(&self, id: &str, path: &str) -> Result<String> {
-        self.told(id, &["cat", path])?.success()
+        self.exec_to_end(id, &["cat", path])?.success()
     }
 
     /// Sends a signal, by name without `SIG`.
@@ -224,8 +224,8 @@ impl Container<'_> {
     }
 
     /// The same, and receives all of its output.
-    pub fn told(self) -> Result<Finished> {
-        hear(self.staying().command(&["--rm"]))
+    pub fn run_to_end(self) -> Result<Finished> {
+        read_all_output(self.staying().command(&["--rm"]))
     }
 
     /// The same container, which runs until its output was received.

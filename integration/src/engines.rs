@@ -1,7 +1,7 @@
 //! Engines that are not containerd: Podman and Docker, as Debian packages them, on a bare node.
 //!
 //! Each has its files, its images and its cgroups inside of the node, so that the node's keeper ends what it starts. The
-//! programs come from `integration/doors/fetch.sh`.
+//! programs come from `integration/engines/fetch.sh`.
 
 use std::env;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use crate::waiting::until;
 /// Why there are no engines here, if so.
 pub fn missing() -> Option<String> {
     let there = folder().join("podman").is_file();
-    (!there).then(|| format!("no engines in {}: run integration/doors/fetch.sh", folder().display()))
+    (!there).then(|| format!("no engines in {}: run integration/engines/fetch.sh", folder().display()))
 }
 
 /// A program that `fetch.sh` laid out.
@@ -148,8 +148,8 @@ impl Drop for Docker<'_> {
 }
 
 fn folder() -> PathBuf {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/doors");
-    env::var_os("BINDGUARD_DOORS").map_or_else(beside, PathBuf::from).join("bin")
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/engines");
+    env::var_os("BINDGUARD_ENGINES").map_or_else(beside, PathBuf::from).join("bin")
 }
 
 /// Writes a file below `/etc`, and the folders above it.

@@ -35,10 +35,10 @@ impl PollingReader {
     pub fn start(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let is_stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             let mut seen = Seen::default();
-            while !told.load(Ordering::Relaxed) {
+            while !is_stopped.load(Ordering::Relaxed) {
                 seen.reads += 1;
                 match fs::read(&path) {
                     Ok(content) if content.is_empty() => seen.empty += 1,

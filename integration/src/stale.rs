@@ -103,7 +103,7 @@ impl<'n> StaleBundle<'n> {
         let before = self.mounts_elsewhere()?;
         self.write_spec()?;
         run(self.guard(&[])?)?.success()?;
-        self.is_mended()?;
+        self.is_repaired()?;
         ensure!(self.volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
         ensure!(self.mounts_elsewhere()? == before, "mounts elsewhere have changed");
         let names = names_in(self.bundle.path())?;
@@ -112,7 +112,7 @@ impl<'n> StaleBundle<'n> {
     }
 
     /// One current mount is at the path, and the runtime saw an edited spec.
-    pub fn is_mended(&self) -> Result<()> {
+    pub fn is_repaired(&self) -> Result<()> {
         only_a_current_mount(&self.subpath)?;
         let content = fs::read_to_string(self.subpath.target()).context("read the subpath")?;
         ensure!(content == self.updates.to_string(), "it shows {content:?} after update {}", self.updates);

@@ -13,12 +13,12 @@ use ttrpc::Code;
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).fault_points().story(|node| {
         let before = Leftovers::of(node)?;
-        tell(node)?;
+        story(node)?;
         before.are_all(node)
     });
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let words = ["sleep", "1000000"];
     let lasting = Bundle::create(node, "lasting", &words)?;
     let client = Shim::start(node, &lasting, &Options::default())?.connect()?;

@@ -15,14 +15,14 @@ use nix::unistd::Pid;
 /// The runtime's processes by their names, also those in which it prepares a container: it executes itself anew from there.
 const RUNTIME: [&str; 3] = ["runc", "exe", "true"];
 
-fn story(generation: Generation) {
+fn works(generation: Generation) {
     // being traced takes time
-    Setup::on(generation).policy("[guard]\ndeadline-ms = 60000\n").story(tell);
+    Setup::on(generation).policy("[guard]\ndeadline-ms = 60000\n").story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     if !privilege::has_program("strace") {
         privilege::skipped("no strace");
         return Ok(());

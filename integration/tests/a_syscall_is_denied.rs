@@ -70,15 +70,15 @@ const OF_TUCK: [&str; 10] =
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V2_1).story(|node| tell(node, "", |_| true));
+    Setup::on(Generation::V2_1).story(|node| story(node, "", |_| true));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V2_1).story(|node| tell(node, "no-beneath,", |name| OF_TUCK.contains(&name)));
+    Setup::on(Generation::V2_1).story(|node| story(node, "no-beneath,", |name| OF_TUCK.contains(&name)));
 }
 
-fn tell(node: &Node, more: &str, is_denied: impl Fn(&str) -> bool) -> Result<()> {
+fn story(node: &Node, more: &str, is_denied: impl Fn(&str) -> bool) -> Result<()> {
     let guard = node.programs().join(GUARD);
     if needs_a_loader(&fs::read(&guard).with_context(|| format!("read {}", guard.display()))?) {
         privilege::skipped("the guard is not static: its loader would meet the denial first");

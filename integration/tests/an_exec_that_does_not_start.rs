@@ -92,7 +92,7 @@ fn wait_and_start(shim: &Shim, exec_id: &str) -> Result<u32> {
 
 fn wait(client: &Client, exec_id: &str) -> Result<u32> {
     let request = WaitRequest { id: "web".to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
-    let answer = client.ask_within(PATIENCE, async |task, context| task.wait(context, &request).await);
+    let answer = client.call_within(PATIENCE, async |task, context| task.wait(context, &request).await);
     Ok(answer.context("Wait")?.exit_status)
 }
 

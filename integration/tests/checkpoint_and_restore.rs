@@ -15,20 +15,20 @@ use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generatio
 
 const COUNTER: [&str; 3] = ["sh", "-c", "n=0; while :; do n=$((n + 1)); echo $n > /count; sleep 0.01; done"];
 
-fn story(generation: Generation) {
+fn works(generation: Generation) {
     Setup::on(generation).story(|node| {
         let Some(criu) = criu(node)? else {
             skipped("no criu that works with this kernel");
             return Ok(());
         };
         symlink(&criu, node.programs().join("criu")).context("put criu on containerd's PATH")?;
-        [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| tell(node, runtime))
+        [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| story(node, runtime))
     });
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node, runtime: Runtime) -> Result<()> {
+fn story(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
     let words = |words: &[&str]| run(ctr.command(words))?.success();
     ctr.container("first").runtime(runtime).argument("--net-host").runs(&COUNTER).start()?.success()?;

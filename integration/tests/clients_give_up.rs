@@ -72,14 +72,16 @@ fn give_up(
     gate.close_before(verb)?;
     let impatient = shim.connect()?;
     match how {
-        GivesUp::ByGoing => ensure!(impatient.ask_and_go(call, || gate.has_call()), "{verb} was not held back"),
+        GivesUp::ByGoing => {
+            ensure!(impatient.call_without_waiting(call, || gate.has_call()), "{verb} was not held back")
+        }
         GivesUp::ByItsDeadline => {
-            let answer = impatient.ask_within(Duration::from_millis(400), call);
+            let answer = impatient.call_within(Duration::from_millis(400), call);
             // the client's own word, or the server's, whichever is first
-            let told = answer.as_ref().err().map(ToString::to_string);
+            let ended = answer.as_ref().err().map(ToString::to_string);
             ensure!(
-                told.as_ref().is_some_and(|words| words.to_lowercase().contains("deadline")),
-                "{verb} has another end: {told:?}"
+                ended.as_ref().is_some_and(|words| words.to_lowercase().contains("deadline")),
+                "{verb} has another end: {ended:?}"
             );
         }
     }

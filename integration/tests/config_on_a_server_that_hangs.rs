@@ -15,10 +15,10 @@ fn containerd_2_1() {
     if !SilentServer::is_possible() {
         return skipped("no /dev/fuse here");
     }
-    Setup::on(Generation::V2_1).story(tell);
+    Setup::on(Generation::V2_1).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     let container = |id: &str| ctr.container(id).annotation("io.containerd.runc.v2.group", "pod");
     container("first").start()?.success()?;

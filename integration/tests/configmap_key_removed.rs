@@ -11,13 +11,13 @@ use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, on_every_
 const REASON: &str = "bindguard: the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is \
                       deleted, and app.conf is no longer in its volume: put it back, or remove the subPath from the pod";
 
-fn story(generation: Generation) {
-    Setup::on(generation).story(tell);
+fn the_container_fails_with_the_reason(generation: Generation) {
+    Setup::on(generation).story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(the_container_fails_with_the_reason);
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("keyless")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one"), ("other", "")])?;
     let subpath = volume.subpath("app", 0, "app.conf");

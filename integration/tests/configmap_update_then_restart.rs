@@ -6,8 +6,8 @@ use bindguard_integration::scenes::{Shape, UpdateThenRestart};
 use bindguard_integration::{Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
 
 fn story(generation: Generation) {
-    let doors = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
-    Setup::on(generation).story(|node| through(node, &doors));
+    let runtimes = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
+    Setup::on(generation).story(|node| through(node, &runtimes));
 }
 
 on_every_generation!(story);
@@ -17,8 +17,8 @@ fn containerd_2_1_with_systemd() {
     Setup::on(Generation::V2_1).systemd().story(|node| through(node, &[Runtime::Bindguard, Runtime::Wrapper]));
 }
 
-fn through(node: &Node, doors: &[Runtime]) -> Result<()> {
-    for runtime in doors.iter().copied() {
+fn through(node: &Node, runtimes: &[Runtime]) -> Result<()> {
+    for runtime in runtimes.iter().copied() {
         UpdateThenRestart { kind: VolumeKind::ConfigMap, shape: Shape::File, runtime }.play(node)?;
     }
     Ok(())

@@ -2,16 +2,16 @@
 //! containerd. Run with every entry of the guard, so that the guard is never the reason why something else stops working.
 
 use anyhow::{Result, ensure};
-use bindguard_integration::heard::hear;
+use bindguard_integration::output::read_all_output;
 use bindguard_integration::process::on_a_terminal;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 use nix::sys::signal::Signal;
 
-const DOORS: [Runtime; 3] = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
+const RUNTIMES: [Runtime; 3] = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
-        for runtime in DOORS {
+        for runtime in RUNTIMES {
             ends(node, runtime)?;
             words(node, runtime)?;
             signals(node, runtime)?;
@@ -37,14 +37,14 @@ fn ends(node: &Node, runtime: Runtime) -> Result<()> {
 
 fn words(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
-    let ended = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "echo out; echo err >&2"]).told()?;
+    let ended = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "echo out; echo err >&2"]).run_to_end()?;
     ensure!(ended.stdout == "out\n" && ended.stderr == "err\n", "{runtime:?}: {ended:?}");
     let counts = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "test $(wc -c) = 1000000"]);
     // more than all pipes on the way can hold: `ctr` forgets to close stdin when it ends before the container starts
     let ended = counts.run_with_input(&"x".repeat(1_000_000))?;
     ensure!(ended.code() == 0, "{runtime:?}: {ended:?}");
     let on_one = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "tty; echo end"]).staying();
-    let ended = hear(on_a_terminal(&on_one.command(&["--rm", "--tty"])))?.success()?;
+    let ended = read_all_output(on_a_terminal(&on_one.command(&["--rm", "--tty"])))?.success()?;
     ensure!(ended.contains("/dev/pts/") && ended.contains("end"), "{runtime:?}: {ended}");
     Ok(())
 }
@@ -53,7 +53,7 @@ fn signals(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
     ctr.container("signals").runtime(runtime).start()?.success()?;
     ensure!(ctr.exec("signals", &["sh", "-c", "exit 5"])?.code() == 5);
-    ensure!(ctr.told("signals", &["echo", "hello"])?.stdout == "hello\n");
+    ensure!(ctr.exec_to_end("signals", &["echo", "hello"])?.stdout == "hello\n");
     let missing = ctr.exec("signals", &["/no/such/program"])?;
     ensure!(missing.code() != 0, "{runtime:?}: {missing:?}");
     ctr.kill("signals", "KILL")?;
@@ -64,15 +64,15 @@ fn signals(node: &Node, runtime: Runtime) -> Result<()> {
 fn containerd_restarts(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        for (number, runtime) in DOORS.into_iter().enumerate() {
+        for (number, runtime) in RUNTIMES.into_iter().enumerate() {
             ctr.container(&format!("lasting-{number}")).runtime(runtime).start()?.success()?;
         }
         node.restart_containerd(signal)?;
-        for number in 0..DOORS.len() {
+        for number in 0..RUNTIMES.len() {
             let id = format!("lasting-{number}");
             // 1.6 and 1.7 learn of their shims anew a moment after they answer
             ctr.wait_for_status(&id, "RUNNING")?;
-            ensure!(ctr.told(&id, &["echo", "still here"])?.success()? == "still here\n");
+            ensure!(ctr.exec_to_end(&id, &["echo", "still here"])?.success()? == "still here\n");
             ctr.kill(&id, "KILL")?;
             ctr.wait_for_status(&id, "STOPPED")?;
             ctr.remove(&id)?;

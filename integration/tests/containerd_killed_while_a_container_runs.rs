@@ -14,13 +14,13 @@ use nix::sys::signal::Signal;
 /// Ends on SIGTERM.
 const ENDING: [&str; 3] = ["sh", "-c", "until [ -e /door/open ]; do sleep 0.02; done; exit 5"];
 
-fn story(generation: Generation) {
-    Setup::on(generation).story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let (ctr, before) = (node.ctr(), Leftovers::of(node)?);
     ctr.container("lasting").start()?.success()?;
     let door = node.disk().join("door");

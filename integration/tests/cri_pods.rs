@@ -12,18 +12,18 @@ use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
-fn story(generation: Generation) {
-    Setup::on(generation).cri().story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).cri().story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
 #[test]
 fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).cri().systemd().story(tell);
+    Setup::on(Generation::V2_1).cri().systemd().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     stock_handler_fails(node)?;
     host_root(node)?;
     handlers(node.generation()).iter().try_for_each(|handler| configmap_update_then_restart(node, handler))

@@ -32,7 +32,7 @@ fn every_document_with_commands_is_run() -> Result<()> {
 
 /// A reason not to run a command is one for a command that is shown.
 #[test]
-fn what_is_not_run_is_still_shown() -> Result<()> {
+fn commands_that_are_not_run_are_in_the_documents() -> Result<()> {
     for NotRun { document, command, .. } in NOT_RUN {
         let is_shown = commands_of(document)?.iter().any(|shown| shown.text.starts_with(command));
         ensure!(is_shown, "{document} does not show {command} any more");
@@ -50,8 +50,8 @@ fn what_the_text_names_is_taken() {
             for words in named_in(&document)? {
                 let mut words: Vec<&str> = words.split_whitespace().skip(1).collect();
                 words.push("--help");
-                let told = node.bindguard(&words)?;
-                ensure!(told.code() == 0, "{document} names `bindguard {}`: {}", words.join(" "), told.stderr);
+                let ended = node.bindguard(&words)?;
+                ensure!(ended.code() == 0, "{document} names `bindguard {}`: {}", words.join(" "), ended.stderr);
                 named += 1;
             }
         }
@@ -128,8 +128,8 @@ fn rehearse(node: &Node, document: &str, handler: &str) -> Result<Vec<Finished>>
         .folder(&here)
         .instead_of("target/*/release/bindguard ", "bindguard ")
         .systemd("restart containerd", || node.restart_containerd(Signal::SIGTERM))
-        .looks_at_all_processes("bindguard doctor")
-        .looks_at_all_processes("bindguard holders")
+        .reads_all_processes("bindguard doctor")
+        .reads_all_processes("bindguard holders")
         .with("/var/lib/kubelet", &node.kubelet().root().display().to_string())
         .with("BUNDLE", &bundle.path().display().to_string())
         .with("MOUNT_POINT", &source.target().display().to_string())

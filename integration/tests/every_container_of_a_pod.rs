@@ -38,7 +38,7 @@ fn story(generation: Generation) {
             }
             let ctr = node.ctr();
             let debugger = ctr.container("debugger").runtime(runtime).mount(Bind::new(volume.path(), "/conf"));
-            let read = debugger.runs(&["cat", "/conf/a.conf"]).told()?.success()?;
+            let read = debugger.runs(&["cat", "/conf/a.conf"]).run_to_end()?.success()?;
             ensure!(read == format!("a {runtime:?}"), "the ephemeral container reads {read:?}");
         }
         let folder = volume.path().ancestors().nth(3).context("the pod's folder")?.join("volume-subpaths/conf");
@@ -69,7 +69,8 @@ fn restarts(node: &Node, runtime: Runtime, container: &str, subpaths: &[Subpath]
         let name = Path::new(path).file_stem().and_then(|name| name.to_str()).unwrap_or_default();
         expected.push(format!("{name} {runtime:?}"));
     }
-    let read = created.runs(&["sh", "-c", "for file in /etc/[0-9]*; do cat $file; echo; done"]).told()?.success()?;
+    let read =
+        created.runs(&["sh", "-c", "for file in /etc/[0-9]*; do cat $file; echo; done"]).run_to_end()?.success()?;
     ensure!(read.lines().eq(expected.iter().map(String::as_str)), "it reads {read:?}, and not {expected:?}");
     for (_, subpath) in MOUNTS.iter().zip(subpaths).filter(|(mount, _)| is_own(mount)) {
         only_a_current_mount(subpath)?;

@@ -58,16 +58,16 @@ const OF_TUCK: [&str; 9] =
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V1_7).story(|node| tell(node, "", &[]));
+    Setup::on(Generation::V1_7).story(|node| story(node, "", &[]));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V1_7).fault_points().story(|node| tell(node, "no-beneath", &OF_TUCK));
+    Setup::on(Generation::V1_7).fault_points().story(|node| story(node, "no-beneath", &OF_TUCK));
 }
 
 /// `only` these calls fail; all when there are none.
-fn tell(node: &Node, fault: &str, only: &[&str]) -> Result<()> {
+fn story(node: &Node, fault: &str, only: &[&str]) -> Result<()> {
     if !privilege::has_program("strace") {
         privilege::skipped("no strace");
         return Ok(());

@@ -13,10 +13,10 @@ const AT_ONCE: usize = 8;
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(tell);
+    Setup::on(Generation::V2_1).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     node.ctr().container("busy").start()?.success()?;
     let shim = node.shims()?.first().copied().context("find the shim")?;
     execs(node, "warm-up", WARM_UP)?;

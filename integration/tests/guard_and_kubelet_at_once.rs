@@ -14,10 +14,10 @@ const MEETINGS: u32 = 100;
 
 #[test]
 fn next_create_finds_one_mount() {
-    Setup::on(Generation::V2_1).story(tell);
+    Setup::on(Generation::V2_1).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let mut stale = StaleBundle::lay_out(node, "both")?;
     let (mut kubelet_failed, mut doubled) = (0, 0);
     for meeting in 0..MEETINGS {

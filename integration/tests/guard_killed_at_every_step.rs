@@ -16,15 +16,15 @@ const ROTATION: [&str; 2] = ["rotating", "rotated"];
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V1_7).fault_points().story(|node| tell(node, ""));
+    Setup::on(Generation::V1_7).fault_points().story(|node| story(node, ""));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V1_7).fault_points().story(|node| tell(node, "no-beneath"));
+    Setup::on(Generation::V1_7).fault_points().story(|node| story(node, "no-beneath"));
 }
 
-fn tell(node: &Node, way: &str) -> Result<()> {
+fn story(node: &Node, way: &str) -> Result<()> {
     let mut stale = StaleBundle::lay_out(node, "killed")?;
     let reader = PollingReader::start(stale.subpath().target());
     let places = stale.fault_points()?;

@@ -12,7 +12,7 @@ use bindguard_integration::{Bind, Generation, Node, PollingReader, Setup, Volume
 
 #[test]
 fn next_create_finishes_the_work() {
-    Setup::on(Generation::V1_7).fault_points().story(tell);
+    Setup::on(Generation::V1_7).fault_points().story(story);
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn the_kubelets_next_try_starts() {
     });
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("killed")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");

@@ -20,10 +20,10 @@ const OF_ANOTHER: &str = "[guard]\ndeadline-ms = 60000\n";
 
 #[test]
 fn creates_are_answered_and_the_next_one_starts() {
-    Setup::on(Generation::V2_1).fault_points().story(tell);
+    Setup::on(Generation::V2_1).fault_points().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("stopped")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("count", "0")])?;
     let subpath = volume.subpath("app", 0, "count");
@@ -46,7 +46,7 @@ fn tell(node: &Node) -> Result<()> {
         }
         guard.is_itself()?;
         policy(node, OF_ANOTHER)?;
-        let next = ctr.container("next").mount(bind.clone()).runs(&["cat", "/etc/count"]).told()?;
+        let next = ctr.container("next").mount(bind.clone()).runs(&["cat", "/etc/count"]).run_to_end()?;
         let read = next.success().with_context(|| format!("after {place}"))?;
         ensure!(read == content, "after {place} the container reads {read:?} and not {content:?}");
         only_a_current_mount(&subpath).with_context(|| format!("after {place}"))?;

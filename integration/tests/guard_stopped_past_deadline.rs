@@ -8,11 +8,11 @@ use anyhow::{Result, ensure};
 use bindguard_integration::waiting::LIMIT;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
-fn story(generation: Generation) {
-    Setup::on(generation).fault("stop:start").story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).fault("stop:start").story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
 /// A shim reads the config for each create: a pod that runs for months sees a change.
 #[test]
@@ -31,7 +31,7 @@ fn deadline_changes_under_a_running_pod() {
     });
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let begin = Instant::now();
     node.ctr().container("patient").start()?.success()?;
     let taken = begin.elapsed();

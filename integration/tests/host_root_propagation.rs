@@ -63,7 +63,7 @@ fn private_host_root_is_said() {
 
 /// rslave in a spec is a request: after the create, the container's own mount is checked.
 #[test]
-fn a_bind_that_is_no_slave_all_the_same_is_recorded() {
+fn a_bind_that_is_still_no_slave_is_recorded() {
     Setup::on(Generation::V2_1).host_root(HostRoot::Private).story(|node| {
         let ctr = node.ctr();
         ctr.container("monitor").mount(Bind::new("/", "/host").options(&["rbind", "rslave"])).start()?.success()?;

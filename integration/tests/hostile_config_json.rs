@@ -19,10 +19,10 @@ const MANY: usize = 100_000;
 
 #[test]
 fn memory_and_work_are_bounded() {
-    Setup::on(Generation::V2_1).story(tell);
+    Setup::on(Generation::V2_1).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let mounts = |mount: &str| format!(r#"{{"mounts":[{}]}}"#, vec![mount; MANY].join(","));
     let stale = StaleBundle::lay_out(node, "many")?;
     let source = stale.subpath().target().display().to_string();

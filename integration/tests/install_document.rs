@@ -51,9 +51,9 @@ fn as_it_says() {
         ensure!(said.iter().any(|one| one.stdout.contains("+++ /etc/containerd/config.toml")), "no diff: {said:?}");
         let applied = api.taken();
         ensure!(MANIFESTS.iter().all(|it| applied.iter().any(|kind| kind == it)), "{applied:?}");
-        let told = docker.run_image(IMAGE, &[], &[])?;
+        let ended = docker.run_image(IMAGE, &[], &[])?;
         if needs_no_libraries(&node.disk().join("dist").join(CLI))? {
-            let helps = told.success()?;
+            let helps = ended.success()?;
             ensure!(helps.contains("Where to begin"), "the image has no bindguard that runs: {helps}");
         } else {
             privilege::skipped("the programs under test are not static, and the image holds nothing else");

@@ -14,10 +14,10 @@ const DIRECTORY: &str = "/run/bindguard";
 
 #[test]
 fn read_only_or_full() {
-    Setup::on(Generation::V2_1).story(tell);
+    Setup::on(Generation::V2_1).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let mut stale = StaleBundle::lay_out(node, "unwritten")?;
     fs::create_dir_all(DIRECTORY).context("make the journal's directory")?;
     for (options, words) in [("ro", "Read-only"), ("size=4k", "")] {
@@ -27,7 +27,7 @@ fn tell(node: &Node) -> Result<()> {
         }
         stale.begin_anew()?;
         run(stale.guard(&[])?)?.success()?;
-        stale.is_mended()?;
+        stale.is_repaired()?;
         let log = stale.bundle().log()?;
         ensure!(log.contains("append to /run/bindguard/journal.jsonl: ") && log.contains(words), "{options}: {log}");
         unmount(DIRECTORY)?;

@@ -22,7 +22,12 @@ fn take_turns(node: &Node, kind: VolumeKind) -> Result<()> {
     let subpath = volume.subpath("app", 0, "turn");
     let source = subpath.bind()?;
     let container = |id| {
-        node.ctr().container(id).mount(Bind::new(source, "/etc/turn")).runs(&["cat", "/etc/turn"]).told()?.success()
+        node.ctr()
+            .container(id)
+            .mount(Bind::new(source, "/etc/turn"))
+            .runs(&["cat", "/etc/turn"])
+            .run_to_end()?
+            .success()
     };
     for turn in ["kubelet", "bindguard", "bindguard again", "kubelet again"] {
         volume.update(&[("turn", turn)])?;

@@ -60,7 +60,8 @@ fn replaced_then_restarted(node: &Node, kind: VolumeKind) -> Result<()> {
     for content in ["one", "two", "three"] {
         let new = volume.path().join("folder/new");
         fs::write(&new, content).and_then(|()| fs::rename(&new, &file)).context("replace the volume's file")?;
-        let read = node.ctr().container("writer").mount(bind.clone()).runs(&["cat", "/state"]).told()?.success()?;
+        let read =
+            node.ctr().container("writer").mount(bind.clone()).runs(&["cat", "/state"]).run_to_end()?.success()?;
         ensure!(read == content, "{kind:?}: the container reads {read:?} and not {content:?}");
         only_a_current_mount(&subpath)?;
     }

@@ -18,13 +18,13 @@ const SOCKETS: &str = "/run/containerd/s";
 const ROUNDS: usize = 10;
 const AT_ONCE: usize = 3;
 
-fn story(generation: Generation) {
-    Setup::on(generation).story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let _held = locked(Path::new(SOCKETS))?;
     let before = Leftovers::of(node)?;
     let mut running: Vec<(usize, Child)> = Vec::new();

@@ -11,18 +11,18 @@ use serde_json::json;
 
 const MEMORY: u64 = 96 << 20;
 
-fn story(generation: Generation) {
-    Setup::on(generation).story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
 #[test]
 fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(tell);
+    Setup::on(Generation::V2_1).systemd().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     ctr.container("web").start()?.success()?;
     let pid = ctr.pid("web")?;

@@ -32,7 +32,7 @@ fn story(generation: Generation) {
 on_every_generation!(story);
 
 #[test]
-fn deaf_program_is_asked_to_end() {
+fn program_that_reads_nothing_gets_sigterm() {
     Setup::on(Generation::V2_1).story(|node| {
         let text = "#!/bin/sh\ntrap ': > $0.asked; exit' TERM\nexec 5>&-\nwhile :; do sleep 0.1; done\n";
         let logger = program(node.disk(), "deaf", text)?;
@@ -45,7 +45,7 @@ fn deaf_program_is_asked_to_end() {
 }
 
 #[test]
-fn program_that_hears_nothing_is_killed() {
+fn program_that_ignores_sigterm_is_killed() {
     Setup::on(Generation::V2_1).story(|node| {
         let text = "#!/bin/sh\ntrap '' TERM\nexec 5>&-\nexec sleep 1000000\n";
         let logger = program(node.disk(), "stubborn", text)?;

@@ -104,9 +104,9 @@ impl Scene<'_> {
         until("the shim opens the file", || self.is_opening())?;
         let client = self.shim.connect()?;
         let (state, id) = (StateRequest { id: "other".into(), ..Default::default() }, "other".into());
-        client.ask_within(PATIENCE, async |task, context| task.state(context, &state).await).context("State")?;
+        client.call_within(PATIENCE, async |task, context| task.state(context, &state).await).context("State")?;
         let kill = KillRequest { id, signal: Signal::SIGCONT as u32, ..Default::default() };
-        client.ask_within(PATIENCE, async |task, context| task.kill(context, &kill).await).context("Kill")?;
+        client.call_within(PATIENCE, async |task, context| task.kill(context, &kill).await).context("Kill")?;
         ensure!(self.is_opening()?, "nothing hung");
         Ok(())
     }

@@ -25,11 +25,11 @@ const ERRORS: [(&str, i32); 6] = [
 ];
 
 #[test]
-fn what_is_stale_is_mended_and_what_is_current_is_left() {
-    Setup::on(Generation::V2_1).story(tell);
+fn a_stale_source_is_repaired_and_a_current_one_stays() {
+    Setup::on(Generation::V2_1).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     if cfg!(not(target_arch = "x86_64")) {
         privilege::skipped("a single call is denied on x86_64 only");
         return Ok(());
@@ -48,7 +48,7 @@ fn tell(node: &Node) -> Result<()> {
             let what = format!("statmount number {call} says {error}");
             stale.begin_anew()?;
             went_on(&denied(&stale, number, call)?).with_context(|| what.clone())?;
-            stale.is_mended().with_context(|| format!("what is stale, {what}"))?;
+            stale.is_repaired().with_context(|| format!("what is stale, {what}"))?;
             stale.next_create().with_context(|| what.clone())?;
             went_on(&denied(&stale, number, call)?)?;
             is_left(&stale).with_context(|| format!("what is current, {what}"))?;
@@ -93,7 +93,7 @@ fn is_left(stale: &StaleBundle<'_>) -> Result<()> {
     let last = lines(JOURNAL)?.pop().context("the journal is empty")?;
     let binds = last["binds"].as_array().context("a line has binds")?;
     let path = stale.subpath().target().to_str();
-    let bind = binds.iter().find(|bind| bind["source"].as_str() == path).context("the subpath is told of")?;
+    let bind = binds.iter().find(|bind| bind["source"].as_str() == path).context("the report has the subpath")?;
     ensure!(bind["verdict"] == "current", "{bind}");
-    stale.is_mended()
+    stale.is_repaired()
 }

@@ -76,7 +76,7 @@ fn checkpoint(node: &Node, shim: &Shim, bundle: &Bundle) -> Result<()> {
     let request =
         CheckpointTaskRequest { id: "web".to_owned(), path, options: Some(options).into(), ..Default::default() };
     runtime.next("checkpoint", Fault::OnlyRecord)?;
-    let refused = client.ask(async |task, context| task.checkpoint(context, &request).await.map(drop));
+    let refused = client.call(async |task, context| task.checkpoint(context, &request).await.map(drop));
     let error = refused.err().context("a checkpoint was made")?.to_string();
     let log = bundle.path().join("criu-dump.log");
     ensure!(error.contains("OCI runtime checkpoint failed: "), "{error}");

@@ -17,16 +17,16 @@ fn podman() {
         let podman = Podman::on(node)?;
         node.bindguard(["install", "podman"])?.success()?;
         for runtime in ["runc", "crun"] {
-            become_what(node, runtime)?;
+            set_runtime(node, runtime)?;
             both_faults(node, |binds, words| podman.run(&["--runtime", "bindguard"], binds, words))?;
         }
-        let told = podman.run(&["--runtime", "crun"], &["-v", "/:/host"], &HOST)?.success()?;
-        ensure!(!told.contains("master:"), "without bindguard the fault is gone: {told}");
+        let ended = podman.run(&["--runtime", "crun"], &["-v", "/:/host"], &HOST)?.success()?;
+        ensure!(!ended.contains("master:"), "without bindguard the fault is gone: {ended}");
         node.bindguard(["install", "podman", "--default"])?.success()?;
         both_faults(node, |binds, words| podman.run(&[], binds, words))?;
         node.bindguard(["uninstall"])?.success()?;
-        let told = podman.run(&["--runtime", "bindguard"], &[], &["true"])?.failure()?;
-        ensure!(told.contains("bindguard"), "{told}");
+        let ended = podman.run(&["--runtime", "bindguard"], &[], &["true"])?.failure()?;
+        ensure!(ended.contains("bindguard"), "{ended}");
         Ok(())
     });
 }
@@ -36,7 +36,7 @@ fn podman_with_the_precreate_hook() {
     story(|node| {
         let podman = Podman::on(node)?;
         node.bindguard(["install", "podman"])?.success()?;
-        become_what(node, "runc")?;
+        set_runtime(node, "runc")?;
         let hooks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/oci-hooks").display().to_string();
         let through_the_hook =
             |binds: &[&str], words: &[&str]| podman.run(&["--runtime", "crun", "--hooks-dir", &hooks], binds, words);
@@ -71,10 +71,10 @@ fn docker() {
         node.bindguard(["install", "docker"])?.success()?;
         docker.reload()?;
         for runtime in ["runc", "crun"] {
-            become_what(node, runtime)?;
+            set_runtime(node, runtime)?;
             both_faults(node, |binds, words| docker.run(&[&["--runtime", "bindguard"], binds].concat(), words))?;
         }
-        become_what(node, "runc")?;
+        set_runtime(node, "runc")?;
         node.bindguard(["install", "docker", "--default"])?.success()?;
         docker.reload()?;
         both_faults(node, |binds, words| docker.run(binds, words))?;
@@ -95,19 +95,19 @@ const CRUN: Generation = Generation::V1_7;
 const DAEMON_JSON: &str = "{\n\t\"max-concurrent-downloads\": 3,\n\t\"labels\": [ \"a=b\" ]\n}\n";
 const HOST: [&str; 3] = ["grep", " /host ", "/proc/self/mountinfo"];
 
-fn story(tell: impl FnOnce(&Node) -> Result<()>) {
+fn story(story: impl FnOnce(&Node) -> Result<()>) {
     if let Some(why) = missing() {
         return privilege::skipped(&why);
     }
     Setup::on(Generation::V1_6).bare().story(|node| {
         let crun = bindguard_integration::programs::Matrix::locate()?.program(CRUN, "crun");
         symlink(crun, node.programs().join("crun")).context("put crun beside runc")?;
-        tell(node)
+        story(node)
     });
 }
 
 /// The runtime that bindguard-runtime becomes: these engines do not hand on containerd's environment.
-fn become_what(node: &Node, runtime: &str) -> Result<()> {
+fn set_runtime(node: &Node, runtime: &str) -> Result<()> {
     let text = format!(
         "[runtime]\npath = {:?}\n[kubelet]\nroots = [{:?}]\n",
         node.programs().join(runtime),
@@ -130,7 +130,7 @@ fn both_faults(node: &Node, run: impl Fn(&[&str], &[&str]) -> Result<Finished>) 
         ensure!(read == content, "the container reads {read:?}, not {content:?}");
         only_a_current_mount(&subpath)?;
     }
-    let told = run(&["-v", "/:/host"], &HOST)?.success()?;
-    ensure!(told.contains("master:"), "the host's umounts do not reach the container: {told}");
+    let ended = run(&["-v", "/:/host"], &HOST)?.success()?;
+    ensure!(ended.contains("master:"), "the host's umounts do not reach the container: {ended}");
     pod.delete()
 }

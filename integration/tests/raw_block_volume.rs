@@ -37,9 +37,9 @@ fn is_foreign_wherever_it_is_bound(node: &Node, device: &Path, paths: &[&Path]) 
     let bundle = Bundle::create(node, "block", spec.to_string().as_bytes())?;
     run(bundle.admit(node)?)?.success()?;
     ensure!(bundle.seen()? == spec.to_string().as_bytes(), "the spec was edited");
-    let told = lines(JOURNAL)?.pop().context("the journal is empty")?;
-    let is_all_foreign = told["foreign"] == paths.len() && told["binds"].as_array().is_some_and(Vec::is_empty);
-    ensure!(is_all_foreign, "not all are foreign: {told}");
+    let line = lines(JOURNAL)?.pop().context("the journal is empty")?;
+    let is_all_foreign = line["foreign"] == paths.len() && line["binds"].as_array().is_some_and(Vec::is_empty);
+    ensure!(is_all_foreign, "not all are foreign: {line}");
     Ok(())
 }
 
@@ -51,7 +51,7 @@ fn is_read_by_a_container(node: &Node, link: &Path) -> Result<()> {
         let ctr = node.ctr();
         let container = ctr.container("block").runtime(runtime).argument("--device").argument(device);
         let count = CONTENT.len().to_string();
-        let read = container.runs(&["head", "-c", &count, device]).told()?.success()?;
+        let read = container.runs(&["head", "-c", &count, device]).run_to_end()?.success()?;
         ensure!(read == CONTENT, "{runtime:?}: the container reads {read:?}");
     }
     Ok(())

@@ -7,10 +7,10 @@ use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
 #[test]
 fn log_only() {
     let policy = "[checks]\nstale-subpaths = \"report\"\nhost-root = \"report\"\n";
-    Setup::on(Generation::V1_7).policy(policy).story(tell);
+    Setup::on(Generation::V1_7).policy(policy).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("look")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");

@@ -6,18 +6,18 @@ use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
 const BUSY: [&str; 3] = ["sh", "-c", "while :; do :; done"];
 
-fn story(generation: Generation) {
-    Setup::on(generation).cri().story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).cri().story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
 #[test]
 fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).cri().systemd().story(tell);
+    Setup::on(Generation::V2_1).cri().systemd().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let cri = node.cri()?;
     for handler in ["runc", "bindguard"] {
         let pod = cri.run_pod(handler, "busy", &format!("uid-{handler}"))?;

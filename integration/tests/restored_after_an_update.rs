@@ -56,8 +56,8 @@ fn containerd(node: &Node, runtime: Runtime) -> Result<()> {
     volume.update(&[("app.conf", "two")])?;
     let restored = words(&["containers", "restore", "--live", "--rw", "second", "saved"])?;
     if runtime == Runtime::Stock {
-        let told = restored.failure()?;
-        ensure!(told.contains("no such file"), "without bindguard it fails for another reason: {told}");
+        let ended = restored.failure()?;
+        ensure!(ended.contains("no such file"), "without bindguard it fails for another reason: {ended}");
         ctr.forget("second")?;
     } else {
         restored.success()?;
@@ -81,8 +81,8 @@ fn wrapper(node: &Node) -> Result<()> {
     volume.update(&[("app.conf", "two")])?;
 
     let restore = ["restore", "--detach", "--image-path", &images, "saved"];
-    let told = saved.call("runc", &restore)?.failure()?;
-    ensure!(told.contains("no such file"), "without bindguard it fails for another reason: {told}");
+    let ended = saved.call("runc", &restore)?.failure()?;
+    ensure!(ended.contains("no such file"), "without bindguard it fails for another reason: {ended}");
     saved.call("bindguard-runtime", &restore)?.success()?;
     let read = saved.call("runc", &["exec", "saved", "cat", "/etc/app.conf"])?.success()?;
     ensure!(read == "two", "the container reads {read:?}");

@@ -11,13 +11,13 @@ use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
 const GROUP: &str = "io.containerd.runc.v2.group";
 
-fn story(generation: Generation) {
-    Setup::on(generation).obedient_runtime().story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).obedient_runtime().story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
     let in_pod = |id: &'static str| ctr.container(id).annotation(GROUP, "pod");
     in_pod("first").start()?.success()?;

@@ -14,14 +14,14 @@ const DELAYS_MS: [u64; 6] = [1, 6, 12, 18, 26, 36];
 /// Each generation has its own runc; the newest is checked more closely.
 const SOME_DELAYS_MS: [u64; 2] = [8, 16];
 
-fn story(generation: Generation) {
+fn works(generation: Generation) {
     let delays: &[u64] = if generation == Generation::V2_1 { &DELAYS_MS } else { &SOME_DELAYS_MS };
-    Setup::on(generation).obedient_runtime().story(|node| tell(node, &faults(delays)));
+    Setup::on(generation).obedient_runtime().story(|node| story(node, &faults(delays)));
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node, faults: &[Fault]) -> Result<()> {
+fn story(node: &Node, faults: &[Fault]) -> Result<()> {
     let before = Leftovers::of(node)?;
     for fault in faults {
         for verb in ["create", "start", "delete"] {

@@ -26,7 +26,7 @@ const SCRIPT: [&str; 3] = ["sh", "-c", "cat /etc/app.conf; echo err >&2"];
 fn runc() {
     Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
         let before = Leftovers::of(node)?;
-        tell(node)?;
+        story(node)?;
         before.are_all(node)
     });
 }
@@ -57,10 +57,10 @@ fn no_guard() {
 /// Without a check of leftovers: crun makes a directory where a node of this machine has no unified hierarchy.
 #[test]
 fn crun() {
-    Setup::on(Generation::V2_1).oci(Oci::Crun(Generation::V2_1)).obedient_runtime().story(tell);
+    Setup::on(Generation::V2_1).oci(Oci::Crun(Generation::V2_1)).obedient_runtime().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     for kind in [Kind::Fifos, Kind::File, Kind::TwoFiles, Kind::Terminal, Kind::TerminalIntoAFile] {
         starts_at_the_second_try(node, kind).with_context(|| format!("{kind:?}"))?;
     }

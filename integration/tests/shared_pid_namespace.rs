@@ -5,20 +5,20 @@ use anyhow::Result;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
-fn story(generation: Generation) {
+fn works(generation: Generation) {
     Setup::on(generation)
-        .story(|node| [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| tell(node, runtime)));
+        .story(|node| [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| story(node, runtime)));
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node, runtime: Runtime) -> Result<()> {
+fn story(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
     ctr.container("owner").runtime(runtime).start()?.success()?;
     let namespace = format!("pid:/proc/{}/ns/pid", ctr.pid("owner")?);
     let guest = ctr.container("guest").runtime(runtime).argument("--with-ns").argument(&namespace);
     guest.runs(&["sh", "-c", "sleep 4321 & exec sleep 4322"]).start()?.success()?;
-    let processes = || ctr.told("owner", &["ps"]).and_then(|ps| ps.success());
+    let processes = || ctr.exec_to_end("owner", &["ps"]).and_then(|ps| ps.success());
     until(&format!("{runtime:?}: the guest has a second process"), || Ok(processes()?.contains("sleep 4321")))?;
 
     ctr.kill("guest", "KILL")?;

@@ -13,14 +13,14 @@ use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
 const SOME_DELAYS_MS: [u64; 1] = [14];
 
-fn story(generation: Generation) {
+fn works(generation: Generation) {
     let delays: &[u64] = if generation == Generation::V2_1 { &DELAYS_MS } else { &SOME_DELAYS_MS };
-    Setup::on(generation).obedient_runtime().story(|node| tell(node, delays));
+    Setup::on(generation).obedient_runtime().story(|node| story(node, delays));
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node, delays: &[u64]) -> Result<()> {
+fn story(node: &Node, delays: &[u64]) -> Result<()> {
     let before = Leftovers::of(node)?;
     let early_and_late = delays.iter().map(|delay| Fault::ShimKilled(Duration::from_millis(*delay)));
     for fault in early_and_late.chain([Fault::ShimKilledAfterwards]) {

@@ -10,18 +10,18 @@ use bindguard_integration::{Generation, Node, Setup, mounts, on_every_generation
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-fn story(generation: Generation) {
-    Setup::on(generation).story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
 #[test]
 fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(tell);
+    Setup::on(Generation::V2_1).systemd().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let before = Leftovers::of(node)?;
     for _ in 0..2 {
         shim_dies(node)?;

@@ -81,8 +81,8 @@ fn logrotate_turns_the_journal_over() {
             command.args(more).arg("--state").arg(node.disk().join("logrotate.state")).arg(&file);
             run(command)
         };
-        let told = rotate(&["--debug"])?;
-        ensure!(told.status.success() && !told.stderr.contains("error"), "{}", told.stderr);
+        let ended = rotate(&["--debug"])?;
+        ensure!(ended.status.success() && !ended.stderr.contains("error"), "{}", ended.stderr);
         rotate(&["--force"])?.success()?;
         ensure!(!journal.exists(), "the journal was not moved away");
         Ok(())
@@ -106,7 +106,7 @@ fn the_package_comes_and_goes() {
         let before = fs::read(node.containerd_config())?;
         host(["dpkg", "--install", &package])?;
         host(["/usr/bin/bindguard", "config", "check", CONFIG])?;
-        tell_containerd(node)?;
+        configure_containerd(node)?;
         node.restart_containerd(Signal::SIGTERM)?;
         let pod = Pod::run(node)?;
         upgraded(&package)?;
@@ -148,9 +148,9 @@ fn upgraded(package: &str) -> Result<()> {
 fn refused(node: &Node, why: &str) -> Result<()> {
     let mut remove = node.command("dpkg")?;
     remove.args(["--remove", "bindguard"]);
-    let told = run(remove)?;
-    ensure!(!told.status.success() && told.stdout.contains(why), "not refused because {why:?}: {told:?}");
-    ensure!(told.stderr.contains("remove the package again"), "{told:?}");
+    let ended = run(remove)?;
+    ensure!(!ended.status.success() && ended.stdout.contains(why), "not refused because {why:?}: {ended:?}");
+    ensure!(ended.stderr.contains("remove the package again"), "{ended:?}");
     let state = host(["dpkg-query", "--show", "--showformat=${db:Status-Status}", "bindguard"])?;
     ensure!(state == "installed" && Path::new("/usr/bin/bindguard-runtime").exists(), "{state}");
     Ok(())
@@ -185,11 +185,11 @@ impl Pod {
 }
 
 /// With the package's own program: the others stay where they are.
-fn tell_containerd(node: &Node) -> Result<()> {
+fn configure_containerd(node: &Node) -> Result<()> {
     let mut install = node.command("/usr/bin/bindguard")?;
     install.arg("install");
-    let told = run(install)?.success()?;
-    ensure!(told.contains("/usr/bin/containerd-shim-bindguard-v2") && !told.contains("create"), "{told}");
+    let ended = run(install)?.success()?;
+    ensure!(ended.contains("/usr/bin/containerd-shim-bindguard-v2") && !ended.contains("create"), "{ended}");
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use bindguard_integration::heard::{hear, staying};
+use bindguard_integration::output::{read_all_output, staying};
 use bindguard_integration::process::{on_a_terminal, run};
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
@@ -44,10 +44,12 @@ fn execs(node: &Node, runtime: Runtime) -> Result<()> {
     let exec = |flags: &[&str], words: &[&str]| ctr.command(&[&["task", "exec"], flags, &["host"], words].concat());
     ctr.container("host").runtime(runtime).start()?.success()?;
     let flags = ["--exec-id", "user", "--user", "1000:1001", "--cwd", "/tmp"];
-    let ended = hear(exec(&flags, &staying(&["sh", "-c", "id -u; id -g; readlink /proc/self/cwd || ls -d $PWD"])))?
-        .success()?;
+    let ended =
+        read_all_output(exec(&flags, &staying(&["sh", "-c", "id -u; id -g; readlink /proc/self/cwd || ls -d $PWD"])))?
+            .success()?;
     ensure!(ended == "1000\n1001\n/tmp\n", "{runtime:?}: {ended:?}");
-    let ended = hear(on_a_terminal(&exec(&["--exec-id", "pty", "--tty"], &staying(&["sh", "-c", "tty; exit 9"]))))?;
+    let ended =
+        read_all_output(on_a_terminal(&exec(&["--exec-id", "pty", "--tty"], &staying(&["sh", "-c", "tty; exit 9"]))))?;
     ensure!(ended.code() == 9 && ended.stdout.contains("/dev/pts/"), "{runtime:?}: {ended:?}");
     ctr.remove("host")
 }

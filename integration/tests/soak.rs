@@ -31,10 +31,10 @@ const MEGABYTES: usize = 100;
 #[test]
 #[ignore = "takes many minutes: make soak"]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(tell);
+    Setup::on(Generation::V2_1).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let nothing = Leftovers::of(node)?;
     node.ctr().container("sandbox").annotation(GROUP, "pod").start()?.success()?;
     let shim = *node.shims()?.first().context("find the shim")?;

@@ -49,7 +49,7 @@ fn runs(node: &Node, id: &str, odd: &str) -> Result<()> {
         spec: Some(process).into(),
         ..Default::default()
     };
-    client.ask(async |task, context| task.exec(context, &exec).await)?;
+    client.call(async |task, context| task.exec(context, &exec).await)?;
     client.start(id, "e")?;
     ensure!(client.wait(id, "e")? == 0, "the exec ran another program");
     client.delete(id, "e")?;

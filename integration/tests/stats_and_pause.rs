@@ -8,11 +8,11 @@ use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generatio
 
 const LIMIT: u64 = 64 * 1024 * 1024;
 
-fn story(generation: Generation) {
+fn works(generation: Generation) {
     Setup::on(generation).story(compare);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
 #[test]
 fn containerd_2_1_with_systemd() {
@@ -20,14 +20,14 @@ fn containerd_2_1_with_systemd() {
 }
 
 fn compare(node: &Node) -> Result<()> {
-    let [stock, ours] = [Runtime::Stock, Runtime::Bindguard].map(|runtime| tell(node, runtime));
+    let [stock, ours] = [Runtime::Stock, Runtime::Bindguard].map(|runtime| story(node, runtime));
     let (stock, ours) = (stock?, ours?);
     ensure!(stock == ours, "other figures: {stock:?} with the stock shim, {ours:?} with ours");
     Ok(())
 }
 
 /// The names of all figures that `ctr` shows.
-fn tell(node: &Node, runtime: Runtime) -> Result<Vec<String>> {
+fn story(node: &Node, runtime: Runtime) -> Result<Vec<String>> {
     let ctr = node.ctr();
     let task = |words: &[&str]| run(ctr.command(&[&["task"], words].concat()));
     let pid_file = node.disk().join("pid");

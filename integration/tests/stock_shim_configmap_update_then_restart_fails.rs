@@ -6,13 +6,13 @@
 use anyhow::{Result, ensure};
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
 
-fn story(generation: Generation) {
-    Setup::on(generation).stock().story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).stock().story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-1")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");

@@ -13,13 +13,13 @@ use containerd_shim_protos::shim::oci::Options;
 
 const MANY: usize = 30_000_000;
 
-fn story(generation: Generation) {
-    Setup::on(generation).story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     through_a_pipe(node, "out", MANY, "0")?;
     through_a_pipe(node, "slow", 300_000, "0.5")?;
@@ -73,7 +73,7 @@ fn never_read(ctr: &Ctr) -> Result<()> {
     ctr.wait_for_status("stuck", "RUNNING")?;
     let quick = || -> Result<Duration> {
         let begin = Instant::now();
-        ensure!(in_pod("quick").runs(&["echo", "hello"]).told()?.success()? == "hello\n");
+        ensure!(in_pod("quick").runs(&["echo", "hello"]).run_to_end()?.success()? == "hello\n");
         Ok(begin.elapsed())
     };
     thread::sleep(Duration::from_millis(200));

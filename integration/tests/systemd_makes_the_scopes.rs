@@ -89,17 +89,17 @@ fn lives_in_its_scope(node: &Node, runtime: Runtime) -> Result<()> {
 /// `systemctl stop` of a scope, or a shutdown: the container's processes get SIGTERM.
 fn systemd_ends_it(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
-    let scope = scope(node, "told");
+    let scope = scope(node, "signalled");
     let traps = "trap 'exit 7' TERM; touch /ready; while :; do sleep 0.1; done";
-    ctr.container("told").runtime(runtime).runs(&["sh", "-c", traps]).start()?.success()?;
-    until("the trap is set", || Ok(ctr.exec("told", &["test", "-e", "/ready"])?.code() == 0))?;
+    ctr.container("signalled").runtime(runtime).runs(&["sh", "-c", traps]).start()?.success()?;
+    until("the trap is set", || Ok(ctr.exec("signalled", &["test", "-e", "/ready"])?.code() == 0))?;
     host(["systemctl", "stop", &scope])?;
-    ctr.wait_for_status("told", "STOPPED")?;
+    ctr.wait_for_status("signalled", "STOPPED")?;
     is_gone(&scope)?;
     // `ctr` warns of it, and exits with 0
-    let ended = run(ctr.command(&["task", "delete", "told"]))?;
+    let ended = run(ctr.command(&["task", "delete", "signalled"]))?;
     ensure!(ended.stderr.contains("non-zero exit code 7"), "its status is lost: {ended:?}");
-    ctr.forget("told")
+    ctr.forget("signalled")
 }
 
 fn create_fails(node: &Node, runtime: Runtime) -> Result<()> {

@@ -8,10 +8,10 @@ use bindguard_integration::{Bind, Ctr, Generation, Node, PollingReader, Setup, V
 
 #[test]
 fn both_start() {
-    Setup::on(Generation::V1_7).story(tell);
+    Setup::on(Generation::V1_7).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("twins")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("round", "start")])?;
     let subpath = volume.subpath("app", 0, "round");
@@ -33,7 +33,7 @@ fn both_read(ctr: &Ctr, source: &Bind, content: &str) -> Result<()> {
     thread::scope(|scope| {
         let twins = ["left", "right"].map(|side| {
             let container = ctr.container(&format!("{side}-{content}")).mount(source.clone());
-            scope.spawn(move || container.runs(&["cat", "/etc/round"]).told()?.success())
+            scope.spawn(move || container.runs(&["cat", "/etc/round"]).run_to_end()?.success())
         });
         for twin in twins {
             let read = twin.join().map_err(|_| anyhow!("a creating thread panicked"))??;

@@ -18,7 +18,7 @@ fn story(generation: Generation) {
                 Generation::V1_7 | Generation::V2_1 => container.argument("--remap-labels"),
             };
             let script = "cat /proc/self/uid_map; stat -c %u:%g /bin; echo out > /dev/stdout";
-            let words = container.runs(&["sh", "-c", script]).told()?.success()?;
+            let words = container.runs(&["sh", "-c", script]).run_to_end()?.success()?;
             let words: Vec<&str> = words.split_whitespace().collect();
             ensure!(words == ["0", "100000", "65536", "0:0", "out"], "{runtime:?}: {words:?}");
             Ok(())

@@ -13,15 +13,15 @@ const ROTATION: [&str; 2] = ["rotating", "rotated"];
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V2_1).fault_points().story(|node| tell(node, ""));
+    Setup::on(Generation::V2_1).fault_points().story(|node| story(node, ""));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V2_1).fault_points().story(|node| tell(node, "no-beneath,"));
+    Setup::on(Generation::V2_1).fault_points().story(|node| story(node, "no-beneath,"));
 }
 
-fn tell(node: &Node, way: &str) -> Result<()> {
+fn story(node: &Node, way: &str) -> Result<()> {
     let mut stale = StaleBundle::lay_out(node, "changes")?;
     let reader = PollingReader::start(stale.subpath().target());
     let places = stale.fault_points()?;
@@ -35,7 +35,7 @@ fn tell(node: &Node, way: &str) -> Result<()> {
         stale.update()?;
         guard.go_on().with_context(|| format!("changed at {place}"))?;
         if number < looked {
-            stale.is_mended().with_context(|| format!("changed at {place}"))?;
+            stale.is_repaired().with_context(|| format!("changed at {place}"))?;
         }
         stale.next_create().with_context(|| format!("after a change at {place}"))?;
     }

@@ -30,7 +30,7 @@ fn refused(generation: Generation) {
 
         tmpfs(&nfs, "mode=755")?;
         let words = start(node, "other", Runtime::Bindguard, &nfs)?.failure()?;
-        ensure!(words.contains("shows a tmpfs filesystem"), "another filesystem is not told: {words}");
+        ensure!(words.contains("shows a tmpfs filesystem"), "the other filesystem is not reported: {words}");
         node.ctr().forget("other")?;
 
         let csi = volume(node, "kubernetes.io~csi/pvc-1/mount")?;

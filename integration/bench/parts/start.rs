@@ -59,7 +59,7 @@ fn once(ground: &Ground, shim: Candidate) -> Result<Vec<(Figure, f64)>> {
     let of_command = clocks::of_children()? - of_command;
     ensure!(done.status.success(), "start: {}: {}", done.status, String::from_utf8_lossy(&done.stderr));
     let listener = Listener::of(&done.stdout)?;
-    listener.ask()?;
+    listener.call()?;
     let wall = begun.elapsed().as_secs_f64() * 1e3;
     let cpu = ground.account.spent()? - cpu;
     end(ground, &listener)?;
@@ -118,7 +118,7 @@ impl Listener {
     }
 
     /// One ttrpc call, by hand: a client of the crate would start an event loop within what is measured. Any answer will do.
-    fn ask(&self) -> Result<()> {
+    fn call(&self) -> Result<()> {
         let payload = ConnectRequest { id: "start".to_owned(), ..Default::default() };
         let payload = payload.write_to_bytes().context("encode the call")?;
         let request = ttrpc::Request {

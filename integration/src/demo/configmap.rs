@@ -11,7 +11,7 @@ use crate::node::Node;
 const FILE: &str = "/etc/app/app.conf";
 const STEP: &str = "restart after the configMap changed";
 
-pub(super) fn tell(node: &Node, table: &mut Table) -> Result<()> {
+pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(
         "\n1. A container mounts one file of a configMap (subPath). The configMap changes, the container restarts."
     );

@@ -15,7 +15,7 @@ use crate::process::host;
 
 const STEP: &str = "umount a disk under a container with `/`";
 
-pub(super) fn tell(node: &Node, table: &mut Table) -> Result<()> {
+pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(
         "\n2. A monitoring container mounts the host's `/` (rbind,rprivate). The host unmounts a disk and detaches it."
     );

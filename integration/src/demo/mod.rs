@@ -20,12 +20,12 @@ pub use self::table::{Observation, Table};
 
 /// Runs the demo on a generation of containerd, and returns whether everything was seen as said.
 pub fn run(generation: Generation, signals: &Signals) -> Result<bool> {
-    let node = Setup::on(generation).start_telling(|keeper| signals.end_node_when_told(keeper));
+    let node = Setup::on(generation).start_with_keeper(|keeper| signals.end_node_on_signal(keeper));
     let node = node.context("make a node for the demo")?;
     introduce(&node)?;
     let mut table = Table::default();
-    configmap::tell(&node, &mut table)?;
-    host_root::tell(&node, &mut table)?;
+    configmap::show(&node, &mut table)?;
+    host_root::show(&node, &mut table)?;
     table.print();
     Ok(table.is_as_said())
 }

@@ -23,17 +23,17 @@ impl Signals {
         let wanted: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
         wanted.thread_block().context("block SIGINT and SIGTERM")?;
         let signals = Self(Arc::default());
-        let told = signals.clone();
+        let ended = signals.clone();
         thread::spawn(move || {
             if let Ok(signal) = wanted.wait() {
-                told.end(signal);
+                ended.end(signal);
             }
         });
         Ok(signals)
     }
 
     /// From now on, a signal ends this node.
-    pub fn end_node_when_told(&self, keeper: KeeperHandle) {
+    pub fn end_node_on_signal(&self, keeper: KeeperHandle) {
         // a demo has one node; a second one would be ended by its keeper when the process exits
         let _ = self.0.set(keeper);
     }

@@ -61,7 +61,7 @@ impl<'n> Rehearsal<'n> {
 
     /// Commands that begin so read every process of the machine: where even root may not read some, they report that, and
     /// exit with 2.
-    pub fn looks_at_all_processes(mut self, beginning: &str) -> Self {
+    pub fn reads_all_processes(mut self, beginning: &str) -> Self {
         if fs::metadata("/proc/1/ns/mnt").is_err() {
             self.may_not_tell.push(beginning.to_owned());
         }
@@ -93,9 +93,9 @@ impl<'n> Rehearsal<'n> {
         let words = not_run.map_or_else(|| self.words_for(&shown.text), |it| it.instead.to_owned());
         let mut command = self.node.command("sh")?;
         command.args(["-ec", &words]).current_dir(&self.folder).envs(self.environment.iter().cloned());
-        let asked = self.asked_of_systemd();
+        let asked = self.systemd_requests();
         let done = run(command)?;
-        for words in &self.asked_of_systemd()[asked.len()..] {
+        for words in &self.systemd_requests()[asked.len()..] {
             let (_, done) = self
                 .systemd
                 .iter()
@@ -109,7 +109,7 @@ impl<'n> Rehearsal<'n> {
         Ok(done)
     }
 
-    fn asked_of_systemd(&self) -> Vec<String> {
+    fn systemd_requests(&self) -> Vec<String> {
         let log = fs::read_to_string(self.node.programs().join("systemctl.log")).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
     }

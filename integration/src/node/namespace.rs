@@ -45,9 +45,9 @@ impl Namespace {
         let namespace = Self { home, bound_to_its_thread: PhantomData };
         propagation("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC)?;
         hide_the_unified_hierarchy()?;
-        let doors = if systemd { doors_to_systemd()? } else { Vec::new() };
+        let sockets = if systemd { systemd_sockets()? } else { Vec::new() };
         tmpfs("/run", "mode=755")?;
-        doors.iter().try_for_each(|(path, door)| put_back(path, door))?;
+        sockets.iter().try_for_each(|(path, socket)| put_back(path, socket))?;
         if host_root == HostRoot::Shared {
             propagation("/", MsFlags::MS_SHARED | MsFlags::MS_REC)?;
         }
@@ -64,14 +64,14 @@ impl Drop for Namespace {
 }
 
 /// The folders of its own socket and of the message bus's, which `/run` is about to hide.
-fn doors_to_systemd() -> Result<Vec<(&'static str, File)>> {
+fn systemd_sockets() -> Result<Vec<(&'static str, File)>> {
     let open = |path| Ok((path, File::open(path).with_context(|| format!("open {path}"))?));
     ["/run/systemd", "/run/dbus"].into_iter().map(open).collect()
 }
 
-fn put_back(path: &str, door: &File) -> Result<()> {
+fn put_back(path: &str, socket: &File) -> Result<()> {
     create_dir(path).with_context(|| format!("create {path}"))?;
-    bind(format!("/proc/self/fd/{}", door.as_raw_fd()), path)
+    bind(format!("/proc/self/fd/{}", socket.as_raw_fd()), path)
 }
 
 fn propagation(target: &str, flags: MsFlags) -> Result<()> {

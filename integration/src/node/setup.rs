@@ -131,7 +131,7 @@ impl Setup {
 
     /// Runs a story on this node. Where nodes cannot be made it is skipped aloud; an error prints the post mortem and
     /// fails the test.
-    pub fn story(self, tell: impl FnOnce(&Node) -> Result<()>) {
+    pub fn story(self, story: impl FnOnce(&Node) -> Result<()>) {
         if let Some(why) = self.missing() {
             return privilege::skipped(&why);
         }
@@ -140,7 +140,7 @@ impl Setup {
             Ok(node) => node,
             Err(error) => panic!("make a node with {generation}: {error:#}"),
         };
-        if let Err(error) = tell(&node) {
+        if let Err(error) = story(&node) {
             // the panic makes `Drop` print the post mortem
             panic!("on {generation}: {error:#}");
         }
@@ -148,16 +148,16 @@ impl Setup {
 
     /// Makes the node. The calling thread is inside of it until it is dropped.
     pub fn start(self) -> Result<Node> {
-        self.start_telling(drop)
+        self.start_with_keeper(drop)
     }
 
     /// Makes the node, and first of all hands out the way to end it: a signal may come while it is being made.
-    pub fn start_telling(self, tell: impl FnOnce(KeeperHandle)) -> Result<Node> {
+    pub fn start_with_keeper(self, use_keeper: impl FnOnce(KeeperHandle)) -> Result<Node> {
         let matrix = Matrix::locate()?;
         let name = unique_name();
         let disk = Path::new("/var/tmp").join(&name);
         let keeper = Keeper::start(&name, &[&disk])?;
-        tell(keeper.handle());
+        use_keeper(keeper.handle());
         fs::create_dir(&disk).with_context(|| format!("create {}", disk.display()))?;
         let namespace = Namespace::enter(self.host_root, self.systemd)?;
         if self.bare {

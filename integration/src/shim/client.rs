@@ -43,12 +43,12 @@ impl Client {
     }
 
     /// Sends any request, with a generous deadline.
-    pub fn ask<T>(&self, call: impl AsyncFnOnce(&TaskClient, Context) -> ttrpc::Result<T>) -> ttrpc::Result<T> {
-        self.ask_within(LIMIT, call)
+    pub fn call<T>(&self, call: impl AsyncFnOnce(&TaskClient, Context) -> ttrpc::Result<T>) -> ttrpc::Result<T> {
+        self.call_within(LIMIT, call)
     }
 
     /// Sends a request with a deadline.
-    pub fn ask_within<T>(
+    pub fn call_within<T>(
         &self,
         limit: Duration,
         call: impl AsyncFnOnce(&TaskClient, Context) -> ttrpc::Result<T>,
@@ -57,7 +57,7 @@ impl Client {
     }
 
     /// Sends a request, and disconnects without the answer as soon as `when` says so. True if there was no answer before that.
-    pub fn ask_and_go<T>(
+    pub fn call_without_waiting<T>(
         self,
         call: impl AsyncFnOnce(&TaskClient, Context) -> ttrpc::Result<T>,
         when: impl Fn() -> bool,
@@ -78,43 +78,43 @@ impl Client {
 
     /// Creates a container; answers its init's pid.
     pub fn create(&self, request: &CreateTaskRequest) -> ttrpc::Result<u32> {
-        self.ask(async |task, context| Ok(task.create(context, request).await?.pid))
+        self.call(async |task, context| Ok(task.create(context, request).await?.pid))
     }
 
     /// Starts an init, or an exec; answers its pid.
     pub fn start(&self, id: &str, exec_id: &str) -> ttrpc::Result<u32> {
         let request = StartRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
-        self.ask(async |task, context| Ok(task.start(context, &request).await?.pid))
+        self.call(async |task, context| Ok(task.start(context, &request).await?.pid))
     }
 
     /// Adds an exec with these streams that runs `words`.
     pub fn exec(&self, mut request: ExecProcessRequest, words: &[&str]) -> ttrpc::Result<()> {
         request.spec = Some(process(words)).into();
-        self.ask(async |task, context| task.exec(context, &request).await.map(drop))
+        self.call(async |task, context| task.exec(context, &request).await.map(drop))
     }
 
     /// The state of a process.
     pub fn state(&self, id: &str, exec_id: &str) -> ttrpc::Result<StateResponse> {
         let request = StateRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
-        self.ask(async |task, context| task.state(context, &request).await)
+        self.call(async |task, context| task.state(context, &request).await)
     }
 
     /// Waits for a process's end; answers its status.
     pub fn wait(&self, id: &str, exec_id: &str) -> ttrpc::Result<u32> {
         let request = WaitRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
-        self.ask(async |task, context| Ok(task.wait(context, &request).await?.exit_status))
+        self.call(async |task, context| Ok(task.wait(context, &request).await?.exit_status))
     }
 
     /// Sends a signal.
     pub fn kill(&self, id: &str, exec_id: &str, signal: u32) -> ttrpc::Result<()> {
         let request = KillRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), signal, ..Default::default() };
-        self.ask(async |task, context| task.kill(context, &request).await.map(drop))
+        self.call(async |task, context| task.kill(context, &request).await.map(drop))
     }
 
     /// Deletes a process, an init with its container.
     pub fn delete(&self, id: &str, exec_id: &str) -> ttrpc::Result<DeleteResponse> {
         let request = DeleteRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
-        self.ask(async |task, context| task.delete(context, &request).await)
+        self.call(async |task, context| task.delete(context, &request).await)
     }
 
     /// Kills a container's init and deletes it.
@@ -128,13 +128,13 @@ impl Client {
     /// Freezes a container.
     pub fn pause(&self, id: &str) -> ttrpc::Result<()> {
         let request = PauseRequest { id: id.to_owned(), ..Default::default() };
-        self.ask(async |task, context| task.pause(context, &request).await.map(drop))
+        self.call(async |task, context| task.pause(context, &request).await.map(drop))
     }
 
     /// Thaws it.
     pub fn resume(&self, id: &str) -> ttrpc::Result<()> {
         let request = ResumeRequest { id: id.to_owned(), ..Default::default() };
-        self.ask(async |task, context| task.resume(context, &request).await.map(drop))
+        self.call(async |task, context| task.resume(context, &request).await.map(drop))
     }
 
     /// Changes a container's limits to these resources, as the runtime spec writes them.
@@ -146,35 +146,35 @@ impl Client {
         };
         let resources = MessageField::some(resources);
         let request = UpdateTaskRequest { id: id.to_owned(), resources, ..Default::default() };
-        self.ask(async |task, context| task.update(context, &request).await.map(drop))
+        self.call(async |task, context| task.update(context, &request).await.map(drop))
     }
 
     /// Sets the size of a terminal.
     pub fn resize(&self, id: &str, exec_id: &str, width: u32, height: u32) -> ttrpc::Result<()> {
         let (id, exec_id) = (id.to_owned(), exec_id.to_owned());
         let request = ResizePtyRequest { id, exec_id, width, height, ..Default::default() };
-        self.ask(async |task, context| task.resize_pty(context, &request).await.map(drop))
+        self.call(async |task, context| task.resize_pty(context, &request).await.map(drop))
     }
 
     /// Lets the process see the end of its stdin.
     pub fn close_stdin(&self, id: &str, exec_id: &str) -> ttrpc::Result<()> {
         let (id, exec_id) = (id.to_owned(), exec_id.to_owned());
         let request = CloseIORequest { id, exec_id, stdin: true, ..Default::default() };
-        self.ask(async |task, context| task.close_io(context, &request).await.map(drop))
+        self.call(async |task, context| task.close_io(context, &request).await.map(drop))
     }
 
     /// Lets the shim end, if it has no container left.
     pub fn shut_down(&self, id: &str) -> ttrpc::Result<()> {
-        self.ask_to_end(ShutdownRequest { id: id.to_owned(), ..Default::default() })
+        self.request_shutdown(ShutdownRequest { id: id.to_owned(), ..Default::default() })
     }
 
     /// The same in the words of a client that will not wait.
     pub fn shut_down_now(&self, id: &str) -> ttrpc::Result<()> {
-        self.ask_to_end(ShutdownRequest { id: id.to_owned(), now: true, ..Default::default() })
+        self.request_shutdown(ShutdownRequest { id: id.to_owned(), now: true, ..Default::default() })
     }
 
-    fn ask_to_end(&self, request: ShutdownRequest) -> ttrpc::Result<()> {
-        self.ask(async |task, context| task.shutdown(context, &request).await.map(drop))
+    fn request_shutdown(&self, request: ShutdownRequest) -> ttrpc::Result<()> {
+        self.call(async |task, context| task.shutdown(context, &request).await.map(drop))
     }
 }
 

@@ -27,7 +27,7 @@ pub fn staying<'a>(words: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// Runs the client of a process that stays, and ends the process once its output was received.
-pub fn hear(mut client: Command) -> Result<Finished> {
+pub fn read_all_output(mut client: Command) -> Result<Finished> {
     let line = display(&client);
     client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = client.spawn().with_context(|| format!("start {line}"))?;

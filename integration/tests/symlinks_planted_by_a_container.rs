@@ -42,7 +42,7 @@ impl Stage {
     /// The content that a new container reads, if it starts.
     fn restart(&self, node: &Node) -> Result<Option<String>> {
         let bind = Bind::new(self.subpath.target(), "/etc/file");
-        let ended = node.ctr().container("victim").mount(bind).runs(&["cat", "/etc/file"]).told()?;
+        let ended = node.ctr().container("victim").mount(bind).runs(&["cat", "/etc/file"]).run_to_end()?;
         // `--rm` does not remove a container whose create failed
         if !ended.status.success() {
             let _ = node.ctr().forget("victim");

@@ -20,8 +20,8 @@ fn containerd_alone(generation: Generation) {
         // 1.6 reads runtime_path and passes over it: docs/decisions/0006
         let expected = if generation == Generation::V1_6 { "bad" } else { "good" };
         ensure!(point["state"] == expected, "{point}");
-        let told = point["told"].as_str().unwrap_or_default();
-        ensure!(told.contains(&generation.to_string()), "{told}");
+        let text = point["told"].as_str().unwrap_or_default();
+        ensure!(text.contains(&generation.to_string()), "{text}");
         Ok(())
     });
 }
@@ -56,12 +56,12 @@ struct Points(Vec<Value>);
 
 impl Points {
     fn of(node: &Node) -> Result<Self> {
-        let told = node.bindguard(["doctor", "--json"])?;
-        let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
+        let ended = node.bindguard(["doctor", "--json"])?;
+        let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
         let points = report["points"].as_array().context("points")?.clone();
         let has = |state: &str| points.iter().any(|point| point["state"] == state);
         let code = if has("bad") { 1 } else { 2 * i32::from(has("no-answer")) };
-        ensure!(told.code() == code, "exit code {} for {points:?}", told.code());
+        ensure!(ended.code() == code, "exit code {} for {points:?}", ended.code());
         Ok(Self(points))
     }
 
@@ -96,10 +96,13 @@ fn subpaths(node: &Node) -> Result<()> {
         cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
         volume.update(&[("app.conf", "two")])?;
         let point = Points::of(node)?.named("subpaths")?;
-        ensure!(point["state"] == state && point["told"].as_str().is_some_and(|told| told.contains(said)), "{point}");
+        ensure!(point["state"] == state && point["told"].as_str().is_some_and(|text| text.contains(said)), "{point}");
         for verb in [&["diagnose"][..], &["repair", "--all"]] {
-            let told = node.bindguard(verb)?;
-            ensure!(told.stdout.contains("the running container keeps the old content until it restarts"), "{told:?}");
+            let ended = node.bindguard(verb)?;
+            ensure!(
+                ended.stdout.contains("the running container keeps the old content until it restarts"),
+                "{ended:?}"
+            );
         }
         let point = Points::of(node)?.named("subpaths")?;
         ensure!(point["state"] == "good" && !point.to_string().contains("stale"), "{point}");
@@ -150,10 +153,10 @@ fn is_a_call_of_systemd(node: &Node, line: &str) -> Result<()> {
         run(command)
     };
     until("the bus listens", || Ok(node.disk().join("bus").exists()))?;
-    let told = call(line)?.failure()?;
-    ensure!(told.contains("org.freedesktop.systemd1"), "{line}: {told}");
-    let told = call(&line.replace("fail 1 PIDs", "fail 2 PIDs"))?.failure()?;
-    ensure!(!told.contains("org.freedesktop.systemd1"), "busctl does not look at the words: {told}");
+    let ended = call(line)?.failure()?;
+    ensure!(ended.contains("org.freedesktop.systemd1"), "{line}: {ended}");
+    let ended = call(&line.replace("fail 1 PIDs", "fail 2 PIDs"))?.failure()?;
+    ensure!(!ended.contains("org.freedesktop.systemd1"), "busctl does not look at the words: {ended}");
     Ok(())
 }
 
@@ -164,7 +167,7 @@ fn mount_helper(node: &Node) -> Result<()> {
     let point = points.named("mount-helpers")?;
     let expected = if has_program("mount.nfs") { "good" } else { "bad" };
     ensure!(
-        point["state"] == expected && point["told"].as_str().is_some_and(|told| told.contains("mount.nfs")),
+        point["state"] == expected && point["told"].as_str().is_some_and(|text| text.contains("mount.nfs")),
         "{point}"
     );
     if expected == "bad" {
@@ -172,7 +175,7 @@ fn mount_helper(node: &Node) -> Result<()> {
         is_a_package(node, point["run"].as_str().unwrap_or_default())?;
     }
     // An NFS volume that is not mounted is a finding of its own.
-    ensure!(points.named("subpaths")?["told"].as_str().is_some_and(|told| told.ends_with("is unmounted")));
+    ensure!(points.named("subpaths")?["told"].as_str().is_some_and(|text| text.ends_with("is unmounted")));
     pod.delete()
 }
 
@@ -187,8 +190,8 @@ fn of_other_distributions(node: &Node) -> Result<()> {
         let point = Points::of(node)?.named("mount-helpers");
         host(["umount", "/etc/os-release"])?;
         let point = point?;
-        let told = point["told"].as_str().unwrap_or_default();
-        ensure!(point["run"].as_str() == run && told.contains(said), "{point}");
+        let text = point["told"].as_str().unwrap_or_default();
+        ensure!(point["run"].as_str() == run && text.contains(said), "{point}");
     }
     Ok(())
 }
@@ -236,7 +239,7 @@ fn pinned(node: &Node) -> Result<()> {
 
 /// Other nodes of this machine may keep something of their own.
 fn names(point: &Value, place: &str) -> bool {
-    point["told"].as_str().is_some_and(|told| told.split([' ', ',']).any(|word| word == place))
+    point["told"].as_str().is_some_and(|text| text.split([' ', ',']).any(|word| word == place))
 }
 
 fn config(node: &Node) -> Result<()> {

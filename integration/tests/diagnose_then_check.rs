@@ -6,11 +6,11 @@ use bindguard_integration::bundle::Bundle;
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind};
 
 #[test]
-fn finds_what_the_guard_mends() {
-    Setup::on(Generation::V1_7).story(tell);
+fn finds_and_repairs_the_same_binds() {
+    Setup::on(Generation::V1_7).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("operator")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");

@@ -15,15 +15,15 @@ use serde_json::Value;
 
 #[test]
 fn of_a_disk_that_was_unmounted() {
-    Setup::on(Generation::V1_7).cri().story(tell);
+    Setup::on(Generation::V1_7).cri().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let disk = node.disk().join("disk");
     fs::create_dir(&disk)?;
     let path = disk.to_string_lossy().into_owned();
     host(["mount", "-t", "tmpfs", "-o", "size=1m", "disk", &path])?;
-    nobody_but_the_host(node, &path)?;
+    held_only_by_the_host(node, &path)?;
 
     let cri = node.cri()?;
     let sandbox = cri.run_pod("runc", "exporter", "uid-exporter")?;
@@ -73,8 +73,8 @@ fn tell(node: &Node) -> Result<()> {
 
 /// The host's own mounts and the roots of containers stay: nothing is advised that would take one away.
 fn of_the_whole_node(node: &Node) -> Result<()> {
-    let told = node.bindguard(["holders", "/", "--json"])?;
-    let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
+    let ended = node.bindguard(["holders", "/", "--json"])?;
+    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
     let holders = report["holders"].as_array().context("holders")?;
     ensure!(holders.iter().filter(|holder| holder["pod"]["name"] == "exporter").count() > 1, "{report:#}");
     let ways = holders.iter().flat_map(|holder| holder["free"].as_array().into_iter().flatten());
@@ -87,7 +87,7 @@ fn of_the_whole_node(node: &Node) -> Result<()> {
     Ok(())
 }
 
-fn nobody_but_the_host(node: &Node, path: &str) -> Result<()> {
+fn held_only_by_the_host(node: &Node, path: &str) -> Result<()> {
     let text = node.bindguard(["holders", path])?;
     // Other namespaces of this machine have nothing to do with the node's disk.
     ensure!(
@@ -104,9 +104,9 @@ fn unless_closed(code: i32) -> i32 {
 }
 
 fn holders(node: &Node, path: &str) -> Result<Value> {
-    let told = node.bindguard(["holders", path, "--json"])?;
-    ensure!(told.code() == unless_closed(1), "{told:?}");
-    serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))
+    let ended = node.bindguard(["holders", path, "--json"])?;
+    ensure!(ended.code() == unless_closed(1), "{ended:?}");
+    serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))
 }
 
 fn one(report: &Value, is_wanted: impl Fn(&Value) -> bool) -> Result<&Value> {
@@ -130,9 +130,9 @@ fn bad_input(node: &Node) -> Result<()> {
         (&["holders", "/", "--proc", &proc.to_string_lossy()], "1/mountinfo"),
         (&["holders", "/", "--proc", "/etc"], "/etc/1/ns/mnt"),
     ] {
-        let told = node.bindguard(words)?;
-        let one_line = told.stderr.lines().count() == 1;
-        ensure!(told.code() == 2 && one_line && told.stderr.contains(said), "{words:?}: {told:?}");
+        let ended = node.bindguard(words)?;
+        let one_line = ended.stderr.lines().count() == 1;
+        ensure!(ended.code() == 2 && one_line && ended.stderr.contains(said), "{words:?}: {ended:?}");
     }
     Ok(())
 }

@@ -12,10 +12,10 @@ use serde_json::Value;
 
 #[test]
 fn as_on_the_node() {
-    Setup::on(Generation::V1_7).story(tell);
+    Setup::on(Generation::V1_7).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("afar")?;
     let stale = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let fresh = pod.volume(VolumeKind::ConfigMap, "calm", &[("app.conf", "one")])?;
@@ -49,7 +49,7 @@ fn tell(node: &Node) -> Result<()> {
     for report in [node.bindguard(["diagnose", "--format", "kubediag"])?, words(&["--format", "kubediag"])?] {
         speaks_as_kubediag(&report, &fs::read_to_string(&mountinfo)?)?;
     }
-    cannot_be_told(node, &root, &mountinfo)?;
+    is_incomplete(node, &root, &mountinfo)?;
     pod.delete()
 }
 
@@ -72,7 +72,7 @@ fn verdicts(report: &str) -> Result<Vec<(String, String)>> {
 fn speaks_as_kubediag(report: &Finished, mountinfo: &str) -> Result<()> {
     let keys: BTreeMap<String, String> =
         serde_json::from_str(&report.stdout).with_context(|| format!("understand {report:?}"))?;
-    ensure!(keys.get("collector.system.mountinfo").is_some_and(|told| told == mountinfo), "another mountinfo");
+    ensure!(keys.get("collector.system.mountinfo").is_some_and(|ended| ended == mountinfo), "another mountinfo");
     let key = |name: &str| keys.get(&format!("diagnoser.kubernetes.subpath_remount.{name}")).map_or("", String::as_str);
     ensure!(keys.len() == 5 && key("bug_link") == "https://github.com/kubernetes/kubernetes/issues/68211", "{keys:?}");
     ensure!(key("original_source_path").ends_with("//deleted") && key("result").contains("68211"), "{keys:?}");
@@ -82,7 +82,7 @@ fn speaks_as_kubediag(report: &Finished, mountinfo: &str) -> Result<()> {
 }
 
 /// An incomplete bundle is reported as such, and never as healthy.
-fn cannot_be_told(node: &Node, root: &Path, mountinfo: &Path) -> Result<()> {
+fn is_incomplete(node: &Node, root: &Path, mountinfo: &Path) -> Result<()> {
     let whole = fs::read(mountinfo)?;
     let cut = root.join("cut.txt");
     let nowhere = root.join("nowhere");
@@ -99,9 +99,9 @@ fn cannot_be_told(node: &Node, root: &Path, mountinfo: &Path) -> Result<()> {
     ] {
         let words =
             ["diagnose".as_ref(), "--mountinfo".as_ref(), file.as_os_str(), "--root".as_ref(), folder.as_os_str()];
-        let told = node.bindguard(words)?;
-        let one_line = told.stderr.lines().count() == 1;
-        ensure!(told.code() == 2 && one_line && told.stderr.contains(said), "{words:?}: {told:?}");
+        let ended = node.bindguard(words)?;
+        let one_line = ended.stderr.lines().count() == 1;
+        ensure!(ended.code() == 2 && one_line && ended.stderr.contains(said), "{words:?}: {ended:?}");
     }
     Ok(())
 }

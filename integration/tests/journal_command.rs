@@ -47,10 +47,10 @@ fn read_the_journal(node: &Node) -> Result<()> {
         (&["--since", "1h"], 3, 1),
         (&["--since", "2099-01-01T00:00:00Z"], 0, 0),
     ] {
-        let told = node.bindguard([&["journal", "--json"], words].concat())?;
-        let report: Value = serde_json::from_str(&told.stdout)?;
+        let ended = node.bindguard([&["journal", "--json"], words].concat())?;
+        let report: Value = serde_json::from_str(&ended.stdout)?;
         let admissions = report["admissions"].as_array().context("admissions")?;
-        ensure!(admissions.len() == count && told.code() == code, "{words:?}: {told:?}");
+        ensure!(admissions.len() == count && ended.code() == code, "{words:?}: {ended:?}");
     }
     half.write_all(b"\n")?;
     let strange = node.bindguard(["journal"])?;
@@ -60,8 +60,8 @@ fn read_the_journal(node: &Node) -> Result<()> {
         (&["journal", "--file", "/nowhere"], "no such file"),
         (&["journal", "--since", "soon"], "neither a time"),
     ] {
-        let told = node.bindguard(words)?;
-        ensure!(told.code() == 2 && told.stderr.contains(said) && told.stderr.lines().count() == 1, "{told:?}");
+        let ended = node.bindguard(words)?;
+        ensure!(ended.code() == 2 && ended.stderr.contains(said) && ended.stderr.lines().count() == 1, "{ended:?}");
     }
     Ok(())
 }
@@ -94,8 +94,8 @@ fn read_the_config(node: &Node) -> Result<()> {
     let text = node.bindguard(["config", "show"])?.success()?;
     ensure!(text.contains("runtime.path") && text.contains("= \"runc\"  # default"), "{text}");
     for file in ["/etc/passwd", "/nowhere.toml"] {
-        let told = node.bindguard(["config", "show", "--config", file])?;
-        ensure!(told.code() == 2 && told.stdout.is_empty() && told.stderr.contains(file), "{told:?}");
+        let ended = node.bindguard(["config", "show", "--config", file])?;
+        ensure!(ended.code() == 2 && ended.stdout.is_empty() && ended.stderr.contains(file), "{ended:?}");
     }
     Ok(())
 }

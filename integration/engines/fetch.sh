@@ -1,6 +1,6 @@
 #!/bin/sh
 # Lays Podman, Docker and logrotate of Debian bookworm, and kubectl of trixie, beside each other. Installs nothing.
-#   fetch.sh [DIR]        DIR is target/doors of the repository when not given
+#   fetch.sh [DIR]        DIR is target/engines of the repository when not given
 # Result: DIR/bin/{podman,conmon,dockerd,docker,logrotate,kubectl}, each of which runs as it is. Quick when they are there already.
 #
 # Needs apt, dpkg-deb and patchelf (see matrix/setup.sh).
@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 # what the programs are linked with and few machines have
 libraries='libgpgme11 libassuan0 libgpg-error0 libsubid4 libpopt0 libseccomp2 libdevmapper1.02.1 libsystemd0 libselinux1 libglib2.0-0 libsqlite3-0'
 
-begin "$here/fetch.sh" "${1:-$here/../../target/doors}" bin
+begin "$here/fetch.sh" "${1:-$here/../../target/engines}" bin
 suite_lists bookworm
 # shellcheck disable=SC2086
 unpack bookworm "$dir/x/bookworm" podman conmon docker.io logrotate $libraries

@@ -33,13 +33,13 @@ fn servers_that_do_not_answer(node: &Node) -> Result<()> {
     let mut volumes = [SilentServer::mounted(&csi(&pod, "a-silent"))?, SilentServer::mounted(&csi(&pod, "b-dead"))?];
     volumes[1].die();
     fs::create_dir_all(csi(&pod, "c-unmounted"))?;
-    let told = node.bindguard(["diagnose", "--pod", "uid-csi", "--json"])?;
-    let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
+    let ended = node.bindguard(["diagnose", "--pod", "uid-csi", "--json"])?;
+    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
     let of = |index: usize| {
         let bind = &report["binds"][index];
         (bind["verdict"].as_str().unwrap_or_default(), bind["reason"].as_str().unwrap_or_default())
     };
-    ensure!(told.code() == 1, "{told:?}");
+    ensure!(ended.code() == 1, "{ended:?}");
     ensure!(of(0) == ("dead", "it did not answer within 700 ms"), "{report}");
     ensure!(of(1).0 == "dead" && of(1).1.starts_with("it answers: "), "{report}");
     ensure!(of(2).0 == "unmounted", "{report}");
@@ -61,10 +61,10 @@ fn many_servers_that_do_not_answer(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-dead")?;
     let volumes =
         (0..50).map(|n| SilentServer::mounted(&csi(&pod, &format!("silent-{n}")))).collect::<Result<Vec<_>>>()?;
-    let told = node.bindguard(["diagnose", "--pod", "uid-dead", "--json"])?;
-    let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("understand {told:?}"))?;
+    let ended = node.bindguard(["diagnose", "--pod", "uid-dead", "--json"])?;
+    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
     let dead = report["binds"].as_array().context("binds")?.iter().filter(|bind| bind["verdict"] == "dead").count();
-    ensure!(dead == volumes.len(), "{dead} of {} are told dead: {report}", volumes.len());
+    ensure!(dead == volumes.len(), "{dead} of {} are reported dead: {report}", volumes.len());
     drop(volumes);
     pod.delete()
 }
@@ -91,9 +91,9 @@ fn nothing_that_is_named_answers(node: &Node) -> Result<()> {
         &["--config", &below, "config", "show"],
         &["--config", &below, "diagnose"],
     ] {
-        let told = node.bindguard(words)?;
-        let words_of_both = [told.stdout.as_str(), &told.stderr].concat();
-        ensure!(told.code() == 2 && words_of_both.contains("did not answer within 700 ms"), "{words:?}: {told:?}");
+        let ended = node.bindguard(words)?;
+        let words_of_both = [ended.stdout.as_str(), &ended.stderr].concat();
+        ensure!(ended.code() == 2 && words_of_both.contains("did not answer within 700 ms"), "{words:?}: {ended:?}");
     }
     ensure!(node.bindguard(["--config", &config, "doctor"])?.stdout.contains("did not answer within 700 ms"));
     drop(hung);
@@ -108,8 +108,8 @@ fn more_subpaths_than_descriptors(node: &Node) -> Result<()> {
     }
     let mut few = node.command("sh")?;
     few.args(["-ec", "ulimit -n 256; exec bindguard diagnose --pod uid-many"]);
-    let told = run(few)?;
-    ensure!(told.code() == 0 && told.stdout == "151 checked, 0 with findings\n", "{told:?}");
+    let ended = run(few)?;
+    ensure!(ended.code() == 0 && ended.stdout == "151 checked, 0 with findings\n", "{ended:?}");
     pod.delete()
 }
 
@@ -124,7 +124,7 @@ fn on_a_terminal(node: &Node) -> Result<()> {
         command.arg(node.programs().join("bindguard")).arg("diagnose");
         run_on_a_terminal(&command)
     };
-    let is_coloured = |told: &Finished| told.stdout.contains("\u{1b}[");
+    let is_coloured = |ended: &Finished| ended.stdout.contains("\u{1b}[");
     let coloured = on_terminal(&[&environment(node)])?;
     ensure!(is_coloured(&coloured) && coloured.stdout.contains("stale"), "{coloured:?}");
     let plain = on_terminal(&[&environment(node), "NO_COLOR=1"])?;
@@ -151,9 +151,9 @@ fn without_permission(node: &Node) -> Result<()> {
     for words in [&["diagnose"][..], &["repair", "--all"], &["repair", &source], &["doctor"], &["holders", "/"]] {
         let mut nobody = node.command("setpriv")?;
         nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bindguard"]).args(words);
-        let told = run(nobody)?;
-        let one_line = told.stderr.lines().filter(|line| line.contains("run it as root")).count() == 1;
-        ensure!((told.code() == 2 || words == ["doctor"]) && one_line, "{words:?}: {told:?}");
+        let ended = run(nobody)?;
+        let one_line = ended.stderr.lines().filter(|line| line.contains("run it as root")).count() == 1;
+        ensure!((ended.code() == 2 || words == ["doctor"]) && one_line, "{words:?}: {ended:?}");
     }
     ensure!(subpath.mounts()? == before, "somebody without permission changed the mounts");
     pod.delete()

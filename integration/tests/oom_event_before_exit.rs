@@ -3,18 +3,18 @@
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::{Generation, Node, Setup, events, on_every_generation};
 
-fn story(generation: Generation) {
-    Setup::on(generation).story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
 #[test]
 fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(tell);
+    Setup::on(Generation::V2_1).systemd().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     let seen = events::during(node, || {
         let greedy = ctr.container("greedy").argument("--memory-limit").argument("16777216");
@@ -25,6 +25,6 @@ fn tell(node: &Node) -> Result<()> {
     let at =
         |word: &str| seen.iter().position(|event| event == word).with_context(|| format!("no {word:?} in {seen:?}"));
     ensure!(at("oom greedy")? < at("exit greedy greedy 137")?, "{seen:?}");
-    ensure!(seen.iter().filter(|event| *event == "oom greedy").count() == 1, "told more than once: {seen:?}");
+    ensure!(seen.iter().filter(|event| *event == "oom greedy").count() == 1, "reported more than once: {seen:?}");
     Ok(())
 }

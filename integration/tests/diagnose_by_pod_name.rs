@@ -10,13 +10,13 @@ use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_genera
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
 
-fn story(generation: Generation) {
-    Setup::on(generation).cri().story(tell);
+fn works(generation: Generation) {
+    Setup::on(generation).cri().story(story);
 }
 
-on_every_generation!(story);
+on_every_generation!(works);
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-named")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");
@@ -27,10 +27,10 @@ fn tell(node: &Node) -> Result<()> {
     volume.update(&[("app.conf", "two")])?;
 
     for asked in ["uid-named", "web", "default/web"] {
-        let told = node.bindguard(["diagnose", "--pod", asked, "--json"])?;
-        let report: Value = serde_json::from_str(&told.stdout)?;
+        let ended = node.bindguard(["diagnose", "--pod", asked, "--json"])?;
+        let report: Value = serde_json::from_str(&ended.stdout)?;
         let bind = &report["binds"][0];
-        ensure!(told.code() == 1 && bind["verdict"] == "stale", "{asked}: {told:?}");
+        ensure!(ended.code() == 1 && bind["verdict"] == "stale", "{asked}: {ended:?}");
         ensure!(bind["pod"]["name"] == "web" && bind["pod"]["namespace"] == "default", "{bind}");
         ensure!(bind["container"]["state"] == "running" && bind["container"]["id"] == app.as_str(), "{bind}");
     }
@@ -40,12 +40,12 @@ fn tell(node: &Node) -> Result<()> {
 
     cri.stop(&app, 0)?;
     cri.wait_for_exit(&app)?;
-    let told = node.bindguard(["diagnose", "--pod", "web"])?;
-    ensure!(told.stdout.contains("container app (exited)"), "{told:?}");
+    let ended = node.bindguard(["diagnose", "--pod", "web"])?;
+    ensure!(ended.stdout.contains("container app (exited)"), "{ended:?}");
     let namesake = cri.run_pod_in("other", "bindguard", "web", "uid-namesake")?;
     for verb in ["diagnose", "repair"] {
-        let told = node.bindguard([verb, "--pod", "web"])?;
-        ensure!(told.code() == 2 && told.stderr.contains("say which, default/web or other/web"), "{told:?}");
+        let ended = node.bindguard([verb, "--pod", "web"])?;
+        ensure!(ended.code() == 2 && ended.stderr.contains("say which, default/web or other/web"), "{ended:?}");
     }
     let nothing = node.bindguard(["diagnose", "--pod", "other/web"])?;
     ensure!(nothing.code() == 0 && nothing.stdout.starts_with("0 checked"), "{nothing:?}");
@@ -63,8 +63,8 @@ fn tell(node: &Node) -> Result<()> {
 /// The kubelet unmounts and binds anew before it starts the container: between the two nothing is wrong.
 fn a_container_that_does_not_run(node: &Node, target: &Path) -> Result<()> {
     host(["umount".as_ref(), target.as_os_str()])?;
-    let told = node.bindguard(["diagnose", "--pod", "uid-named"])?;
-    ensure!(told.code() == 0 && !told.stdout.contains("unmounted"), "{told:?}");
+    let ended = node.bindguard(["diagnose", "--pod", "uid-named"])?;
+    ensure!(ended.code() == 0 && !ended.stdout.contains("unmounted"), "{ended:?}");
     let all = node.bindguard(["diagnose", "--pod", "uid-named", "--all"])?;
     ensure!(all.code() == 0 && all.stdout.contains("no running container uses it"), "{all:?}");
     Ok(())

@@ -11,7 +11,7 @@ use bindguard_integration::{Generation, Node, Setup, VolumeKind};
 use nix::unistd::chown;
 
 #[test]
-fn is_told_in_one_line() {
+fn is_reported_in_one_line() {
     Setup::on(Generation::V1_7).cri().story(|node| {
         let pod = node.kubelet().pod("uid-bad")?;
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
@@ -107,8 +107,8 @@ fn mount_tables(node: &Node, files: &BadFiles) -> Result<()> {
     for name in NAMES.iter().filter(|name| **name != "secret") {
         let said = if matches!(*name, "missing" | "directory") { "read " } else { "take it again, whole" };
         let (file, root) = (files.path(name), files.path("directory"));
-        let told = node.bindguard(["diagnose", "--mountinfo", &file, "--root", &root])?;
-        refused(&told, said).with_context(|| (*name).to_owned())?;
+        let ended = node.bindguard(["diagnose", "--mountinfo", &file, "--root", &root])?;
+        refused(&ended, said).with_context(|| (*name).to_owned())?;
     }
     Ok(())
 }
@@ -123,11 +123,11 @@ fn bundles(node: &Node, files: &BadFiles) -> Result<()> {
             "directory" => fs::create_dir(&config)?,
             _ => fs::copy(&file, &config).map(drop)?,
         }
-        let told = node.bindguard(["check".as_ref(), bundle.as_os_str()])?;
-        refused(&told, "BUNDLE is a folder with a container's config.json").with_context(|| (*name).to_owned())?;
-        let told = node.bindguard(["check".as_ref(), bundle.as_os_str(), "--json".as_ref()])?;
-        let report: serde_json::Value = serde_json::from_str(&told.stdout)?;
-        ensure!(told.code() == 2 && report["problems"].as_array().is_some_and(|all| all.len() == 1), "{told:?}");
+        let ended = node.bindguard(["check".as_ref(), bundle.as_os_str()])?;
+        refused(&ended, "BUNDLE is a folder with a container's config.json").with_context(|| (*name).to_owned())?;
+        let ended = node.bindguard(["check".as_ref(), bundle.as_os_str(), "--json".as_ref()])?;
+        let report: serde_json::Value = serde_json::from_str(&ended.stdout)?;
+        ensure!(ended.code() == 2 && report["problems"].as_array().is_some_and(|all| all.len() == 1), "{ended:?}");
     }
     Ok(())
 }
@@ -171,8 +171,8 @@ fn command_lines(node: &Node) -> Result<()> {
         (&["repair", "--dry-run"], "<PATHS|--pod <POD>|--all>"),
         (&["nosuch"], "unrecognized subcommand"),
     ] {
-        let told = node.bindguard(words)?;
-        ensure!(told.code() == 2 && told.stdout.is_empty() && told.stderr.contains(said), "{words:?}: {told:?}");
+        let ended = node.bindguard(words)?;
+        ensure!(ended.code() == 2 && ended.stdout.is_empty() && ended.stderr.contains(said), "{words:?}: {ended:?}");
     }
     Ok(())
 }
@@ -218,11 +218,11 @@ fn as_nobody(node: &Node, words: &[&str]) -> Result<Finished> {
     run(nobody)
 }
 
-fn refused(told: &Finished, said: &str) -> Result<()> {
-    let is_one_line = told.stderr.lines().count() == 1 && told.stderr.starts_with("bindguard: ");
+fn refused(ended: &Finished, said: &str) -> Result<()> {
+    let is_one_line = ended.stderr.lines().count() == 1 && ended.stderr.starts_with("bindguard: ");
     ensure!(
-        told.code() == 2 && is_one_line && told.stdout.is_empty() && told.stderr.contains(said),
-        "not refused with {said:?}: {told:?}"
+        ended.code() == 2 && is_one_line && ended.stdout.is_empty() && ended.stderr.contains(said),
+        "not refused with {said:?}: {ended:?}"
     );
     Ok(())
 }

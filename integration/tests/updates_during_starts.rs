@@ -20,10 +20,10 @@ const MAY_MEET: u64 = CONTAINERS as u64 / 10;
 
 #[test]
 fn two_hundred_containers_under_updates() {
-    Setup::on(Generation::V2_1).story(tell);
+    Setup::on(Generation::V2_1).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let before = mounts::table()?.len();
     let pod = node.kubelet().pod("storm")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("count", "0")])?;
@@ -32,15 +32,15 @@ fn tell(node: &Node) -> Result<()> {
     let (ctr, weather) = (node.ctr(), Weather::default());
     let reader = PollingReader::start(subpath.target());
 
-    let told = thread::scope(|scope| {
+    let ended = thread::scope(|scope| {
         let storm = scope.spawn(|| weather.blow(&volume));
-        let told = (0..CONTAINERS).try_for_each(|number| one_container(&ctr, number, &source, &weather));
+        let ended = (0..CONTAINERS).try_for_each(|number| one_container(&ctr, number, &source, &weather));
         weather.over.store(true, Ordering::Relaxed);
         storm.join().map_err(|_| anyhow::anyhow!("the storm's thread panicked"))?.context("update the volume")?;
-        told
+        ended
     });
     let seen = reader.stop();
-    told?;
+    ended?;
 
     ensure!(seen.empty == 0 && seen.failed == 0 && seen.reads > 1000, "a reader saw the file underneath: {seen:?}");
     let busy = weather.busy.load(Ordering::Relaxed);
@@ -59,7 +59,7 @@ fn one_container(ctr: &Ctr, number: usize, source: &Bind, weather: &Weather) -> 
     let earliest = weather.current.load(Ordering::Acquire);
     let container =
         ctr.container(&format!("c{number}")).mount(source.clone()).runs(&["sh", "-c", "echo -n read:; cat /etc/count"]);
-    let words = container.told()?.success().with_context(|| format!("container {number}"))?;
+    let words = container.run_to_end()?.success().with_context(|| format!("container {number}"))?;
     let content = words.strip_prefix("read:").with_context(|| format!("container {number} said {words:?}"))?;
     let latest = weather.current.load(Ordering::Acquire) + 1;
     let count: u64 = content.parse().with_context(|| format!("container {number} read {content:?}"))?;

@@ -8,10 +8,10 @@ use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind};
 
 #[test]
 fn stock_shim_starts_it_again() {
-    Setup::on(Generation::V1_6).story(tell);
+    Setup::on(Generation::V1_6).story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("looping")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");
@@ -63,9 +63,9 @@ fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
         (&["check", "/nowhere"], "read /nowhere/config.json: No such file"),
         (&["diagnose", "--config", "/etc/passwd"], "understand /etc/passwd"),
     ] {
-        let told = node.bindguard(words)?;
-        let text = format!("{}{}", told.stdout, told.stderr);
-        ensure!(text.contains(said) && told.code() == 2, "{words:?} says {text} and exits {}", told.code());
+        let ended = node.bindguard(words)?;
+        let text = format!("{}{}", ended.stdout, ended.stderr);
+        ensure!(text.contains(said) && ended.code() == 2, "{words:?} says {text} and exits {}", ended.code());
     }
     ensure!(std::fs::read("/etc/passwd")? == passwd);
     let good = node.bindguard(["config", "check"])?;
