@@ -84,6 +84,11 @@ fn plant_each_link(node: &Node, stage: &Stage) -> Result<()> {
         symlink(&target, stage.inside(place)).with_context(|| format!("plant {place} -> {}", target.display()))?;
         let started = stage.restart(node)?;
         ensure!(started.is_none(), "a container started on {place} -> {}: reads {started:?}", target.display());
+
+        // The link is the reason: with a real file in its place the same subpath is re-bound.
+        clear(&stage.inside("folder"))?;
+        write(&stage.inside("folder/file"), "inside")?;
+        ensure!(stage.restart(node)?.as_deref() == Some("inside"), "no restart after {place} -> {}", target.display());
     }
     Ok(())
 }
@@ -109,13 +114,13 @@ fn links_swapped_in_a_loop() {
 
 /// Now a real folder with a real file, now a link out of the volume, each put in place by one rename.
 fn swap(stage: &Stage, over: &AtomicBool) -> Result<()> {
-    let (folder, aside, link) = (stage.inside("folder"), stage.inside("aside"), stage.inside("link"));
+    let (folder, moved, link) = (stage.inside("folder"), stage.inside("moved"), stage.inside("link"));
     while !over.load(Ordering::Relaxed) {
-        fs::rename(&folder, &aside).context("move the folder aside")?;
+        fs::rename(&folder, &moved).context("move the folder")?;
         symlink(&stage.outside, &link).context("make a link")?;
         fs::rename(&link, &folder).context("put the link in place")?;
         fs::remove_file(&folder).context("remove the link")?;
-        fs::rename(&aside, &folder).context("put the folder back")?;
+        fs::rename(&moved, &folder).context("put the folder back")?;
         // a new file: the mount of the old one is stale from now on
         write(&folder.join("new"), "inside")?;
         match fs::rename(folder.join("new"), folder.join("file")) {
