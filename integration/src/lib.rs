@@ -56,18 +56,18 @@ pub use silent_server::SilentServer;
 /// Makes one test a generation of containerd from a function that runs the story on it.
 #[macro_export]
 macro_rules! on_every_generation {
-    ($story:path) => {
+    ($story:expr) => {
         #[test]
         fn containerd_1_6() {
-            $story($crate::Generation::V1_6);
+            ($story)($crate::Generation::V1_6);
         }
         #[test]
         fn containerd_1_7() {
-            $story($crate::Generation::V1_7);
+            ($story)($crate::Generation::V1_7);
         }
         #[test]
         fn containerd_2_1() {
-            $story($crate::Generation::V2_1);
+            ($story)($crate::Generation::V2_1);
         }
     };
 }

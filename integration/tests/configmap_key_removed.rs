@@ -6,16 +6,12 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Bind, Node, Setup, VolumeKind, on_every_generation};
 
 const REASON: &str = "bindguard: the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is \
                       deleted, and app.conf is no longer in its volume: put it back, or remove the subPath from the pod";
 
-fn the_container_fails_with_the_reason(generation: Generation) {
-    Setup::on(generation).story(story);
-}
-
-on_every_generation!(the_container_fails_with_the_reason);
+on_every_generation!(|generation| Setup::on(generation).story(story));
 
 fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("keyless")?;

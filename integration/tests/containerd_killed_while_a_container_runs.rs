@@ -8,17 +8,13 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Bind, Node, Setup, on_every_generation};
 use nix::sys::signal::Signal;
 
 /// Ends on SIGTERM.
 const ENDING: [&str; 3] = ["sh", "-c", "until [ -e /door/open ]; do sleep 0.02; done; exit 5"];
 
-fn works(generation: Generation) {
-    Setup::on(generation).story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).story(story));
 
 fn story(node: &Node) -> Result<()> {
     let (ctr, before) = (node.ctr(), Leftovers::of(node)?);

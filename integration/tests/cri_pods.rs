@@ -12,11 +12,7 @@ use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
-fn works(generation: Generation) {
-    Setup::on(generation).cri().story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).cri().story(story));
 
 #[test]
 fn containerd_2_1_with_systemd() {

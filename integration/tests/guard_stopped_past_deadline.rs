@@ -8,11 +8,7 @@ use anyhow::{Result, ensure};
 use bindguard_integration::waiting::LIMIT;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
-fn works(generation: Generation) {
-    Setup::on(generation).fault("stop:start").story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).fault("stop:start").story(story));
 
 /// A shim reads the config for each create: a pod that runs for months sees a change.
 #[test]

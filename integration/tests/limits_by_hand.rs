@@ -11,11 +11,7 @@ use serde_json::json;
 
 const MEMORY: u64 = 96 << 20;
 
-fn works(generation: Generation) {
-    Setup::on(generation).story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).story(story));
 
 #[test]
 fn containerd_2_1_with_systemd() {

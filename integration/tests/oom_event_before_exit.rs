@@ -3,11 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::{Generation, Node, Setup, events, on_every_generation};
 
-fn works(generation: Generation) {
-    Setup::on(generation).story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).story(story));
 
 #[test]
 fn containerd_2_1_with_systemd() {

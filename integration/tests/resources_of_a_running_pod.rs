@@ -6,11 +6,7 @@ use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
 const BUSY: [&str; 3] = ["sh", "-c", "while :; do :; done"];
 
-fn works(generation: Generation) {
-    Setup::on(generation).cri().story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).cri().story(story));
 
 #[test]
 fn containerd_2_1_with_systemd() {

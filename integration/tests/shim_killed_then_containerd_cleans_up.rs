@@ -10,11 +10,7 @@ use bindguard_integration::{Generation, Node, Setup, mounts, on_every_generation
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-fn works(generation: Generation) {
-    Setup::on(generation).story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).story(story));
 
 #[test]
 fn containerd_2_1_with_systemd() {

@@ -8,11 +8,7 @@ use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generatio
 
 const LIMIT: u64 = 64 * 1024 * 1024;
 
-fn works(generation: Generation) {
-    Setup::on(generation).story(compare);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).story(compare));
 
 #[test]
 fn containerd_2_1_with_systemd() {

@@ -4,13 +4,9 @@
 //! still shows the file of an older configMap, and the kernel mounts no deleted file.
 
 use anyhow::{Result, ensure};
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Bind, Node, Runtime, Setup, VolumeKind, on_every_generation};
 
-fn works(generation: Generation) {
-    Setup::on(generation).stock().story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).stock().story(story));
 
 fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-1")?;

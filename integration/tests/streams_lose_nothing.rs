@@ -8,16 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
 use bindguard_integration::shim::{Bundle, Shim, spec};
-use bindguard_integration::{Ctr, Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Ctr, Node, Setup, on_every_generation};
 use containerd_shim_protos::shim::oci::Options;
 
 const MANY: usize = 30_000_000;
 
-fn works(generation: Generation) {
-    Setup::on(generation).story(story);
-}
-
-on_every_generation!(works);
+on_every_generation!(|generation| Setup::on(generation).story(story));
 
 fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();
