@@ -32,6 +32,7 @@ export BINDGUARD_MATRIX := $(MATRIX)
 export BINDGUARD_ENGINES := $(ENGINES)
 export BINDGUARD_CLUSTER := $(CLUSTER)
 export BINDGUARD_DEB := $(DEB)
+export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
@@ -47,9 +48,10 @@ build: setup
 setup:
 	sh integration/matrix/setup.sh
 
-## three generations of containerd, runc and crun, side by side
+## three generations of containerd, runc and crun, side by side; BINDGUARD_CONTAINERD=DIR puts a build of your own in the newest one's place
 matrix: setup
 	sh integration/matrix/fetch.sh $(MATRIX)
+	@sh integration/matrix/versions.sh $(MATRIX)
 
 ## Podman and Docker, beside each other
 engines: setup

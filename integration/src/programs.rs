@@ -1,14 +1,16 @@
 //! The programs of a story: the binaries under test, and the matrix of containerds and OCI runtimes.
 //!
 //! The matrix is laid out by `integration/matrix/fetch.sh`. It is never the host's own containerd: the same three
-//! generations run everywhere, and a story that fails on one of them says which.
+//! generations run everywhere, and a story that fails on one of them says which. A developer's own build of containerd
+//! takes the place of the newest generation when `BINDGUARD_CONTAINERD` names its folder.
 
 use std::env;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 /// The shim under test.
 pub const SHIM: &str = "containerd-shim-bindguard-v2";
@@ -69,9 +71,12 @@ impl fmt::Display for Oci {
     }
 }
 
-/// The folder that `matrix/fetch.sh` filled.
+/// The folder that `matrix/fetch.sh` filled, and a folder of programs that replace those of the newest generation.
 #[derive(Clone, Debug)]
-pub struct Matrix(PathBuf);
+pub struct Matrix {
+    folder: PathBuf,
+    own_build: Option<PathBuf>,
+}
 
 impl Matrix {
     /// `$BINDGUARD_MATRIX`, else `target/matrix` of the workspace.
@@ -83,12 +88,30 @@ impl Matrix {
                 folder.display()
             );
         }
-        Ok(Self(folder))
+        let own_build = env::var_os("BINDGUARD_CONTAINERD").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        if let Some(folder) = own_build.as_ref().filter(|folder| !folder.join("containerd").is_file()) {
+            bail!("BINDGUARD_CONTAINERD={} holds no containerd", folder.display());
+        }
+        Ok(Self { folder, own_build })
     }
 
     /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`; the newest has `criu`.
     pub fn program(&self, generation: Generation, name: &str) -> PathBuf {
-        self.0.join("v").join(generation.suite()).join("bin").join(name)
+        let own = self.own_build.as_ref().filter(|_| generation == Generation::V2_1).map(|folder| folder.join(name));
+        let packaged = || self.folder.join("v").join(generation.suite()).join("bin").join(name);
+        own.filter(|program| program.is_file()).unwrap_or_else(packaged)
+    }
+
+    /// The version that a generation's containerd reports, such as `1.7.24`: Debian's newest suite changes.
+    pub fn containerd_version(&self, generation: Generation) -> Result<String> {
+        let containerd = self.program(generation, "containerd");
+        let output = Command::new(&containerd).arg("--version").output();
+        let output = output.with_context(|| format!("run {} --version", containerd.display()))?;
+        let line = String::from_utf8_lossy(&output.stdout);
+        // containerd github.com/containerd/containerd v2.1.9 f9f1b0a
+        let version =
+            line.split(' ').nth(2).with_context(|| format!("{}: no version in {line:?}", containerd.display()))?;
+        Ok(version.trim_start_matches('v').split(['~', '+']).next().unwrap_or(version).trim().to_owned())
     }
 
     /// The executable of an OCI runtime.

@@ -9,6 +9,7 @@ use bindguard_integration::cri::mount;
 use bindguard_integration::node::HostRoot;
 use bindguard_integration::privilege::{has_program, skipped};
 use bindguard_integration::process::{host, run};
+use bindguard_integration::programs::Matrix;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
@@ -21,7 +22,8 @@ fn containerd_alone(generation: Generation) {
         let expected = if generation == Generation::V1_6 { "bad" } else { "good" };
         ensure!(point["state"] == expected, "{point}");
         let text = point["told"].as_str().unwrap_or_default();
-        ensure!(text.contains(&generation.to_string()), "{text}");
+        let version = Matrix::locate()?.containerd_version(generation)?;
+        ensure!(text.contains(&format!("containerd {version}")), "{text}");
         Ok(())
     });
 }

@@ -142,7 +142,11 @@ impl Setup {
         };
         if let Err(error) = story(&node) {
             // the panic makes `Drop` print the post mortem
-            panic!("on {generation}: {error:#}");
+            let version = Matrix::locate().and_then(|matrix| matrix.containerd_version(generation));
+            panic!(
+                "on containerd {}: {error:#}",
+                version.unwrap_or_else(|error| format!("of unknown version ({error:#})"))
+            );
         }
     }
 
