@@ -1,0 +1,48 @@
+#!/bin/sh
+# Builds kubelet and kube-apiserver from a folder of Kubernetes source, 1.30 or newer. Installs nothing, changes nothing there.
+#   build.sh DIR SOURCE
+# Result: DIR/bin/{etcd,kube-apiserver,kubectl,kubelet,kubelet-unfixed} and DIR/version. The Go compiler, etcd and kubectl are those of Debian's
+# newest suite. A source tree with a vendor folder needs no network. Takes half an hour of two processors, once.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../debian.sh"
+source=$(cd "$2" && pwd -P)
+[ -d "$source/cmd/kubelet" ] || { echo "$0: $source has no cmd/kubelet: is it Kubernetes source?" >&2; exit 1; }
+version=$(ls "$source"/CHANGELOG/CHANGELOG-1.*.md | sed 's/.*CHANGELOG-//; s/\.md$//' | sort -V | tail -n 1)
+
+begin "$here/build.sh" "$1" bin
+suite_lists sid
+go=$(suite_apt sid apt-cache depends golang-go | sed -n 's/.*Depends: \(golang-1\.[0-9]*\)-go$/\1/p')
+unpack sid "$dir/x" etcd-server kubernetes-client "$go-go" "$go-src"
+export GOROOT="$dir/x/usr/lib/go-${go#golang-}" GOPATH="$apt_dir/gopath" GOCACHE="$apt_dir/gocache" GOTOOLCHAIN=local
+export PATH="$GOROOT/bin:$PATH" CGO_ENABLED=0
+
+# Debian keeps the standard library's sources in another folder, with links to it.
+rm -rf "$GOROOT/src" "$GOROOT/test"
+mv "$dir/x/usr/share/go-${go#golang-}/src" "$GOROOT/src"
+for folder in api lib misc; do
+  [ ! -L "$GOROOT/$folder" ] || { rm "$GOROOT/$folder"; mv "$dir/x/usr/share/go-${go#golang-}/$folder" "$GOROOT/$folder" 2>/dev/null || true; }
+done
+
+# kubelet-unfixed is the kubelet as it was before kubernetes#89629, which checks a subpath's mount before it leaves it as it is.
+fixed=pkg/volume/util/subpath/subpath_linux.go
+check='if !samePath {'
+grep -qF "$check" "$source/$fixed" || { echo "$0: no '$check' in $source/$fixed" >&2; exit 1; }
+sed "s/$check/if false \&\& !samePath {/" "$source/$fixed" > "$apt_dir/unfixed.go"
+echo "{\"Replace\": {\"$source/$fixed\": \"$apt_dir/unfixed.go\"}}" > "$apt_dir/unfixed.json"
+
+build() { # NAME COMMAND [FLAG...]
+  name=$1; command=$2; shift 2
+  (cd "$source" && go build "$@" -o "$apt_dir/bin/$name" \
+    -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=v$version.0" "./cmd/$command")
+}
+mkdir -p "$apt_dir/bin"
+echo "building kube-apiserver and kubelet $version: half an hour" >&2
+build kubelet kubelet
+build kubelet-unfixed kubelet -overlay "$apt_dir/unfixed.json"
+build kube-apiserver kube-apiserver
+lay_out etcd "$dir/x" "$apt_dir/bin"
+lay_out kubectl "$dir/x" "$apt_dir/bin"
+rm -rf "$GOROOT" "$dir/x/usr/share/go-${go#golang-}"
+echo "$version" > "$dir/version"
+finish bin
