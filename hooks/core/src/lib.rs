@@ -12,6 +12,7 @@
 
 pub mod annotations;
 pub mod doctor;
+mod error_chain;
 pub mod evidence;
 pub mod holders;
 pub mod judge;
@@ -27,3 +28,5 @@ pub mod source;
 pub mod spec;
 pub mod text;
 pub mod unrepaired;
+
+pub use error_chain::error_chain;
