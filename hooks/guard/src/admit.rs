@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Verdict};
 use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed, refusal_of_unseen};
 use bindguard_core::policy::{Mode, Policy};
@@ -16,7 +17,6 @@ use bindguard_sys::bundle;
 use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::ask::Asking;
-use crate::causes::in_full;
 use crate::inspect::inspect;
 use crate::rebind::{NotRebound, Rebound, rebind};
 
@@ -86,8 +86,8 @@ fn try_admit(
         // The guard of the first attempt may have been killed while it wrote, and this one may have nothing to write.
         bundle::clear_leavings(bundle);
     }
-    let bytes = bundle::read_spec(bundle).map_err(in_full)?;
-    let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
+    let bytes = bundle::read_spec(bundle).map_err(|error| error_chain(&error))?;
+    let spec = SpecView::from_bytes(&bytes).map_err(|error| error_chain(&error))?;
     report.container = Container::from_spec(&spec);
     report.problems.extend(spec.overlooked());
     fault::reach(FaultPoint::SpecRead);
@@ -147,8 +147,8 @@ fn write_edits(bundle: &Path, spec: &SpecView<'_>, edits: &[SpecEdit]) -> Result
     if edits.is_empty() {
         return Ok(());
     }
-    let edited = spec.edited(edits).map_err(in_full)?;
-    bundle::replace_spec(bundle, &edited).map_err(in_full)?;
+    let edited = spec.edited(edits).map_err(|error| error_chain(&error))?;
+    bundle::replace_spec(bundle, &edited).map_err(|error| error_chain(&error))?;
     fault::reach(FaultPoint::AfterEdit);
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
 use bindguard_core::policy::Policy;
@@ -12,7 +13,6 @@ use bindguard_core::source::SourceKind;
 use bindguard_core::spec::SpecView;
 use bindguard_sys::bundle;
 
-use crate::causes::in_full;
 use crate::inspect::inspect;
 
 /// Checks a bundle. Changes nothing.
@@ -32,8 +32,8 @@ pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
 }
 
 fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Finding>, Policy, Option<String>), String> {
-    let bytes = bundle::read_spec(bundle).map_err(in_full)?;
-    let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
+    let bytes = bundle::read_spec(bundle).map_err(|error| error_chain(&error))?;
+    let spec = SpecView::from_bytes(&bytes).map_err(|error| error_chain(&error))?;
     report.container = Container::from_spec(&spec);
     report.problems.extend(spec.overlooked());
     let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));

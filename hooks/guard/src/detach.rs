@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use bindguard_core::error_chain;
 use bindguard_core::judge::{Verdict, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_sys::Mounts;
@@ -33,5 +34,5 @@ pub(crate) fn detach_stale(subpath: &VolumeSubpath) -> Result<(), NotDetached> {
         verdict => return Err(NotDetached::NoLongerStale(verdict.name())),
     }
     let stale = held.handle().ok_or_else(|| NotDetached::Failed("it went away".to_owned()))?;
-    detach(stale).map_err(|error| NotDetached::Failed(error.in_full()))
+    detach(stale).map_err(|error| NotDetached::Failed(error_chain(&error)))
 }

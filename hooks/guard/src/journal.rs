@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
+use bindguard_core::error_chain;
 use bindguard_core::report::{BindReport, Container, Report};
 use bindguard_core::text;
 use bindguard_sys::journal::append;
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-
-use crate::causes::in_full;
 
 /// One line of the journal.
 #[derive(Debug, Serialize)]
@@ -53,7 +52,7 @@ const MOST_PROBLEMS: usize = 16;
 pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
     let time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
     let written = |entry: &Entry<'_>, left_out| {
-        serde_json::to_string(&Line { time: time.as_deref(), entry, left_out }).map_err(in_full)
+        serde_json::to_string(&Line { time: time.as_deref(), entry, left_out }).map_err(|error| error_chain(&error))
     };
     let mut line = written(entry, None)?;
     if line.len() > LONGEST {
@@ -61,7 +60,7 @@ pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
         let id = entry.id.map(cut);
         line = written(&Entry { id: id.as_deref(), report: &report, ..*entry }, Some(left_out))?;
     }
-    append(journal, &line).map_err(in_full)
+    append(journal, &line).map_err(|error| error_chain(&error))
 }
 
 /// The same report in at most half of a line, and the number of binds left out. Healthy binds are left out first.

@@ -11,7 +11,6 @@
 
 mod admit;
 mod ask;
-mod causes;
 mod check;
 mod detach;
 mod directories;

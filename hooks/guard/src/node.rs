@@ -3,6 +3,7 @@
 use std::slice;
 use std::time::Instant;
 
+use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Unmounted, Verdict, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::plan::{Plan, Rebind};
@@ -13,7 +14,6 @@ use bindguard_sys::Mounts;
 use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, is_listed, list_subpaths};
 
 use crate::ask::Asking;
-use crate::causes::in_full;
 use crate::check::would_be;
 use crate::detach::detach_stale;
 use crate::rebind::{Rebound, rebind};
@@ -70,7 +70,7 @@ fn look_and_tell(
     for root in roots.names() {
         match list_subpaths(root) {
             Ok(found) => subpaths.extend(found),
-            Err(error) => report.problems.push(in_full(error)),
+            Err(error) => report.problems.push(error_chain(&error)),
         }
     }
     subpaths.retain(wanted);

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathEvidence};
 use bindguard_core::judge::{Remedy, Verdict, Way, judge_subpath};
 use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath, Writer};
@@ -26,7 +27,6 @@ use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
 use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded};
 
 use crate::ask::Asking;
-use crate::causes::in_full;
 
 /// Limit of changes of a volume during a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
 const ROUNDS: u32 = 32;
@@ -251,9 +251,9 @@ fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
 }
 
 fn not_rebound(error: impl std::error::Error) -> NotRebound {
-    NotRebound::Impossible(in_full(error))
+    NotRebound::Impossible(error_chain(&error))
 }
 
 fn swap_failed(error: SwapError) -> NotRebound {
-    NotRebound::Impossible(error.in_full())
+    NotRebound::Impossible(error_chain(&error))
 }

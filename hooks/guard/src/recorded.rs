@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::Instant;
 
+use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Verdict, judge_subpath, judge_volume};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
@@ -15,7 +16,6 @@ use bindguard_core::report::{BindReport, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_sys::observe::{Recorded, list_subpaths, list_volumes};
 
-use crate::causes::in_full;
 use crate::check::would_be;
 
 /// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files below `root`.
@@ -50,7 +50,7 @@ fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report
     for root in policy.kubelet_roots() {
         match list_subpaths(&recorded.copy_of(root)) {
             Ok(copies) => found.extend(copies.iter().map(|copy| copy.at_root(root))),
-            Err(error) => report.problems.push(in_full(error)),
+            Err(error) => report.problems.push(error_chain(&error)),
         }
     }
     found.sort_by_key(VolumeSubpath::path);
@@ -75,7 +75,7 @@ fn volumes(policy: &Policy, root: &Path, recorded: &Recorded<'_>, report: &mut R
                 let below = copies.plain.iter().filter_map(|copy| copy.strip_prefix(root).ok());
                 plain.extend(below.map(|path| Path::new("/").join(path)));
             }
-            Err(error) => report.problems.push(in_full(error)),
+            Err(error) => report.problems.push(error_chain(&error)),
         }
     }
     let judged = mounted.into_iter().map(|volume| Finding {

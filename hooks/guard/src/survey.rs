@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, VolumeMount};
 use bindguard_core::judge::{Finding, Verdict, judge_plain_volume, judge_reach, judge_volume};
 use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
@@ -16,7 +17,6 @@ use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
 use bindguard_sys::{Mounts, read_mount_table};
 
 use crate::ask::Asking;
-use crate::causes::in_full;
 use crate::node::{AT_A_TIME, detach_node, diagnose_subpaths, repair_node};
 use crate::roots::Roots;
 
@@ -41,7 +41,7 @@ pub fn survey_node(policy: &Policy, pods: &Pods, wanted: impl Fn(&Path) -> bool)
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
     report.took(start.elapsed());
-    with_table(report, read_mount_table().map_err(|error| error.in_full()), roots, policy, pods)
+    with_table(report, read_mount_table().map_err(|error| error_chain(&error)), roots, policy, pods)
 }
 
 /// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired from here.
@@ -54,7 +54,7 @@ pub fn mend_node(policy: &Policy, pods: &Pods, act: Act, wanted: impl Fn(&Volume
         Act::Rebind => repair_node(policy, &roots, wanted),
         Act::Detach => detach_node(&roots, wanted),
     };
-    with_table(report, table.map_err(|error| error.in_full()), roots, policy, pods)
+    with_table(report, table.map_err(|error| error_chain(&error)), roots, policy, pods)
 }
 
 /// Overrides the policy of admissions: an operator's request is always inspected, and can be repaired.
@@ -87,7 +87,7 @@ fn diagnose_volumes(roots: &Roots, asking: &Asking, wanted: impl Fn(&Path) -> bo
                 volumes.mounted.extend(found.mounted);
                 volumes.plain.extend(found.plain);
             }
-            Err(error) => report.problems.push(in_full(error)),
+            Err(error) => report.problems.push(error_chain(&error)),
         }
     }
     volumes.mounted.retain(|volume| wanted(volume.mount_point()));

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::judge::{Finding, judge_in_container};
 use bindguard_core::mount_table::Propagation;
@@ -15,7 +16,6 @@ use bindguard_sys::in_container::ContainerMounts;
 use bindguard_sys::{Handle, Mounts, bundle};
 
 use crate::ask::Asking;
-use crate::causes::in_full;
 use crate::directories::by_all_names;
 use crate::roots_in_use::RootsInUse;
 
@@ -32,8 +32,8 @@ pub fn verify_container(bundle: &Path, pid: u32, policy: &Policy) -> Report {
 }
 
 fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result<(), String> {
-    let bytes = bundle::read_spec(bundle).map_err(in_full)?;
-    let spec = SpecView::from_bytes(&bytes).map_err(in_full)?;
+    let bytes = bundle::read_spec(bundle).map_err(|error| error_chain(&error))?;
+    let spec = SpecView::from_bytes(&bytes).map_err(|error| error_chain(&error))?;
     report.container = Container::from_spec(&spec);
     let (policy, _) = policy_of_pod(policy, |name| spec.annotation(name));
     let (mounts, hosts, asking) = (ContainerMounts::of(pid)?, Mounts::default(), Asking::of_a_create());

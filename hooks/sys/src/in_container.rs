@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::{MountTable, Propagation};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
@@ -32,7 +33,7 @@ impl ContainerMounts {
         let held = held.map_err(|errno| format!("open {}: {errno}", root.display()))?;
         let path = format!("/proc/{pid}/mountinfo");
         let text = fs::read(&path).map_err(|error| format!("read {path}: {error}"))?;
-        let table = MountTable::from_mountinfo(&text).map_err(|error| MountinfoError::Parse(error).in_full())?;
+        let table = MountTable::from_mountinfo(&text).map_err(|error| error_chain(&MountinfoError::Parse(error)))?;
         Ok(Self { root: Handle::from_fd(held, root), table })
     }
 
@@ -52,7 +53,7 @@ impl ContainerMounts {
                 Some(entry) => Observed::Seen(entry.propagation.clone()),
                 None => Observed::Unreadable(format!("mount {} is not in its mount table", id.0)),
             },
-            (Err(error), _) | (_, Err(error)) => Observed::Unreadable(error.in_full()),
+            (Err(error), _) | (_, Err(error)) => Observed::Unreadable(error_chain(&error)),
         }
     }
 }

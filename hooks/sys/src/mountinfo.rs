@@ -16,16 +16,6 @@ pub enum MountinfoError {
     Parse(#[from] ParseError),
 }
 
-impl MountinfoError {
-    /// The error and its cause in one line.
-    pub fn in_full(&self) -> String {
-        match self {
-            Self::Read(source) => format!("{self}: {source}"),
-            Self::Parse(source) => format!("{self}: {source}"),
-        }
-    }
-}
-
 /// Reads `/proc/thread-self/mountinfo`: the thread's own namespace, which may differ from the process's.
 ///
 /// # Errors

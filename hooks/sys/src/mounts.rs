@@ -10,6 +10,7 @@ use std::io;
 use std::path::Path;
 use std::rc::Rc;
 
+use bindguard_core::error_chain;
 use bindguard_core::mount_table::{FsType, MountEntry, MountTable, StatmountEntry};
 use bindguard_core::paths::is_root;
 
@@ -92,7 +93,7 @@ impl Mounts {
 
     /// The mount table, read at the first call.
     pub(crate) fn table(&self) -> Result<&MountTable, String> {
-        self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error.in_full())
+        self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error_chain(&error))
     }
 
     /// True if `mount` was made after `than`; both must be open. Reads the mount table.
@@ -144,12 +145,12 @@ impl Mounts {
 
     fn by_table(&self, handle: &Handle) -> Result<MountOf, String> {
         let table = self.table()?;
-        let id = handle.mount_id().map_err(|error| error.in_full())?;
+        let id = handle.mount_id().map_err(|error| error_chain(&error))?;
         let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
         let parent = table.mount(entry.parent).filter(|_| !is_namespace_root(entry));
         let is_mount_point = match entry.fs_type.asks_for_attributes() {
             true => handle.is_at(&entry.mount_point),
-            false => handle.is_mount_root().map_err(|error| error.in_full())?,
+            false => handle.is_mount_root().map_err(|error| error_chain(&error))?,
         };
         let shared = |entry: &MountEntry| Rc::new(entry.clone());
         Ok(MountOf { entry: shared(entry), parent: parent.map(shared), is_mount_point })

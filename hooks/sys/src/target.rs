@@ -66,18 +66,6 @@ pub enum TargetError {
     },
 }
 
-impl TargetError {
-    /// The error and its cause in one line.
-    pub fn in_full(&self) -> String {
-        match self {
-            Self::Open { source, .. } => format!("{self}: {source}"),
-            Self::NoPayload(_) | Self::NotAPayload { .. } | Self::Restless(_) | Self::Symlink { .. } => {
-                self.to_string()
-            }
-        }
-    }
-}
-
 /// Opens `sub_path` of a volume, below `..data` where its files lie in a payload.
 ///
 /// # Errors

@@ -47,15 +47,6 @@ impl HandleError {
             Self::Open { source, .. } | Self::Stat { source, .. } => source,
         }
     }
-
-    /// The error and its cause in one line.
-    pub fn in_full(&self) -> String {
-        match self {
-            Self::Open { source, .. } | Self::Stat { source, .. } => {
-                format!("{self}: {source}")
-            }
-        }
-    }
 }
 
 pub(super) fn open_error(path: &Path, errno: Errno) -> HandleError {

@@ -21,11 +21,12 @@ pub use volume::HeldVolume;
 pub use volume_directory::HeldVolumeDirectories;
 pub use volumes::{Volumes, list_volumes};
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 
 use crate::handle::HandleError;
 
 /// The evidence from an error to open something.
 fn unreadable<T>(error: &HandleError) -> Observed<T> {
-    if error.is_not_found() { Observed::Absent } else { Observed::Unreadable(error.in_full()) }
+    if error.is_not_found() { Observed::Absent } else { Observed::Unreadable(error_chain(&error)) }
 }

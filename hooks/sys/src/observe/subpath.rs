@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::{FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
 use bindguard_core::kubelet::{DATA_LINK, Layout, SubPath, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
@@ -199,7 +200,7 @@ impl HeldSubpath {
         let opened = match open_target(handle, &sub_path.path, volume.layout) {
             Ok(opened) => opened,
             Err(TargetError::NoPayload(_)) => return Observed::Absent,
-            Err(error) => return Observed::Unreadable(error.in_full()),
+            Err(error) => return Observed::Unreadable(error_chain(&error)),
         };
         let file = opened.file.as_ref().map_or(Observed::Absent, identity_of);
         Observed::Seen(Target { timestamp: opened.timestamp, file })

@@ -73,12 +73,4 @@ impl SwapError {
     pub fn not_possible(what: &'static str) -> Self {
         Self::NotPossible { what, source: io::ErrorKind::Unsupported.into() }
     }
-
-    /// The error and its cause in one line.
-    pub fn in_full(&self) -> String {
-        match self {
-            Self::TargetGone | Self::Overtaken => self.to_string(),
-            Self::NotPossible { source, .. } | Self::Failed { source, .. } => format!("{self}: {source}"),
-        }
-    }
 }
