@@ -79,10 +79,10 @@ impl Config {
             return Err(failed(io::Error::other("it is larger than 1 MiB, and so is no config of bindguard's")));
         }
         let text = String::from_utf8(bytes).map_err(|_| failed(io::Error::other("it is not text")))?;
-        Self::from_toml(&text).map_err(|source| Error::Parse {
+        Self::from_toml(&text).map_err(|reason| Error::Parse {
             path: path.to_owned(),
-            line: line_of(&source, &text),
-            source,
+            line: line_of(&reason, &text),
+            reason,
         })
     }
 }
@@ -112,31 +112,24 @@ pub enum Error {
         source: io::Error,
     },
     /// It is not a config.
-    #[error("understand {}, line {line}", path.display())]
+    #[error("understand {}, line {line}: {}", path.display(), one_line(reason))]
     Parse {
         /// The file.
         path: PathBuf,
         /// The line that is invalid, counted from 1.
         line: usize,
-        /// The parser's error.
-        #[source]
-        source: toml::de::Error,
+        /// The parser's error. Its own text spans several lines.
+        reason: toml::de::Error,
     },
+}
+
+fn one_line(error: &toml::de::Error) -> String {
+    error.message().trim_end().replace('\n', " ")
 }
 
 fn line_of(error: &toml::de::Error, text: &str) -> usize {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     before.matches('\n').count() + 1
-}
-
-impl Error {
-    /// The error and its cause in one line.
-    pub fn in_full(&self) -> String {
-        match self {
-            Self::Read { source, .. } => format!("{self}: {source}"),
-            Self::Parse { source, .. } => format!("{self}: {}", source.message().trim_end().replace('\n', " ")),
-        }
-    }
 }
 
 /// The active config, and the reason if it is not the file's.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_config::{Config, Error};
+use bindguard_core::error_chain;
 use bindguard_core::policy::{Alarm, Mode, ReadOnlyBinds};
 
 /// The file that a node gets, with every key uncommented.
@@ -65,7 +66,7 @@ fn what_is_wrong_is_named_with_its_line() {
 fn a_file_that_cannot_be_read_is_named() {
     let error = Config::from_file(Path::new("/nowhere/config.toml")).unwrap_err();
     assert!(matches!(error, Error::Read { .. }));
-    assert_eq!(error.in_full(), "read /nowhere/config.toml: No such file or directory (os error 2)");
+    assert_eq!(error_chain(&error), "read /nowhere/config.toml: No such file or directory (os error 2)");
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn what_is_no_config_is_told_in_one_line() {
         (&[0; 1 << 21], "larger than 1 MiB"),
     ] {
         fs::write(&file, bytes).unwrap();
-        let error = Config::from_file(&file).unwrap_err().in_full();
+        let error = error_chain(&Config::from_file(&file).unwrap_err());
         assert!(error.contains(told) && error.lines().count() == 1, "{error:?}");
     }
 }

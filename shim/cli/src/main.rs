@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load};
+use bindguard_core::error_chain;
 use bindguard_sys::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -125,7 +126,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
     let loaded = loaded(asked)?;
     if let Some(problem) = loaded.problem {
-        eprintln!("bindguard: ignoring the config, using defaults: {}", problem.in_full());
+        eprintln!("bindguard: ignoring the config, using defaults: {}", error_chain(&problem));
     }
     Ok(loaded.config)
 }
@@ -133,10 +134,7 @@ fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
 fn loaded(asked: Option<PathBuf>) -> anyhow::Result<Loaded> {
     ask::answers(&asked.clone().unwrap_or_else(config::in_force))?;
     match asked {
-        Some(path) => match Config::from_file(&path) {
-            Ok(config) => Ok(Loaded { config, problem: None }),
-            Err(error) => Err(anyhow::anyhow!(error.in_full())),
-        },
+        Some(path) => Ok(Loaded { config: Config::from_file(&path)?, problem: None }),
         None => Ok(load()),
     }
 }

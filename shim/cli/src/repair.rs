@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Error, anyhow, bail, ensure};
+use anyhow::{Error, bail, ensure};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::node_report::NodeReport;
 use bindguard_core::pods::PodAsked;
@@ -101,6 +101,6 @@ impl Repair {
 fn subpath(path: &Path, policy: &Policy) -> anyhow::Result<VolumeSubpath> {
     let subpath = named_subpath(path, policy).map_err(Error::msg)?;
     // Opened, not stat'ed: the path may lead to a server that does not answer.
-    Handle::of(path).map_err(|error| anyhow!(error.in_full()))?;
+    Handle::of(path)?;
     Ok(subpath)
 }

@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use argv::Invocation;
 use bindguard_config::{Config, load_by};
+use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_guard::{Admission, Attempt, Entry, admit, read_file, record};
 use handover::Handover;
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
     };
     let remarks = Remarks::for_invocation(&invocation, handover.is_heard());
     if let Some(problem) = &loaded.problem {
-        remarks.problem(&format!("ignoring the config, using defaults: {}", problem.in_full()));
+        remarks.problem(&format!("ignoring the config, using defaults: {}", error_chain(&problem)));
     }
     let admission = if invocation.has_spec() && privilege::may_mount() {
         admit_safely(&invocation, &loaded.config, handover.attempt(), &remarks)

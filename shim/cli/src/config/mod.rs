@@ -7,8 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use bindguard_config::{Config, DEFAULT_PATH, ENVIRONMENT, SHIPPED};
+use bindguard_core::error_chain;
 use clap::Subcommand;
 use toml::Table;
 
@@ -57,7 +58,7 @@ fn check(path: &Path) -> anyhow::Result<ExitCode> {
             print_text(&format!("{} is good\n", path.display()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => anyhow::bail!("{}: `bindguard config default` prints one that can", error.in_full()),
+        Err(error) => anyhow::bail!("{}: `bindguard config default` prints one that can", error_chain(&error)),
     }
 }
 
@@ -70,7 +71,7 @@ fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !is_named => None,
         text => {
             let text = text.with_context(|| format!("read {}", path.display()))?;
-            Config::from_file(&path).map_err(|error| anyhow!(error.in_full()))?;
+            Config::from_file(&path)?;
             Some(text.parse::<Table>().with_context(|| format!("understand {}", path.display()))?)
         }
     };

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use bindguard_config::Loaded;
 use bindguard_core::doctor::{self, Daemon, Distribution, DoctorReport, Point, State};
+use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::Policy;
@@ -68,7 +69,7 @@ fn of_the_kernel(policy: &Policy) -> Vec<Point> {
         doctor::kernel(&features(), kubelet_is_shared),
         match &table {
             Ok(table) => doctor::host_root(table),
-            Err(error) => Point::no_answer("host-root", error.in_full()),
+            Err(error) => Point::no_answer("host-root", error_chain(&error)),
         },
         doctor::detach_mounts(&setting(Path::new("/proc/sys/fs/may_detach_mounts"))),
     ]
@@ -112,7 +113,7 @@ fn config(loaded: &Loaded) -> Point {
     match &loaded.problem {
         Some(problem) => Point::bad(
             "config",
-            format!("ignoring the config, using defaults: {}", problem.in_full()),
+            format!("ignoring the config, using defaults: {}", error_chain(problem)),
             "bindguard config check",
         ),
         None => Point::good("config", "the config can be taken"),

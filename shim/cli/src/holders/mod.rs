@@ -63,7 +63,7 @@ fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
     if let Some(folder) = std::path::absolute(path)?.parent() {
         answers(folder)?;
     }
-    let handle = Handle::follow(path).map_err(|error| anyhow!(error.in_full()))?;
+    let handle = Handle::follow(path)?;
     handle.resolved_path().with_context(|| format!("resolve {}", path.display()))
 }
 

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use bindguard_config::{Config, DEFAULT_PATH, SHIPPED};
 
 use super::change::{self, Change};
@@ -17,7 +17,7 @@ pub fn plan(runtime: Option<&Path>) -> Result<Option<Change>> {
     let path = Path::new(DEFAULT_PATH);
     if change::read(path)?.is_some() {
         if let Some(runtime) = runtime {
-            let config = Config::from_file(path).map_err(|error| anyhow!(error.in_full()))?;
+            let config = Config::from_file(path)?;
             ensure!(
                 config.runtime() == runtime,
                 "{DEFAULT_PATH} has to say [runtime] path = \"{}\", because that is what creates containers now: nothing was changed",

@@ -2,8 +2,8 @@
 
 use std::{io, time::Duration};
 
-use bindguard_config::{Config, Error, Loaded};
-use bindguard_core::annotations::policy_of_pod;
+use bindguard_config::{Config, Loaded};
+use bindguard_core::{annotations::policy_of_pod, error_chain};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{aside::aside, bundle::SpecView, runtime::GuardTerms};
@@ -24,7 +24,7 @@ pub(super) async fn guard_terms(spec: &SpecView) -> GuardTerms {
 
 async fn active_config() -> Config {
     let (config, problem) = match timeout(PATIENCE, read()).await {
-        Ok(Ok(Loaded { config, problem })) => (config, problem.as_ref().map(Error::in_full)),
+        Ok(Ok(Loaded { config, problem })) => (config, problem.as_ref().map(|problem| error_chain(problem))),
         Ok(Err(error)) => (Config::default(), Some(error.to_string())),
         Err(_) => (Config::default(), Some(format!("it did not answer within {PATIENCE:?}"))),
     };
