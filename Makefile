@@ -120,18 +120,18 @@ kubelet: build matrix
 	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
 
 # tests that run on other kernels, and on a node with systemd and cgroup v2 alone
-SYSCALLS := mounts swap target admit attributes_of_the_mount cifs dead_sources hostile_volumes nfs repairers_at_once \
+SYSCALLS := mounts swap target admit attributes_of_the_mount cifs dead_kubelet_root dead_sources hostile_volumes nfs repairers_at_once \
   what_cannot_be_read written_by_containers
 SYSCALLS_9P := ninep
 STORIES := configmap_update_then_restart limits_by_hand oom_event_before_exit \
   shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 
-## the tests of bindguard-sys and bindguard-guard on other kernels, and stories on a node with systemd and cgroup v2 alone
+## the tests of bindguard-sys, bindguard-guard and bindguard-operator on other kernels, and stories on a node with systemd and cgroup v2 alone
 kernels: build matrix
 	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
-	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys -p bindguard-guard -p bindguard-integration \
+	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys -p bindguard-guard -p bindguard-operator -p bindguard-integration \
 	  $(addprefix --test ,$(SYSCALLS) $(SYSCALLS_9P) $(STORIES)) --no-run --message-format=json \
 	  | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > target/kernels/programs
 	sh integration/kernels/run.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS))

@@ -11,17 +11,13 @@
 #![forbid(unsafe_code)]
 
 pub mod annotations;
-pub mod doctor;
 mod error_chain;
 pub mod evidence;
-pub mod holders;
 pub mod judge;
 pub mod kubelet;
 pub mod mount_table;
-pub mod node_report;
 pub mod paths;
 pub mod plan;
-pub mod pods;
 pub mod policy;
 pub mod report;
 pub mod source;

@@ -16,8 +16,8 @@ use bindguard_core::unrepaired::explain_unrepaired;
 use bindguard_sys::bundle;
 use bindguard_sys::fault::{self, FaultPoint};
 
-use crate::ask::Asking;
 use crate::inspect::inspect;
+use crate::probes::Probes;
 use crate::rebind::{NotRebound, Rebound, rebind};
 
 /// Which create of a container this is.
@@ -104,9 +104,9 @@ fn try_admit(
     }
     let mut outcomes = Outcomes::new();
     let mut edits = plan.edits.clone();
-    let asking = Asking::of_its_repairs(start);
+    let probes = Probes::for_repairs(start);
     for order in &plan.rebinds {
-        edits.extend(mend(order, attempt, &asking, &mut outcomes));
+        edits.extend(mend(order, attempt, &probes, &mut outcomes));
     }
     match write_edits(bundle, &spec, &edits) {
         Ok(()) => note_edits(&edits, &findings, &mut outcomes),
@@ -129,9 +129,9 @@ fn try_admit(
 
 /// Re-binds one subpath. Returns the spec edit to use instead if that is impossible, or in addition if it did not help
 /// before.
-fn mend(order: &Rebind, attempt: Attempt, asking: &Asking, outcomes: &mut Outcomes) -> Option<SpecEdit> {
+fn mend(order: &Rebind, attempt: Attempt, probes: &Probes, outcomes: &mut Outcomes) -> Option<SpecEdit> {
     let bind = order.bind()?;
-    let (outcome, edit) = match rebind(order, asking) {
+    let (outcome, edit) = match rebind(order, probes) {
         Ok(Rebound::Swapped(tries)) => {
             (Outcome::Rebound { tries }, (attempt == Attempt::Again).then(|| order.spec_edit()))
         }

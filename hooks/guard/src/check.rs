@@ -42,7 +42,7 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Find
 }
 
 /// The outcome that a plan would have for a finding. In a refused container nothing else is done.
-pub(crate) fn would_be(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
+pub fn would_be(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
     if plan.refusal.is_some() {
         return refusal_of(finding, policy).map(|_| Outcome::WouldBe { done: REFUSED });
     }

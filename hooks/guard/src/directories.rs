@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use bindguard_core::policy::Policy;
 use bindguard_sys::{Handle, Mounts, hold_known};
 
-use crate::ask::Asking;
+use crate::probes::Probes;
 use crate::roots_in_use::RootsInUse;
 
 /// A policy that also has the kernel's names of its directories; `None` if it has only those names already.
-pub(crate) fn by_all_names(policy: &Policy, roots: &RootsInUse, asking: &Asking) -> Option<Policy> {
+pub(crate) fn by_all_names(policy: &Policy, roots: &RootsInUse, probes: &Probes) -> Option<Policy> {
     // On nearly every node this is empty.
     let has_one_name = |directory: &&Path| roots.have_one_name(directory) || Handle::has_one_name(directory);
     let directories: Vec<&Path> = policy.directories().filter(|directory| !has_one_name(directory)).collect();
@@ -24,25 +24,25 @@ pub(crate) fn by_all_names(policy: &Policy, roots: &RootsInUse, asking: &Asking)
     let real: HashMap<&Path, PathBuf> = directories
         .iter()
         .copied()
-        .zip(real_names(&directories, asking))
+        .zip(real_names(&directories, probes))
         .filter_map(|(name, real)| Some((name, real?)))
         .collect();
     policy.with_names(|directory| real.get(directory).cloned())
 }
 
 /// A path whose directory has no links in it. Its last name is unchanged: the kernel has none for a deleted file.
-pub(crate) fn in_real_folder(path: &Path, asking: &Asking) -> Option<PathBuf> {
-    Some(real_names(&[path.parent()?], asking).pop()??.join(path.file_name()?))
+pub fn in_real_folder(path: &Path, probes: &Probes) -> Option<PathBuf> {
+    Some(real_names(&[path.parent()?], probes).pop()??.join(path.file_name()?))
 }
 
 /// The kernel's names of these paths. Most are in its cache. The others are probed in a separate process, because a server
 /// may have to answer. The kernel counts reading a link as an access, so it may have a link in its cache and not follow it.
-fn real_names(paths: &[&Path], asking: &Asking) -> Vec<Option<PathBuf>> {
+fn real_names(paths: &[&Path], probes: &Probes) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
     let known: Vec<_> = paths.iter().map(|path| hold_known(path, |folder| mounts.is_local(folder))).collect();
     let is_cold = |known: &io::Result<Handle>| known.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
     let cold = paths.iter().zip(&known).filter(|(_, known)| is_cold(known)).map(|(path, _)| vec![path.to_path_buf()]);
-    let mut told = asking.ask(&cold.collect::<Vec<_>>()).into_iter();
+    let mut told = probes.ask(&cold.collect::<Vec<_>>()).into_iter();
     let mut name = |known: io::Result<Handle>| match known {
         Ok(handle) => handle.resolved_path().ok(),
         Err(error) if error.kind() == ErrorKind::NotFound => None,

@@ -13,8 +13,8 @@ use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
 use bindguard_sys::{Handle, HandleError, Mounts};
 
-use crate::ask::{Answers, Asking};
 use crate::directories::{by_all_names, in_real_folder};
+use crate::probes::{Answers, Probes};
 use crate::roots_in_use::RootsInUse;
 
 /// A bind's source, open until it is judged.
@@ -53,13 +53,13 @@ impl<'a> Held<'a> {
 
     /// A name by which the policy, which has more names by now, recognizes a source that no name led to before. It is the
     /// name in the spec, or the kernel's.
-    fn other_name(&self, policy: &Policy, asking: &Asking) -> Option<Cow<'a, Path>> {
+    fn other_name(&self, policy: &Policy, probes: &Probes) -> Option<Cow<'a, Path>> {
         let Self::Somewhere(path, _) = self else { return None };
         let is_known = |path: &Path| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
         if is_known(path) {
             return Some(path.clone());
         }
-        let real = PodPath::may_be_one(path).then(|| in_real_folder(path, asking)).flatten();
+        let real = PodPath::may_be_one(path).then(|| in_real_folder(path, probes)).flatten();
         real.filter(|real| is_known(real)).map(Cow::Owned)
     }
 
@@ -162,13 +162,13 @@ impl Look<'_> {
 /// Judges every bind of a spec.
 pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
-    let (mounts, asking) = (Mounts::default(), Asking::of_a_create());
-    let roots = RootsInUse::of(policy, is_in_use, &mounts, &asking);
+    let (mounts, probes) = (Mounts::default(), Probes::for_create());
+    let roots = RootsInUse::of(policy, is_in_use, &mounts, &probes);
     let answering = roots.without_silent(policy);
     let policy = answering.as_ref().unwrap_or(policy);
     let mut findings = Vec::with_capacity(spec.binds().len());
     for binds in spec.binds().chunks(AT_A_TIME) {
-        findings.append(&mut judged(binds, spec, bundle, policy, &roots, &mounts, &asking));
+        findings.append(&mut judged(binds, spec, bundle, policy, &roots, &mounts, &probes));
     }
     findings
 }
@@ -183,23 +183,23 @@ fn judged(
     policy: &Policy,
     roots: &RootsInUse,
     mounts: &Mounts,
-    asking: &Asking,
+    probes: &Probes,
 ) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
     let mut held: Vec<_> =
         binds.iter().map(|bind| Held::hold(bind, source_of(bind, bundle), &directories, policy)).collect();
     // A source that no name of the policy matches may match by another name.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
-    let by_all_names = any_unknown.then(|| by_all_names(policy, roots, asking)).flatten();
+    let by_all_names = any_unknown.then(|| by_all_names(policy, roots, probes)).flatten();
     let policy = by_all_names.as_ref().unwrap_or(policy);
     for (held, bind) in held.iter_mut().zip(binds) {
-        if let Some(name) = held.other_name(policy, asking) {
+        if let Some(name) = held.other_name(policy, probes) {
             *held = Held::hold(bind, name, &directories, policy);
         }
     }
     let look = Look { spec, policy, mounts: mounts.for_what_is_held(), roots };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
-    let judged = binds.iter().zip(held).zip(asking.ask(&to_ask)).map(|((bind, held), answers)| {
+    let judged = binds.iter().zip(held).zip(probes.ask(&to_ask)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);
         let (source, destination) = (bind.source().to_owned(), Some(bind.destination().to_owned()));
         Finding { bind: Some(bind.index()), source, destination, kind, verdict }

@@ -10,26 +10,21 @@
 #![forbid(unsafe_code)]
 
 mod admit;
-mod ask;
 mod check;
-mod detach;
 mod directories;
 mod inspect;
 mod journal;
-mod node;
+mod probes;
 mod rebind;
-mod recorded;
-mod roots;
 mod roots_in_use;
-mod survey;
 mod verify;
 
 pub use admit::{Admission, Attempt, admit};
-pub use check::check_bundle;
+pub use check::{check_bundle, would_be};
+pub use directories::in_real_folder;
 pub use journal::{Entry, record};
-pub use recorded::survey_recorded;
-pub use roots::{kubelets_here, named_subpath};
-pub use survey::{Act, mend_node, survey_node};
+pub use probes::{Answers, Probes};
+pub use rebind::{NotRebound, Rebound, rebind};
 pub use verify::verify_container;
 
 /// Reads a small file that may lie on a server that does not answer, without waiting for that server.

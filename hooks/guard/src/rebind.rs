@@ -26,7 +26,7 @@ use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
 use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded};
 
-use crate::ask::Asking;
+use crate::probes::Probes;
 
 /// Limit of changes of a volume during a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
 const ROUNDS: u32 = 32;
@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// The way in which a subpath became current.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Rebound {
+pub enum Rebound {
     /// By this many swaps.
     Swapped(u32),
     /// Without any swap: another repairer was first.
@@ -45,7 +45,7 @@ pub(crate) enum Rebound {
 
 /// The reason why a subpath is not current.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotRebound {
+pub enum NotRebound {
     /// It can no longer be repaired, for example because its key was removed meanwhile.
     #[error("{0}")]
     NoLongerStale(String),
@@ -54,20 +54,20 @@ pub(crate) enum NotRebound {
     Impossible(String),
 }
 
-/// Replaces a stale subpath's mount by a bind of its current target. All repairs of one create share `asking`.
-pub(crate) fn rebind(order: &Rebind, asking: &Asking) -> Result<Rebound, NotRebound> {
+/// Replaces a stale subpath's mount by a bind of its current target. All repairs of one create share `probes`.
+pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Rebound, NotRebound> {
     let mut left_behind = BTreeSet::new();
-    let result = until_current(order, asking, &mut left_behind);
+    let result = until_current(order, probes, &mut left_behind);
     fault::reach(FaultPoint::Verified);
     remove_stranded(order.subpath(), &left_behind);
     fault::reach(FaultPoint::Cleared);
     result
 }
 
-fn until_current(order: &Rebind, asking: &Asking, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
+fn until_current(order: &Rebind, probes: &Probes, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
     for _ in 0..ROUNDS {
-        let round = Round::begin(order.subpath(), asking);
+        let round = Round::begin(order.subpath(), probes);
         fault::reach(FaultPoint::Held);
         match round.act(order, left_behind) {
             Ok(Step::Done) if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
@@ -105,9 +105,9 @@ struct Round<'s> {
 }
 
 impl<'s> Round<'s> {
-    fn begin(subpath: &'s VolumeSubpath, asking: &Asking) -> Self {
+    fn begin(subpath: &'s VolumeSubpath, probes: &Probes) -> Self {
         let held = HeldSubpath::hold(subpath.clone());
-        let evidence = asking.observe_one(&held, &Mounts::default());
+        let evidence = probes.observe_one(&held, &Mounts::default());
         Self { subpath, held, evidence }
     }
 

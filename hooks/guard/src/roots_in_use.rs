@@ -9,7 +9,7 @@ use bindguard_core::mount_table::MountEntry;
 use bindguard_core::policy::Policy;
 use bindguard_sys::{Handle, Mounts, hold_known};
 
-use crate::ask::Asking;
+use crate::probes::Probes;
 
 /// Those roots.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(crate) struct RootsInUse {
 
 impl RootsInUse {
     /// Opens the wanted roots of the policy that can be reached without waiting, and probes the others.
-    pub(crate) fn of(policy: &Policy, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts, asking: &Asking) -> Self {
+    pub(crate) fn of(policy: &Policy, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts, probes: &Probes) -> Self {
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for root in policy.kubelet_roots().filter(|root| is_wanted(root)) {
             match hold_known(root, |handle| mounts.is_local(handle)) {
@@ -32,7 +32,7 @@ impl RootsInUse {
             }
         }
         let to_ask: Vec<_> = others.iter().map(|root| vec![root.join("pods")]).collect();
-        let answers = asking.ask(&to_ask);
+        let answers = probes.ask(&to_ask);
         let silent = others.into_iter().zip(answers).filter(|(_, answers)| !answers.reach().is_answer());
         Self { held, silent: silent.map(|(root, _)| root).collect(), mounts: OnceCell::new() }
     }

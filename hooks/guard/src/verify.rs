@@ -15,8 +15,8 @@ use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
 use bindguard_sys::in_container::ContainerMounts;
 use bindguard_sys::{Handle, Mounts, bundle};
 
-use crate::ask::Asking;
 use crate::directories::by_all_names;
+use crate::probes::Probes;
 use crate::roots_in_use::RootsInUse;
 
 /// Checks the mounts of a container's init for each host-root bind that the spec requests as rslave. Changes nothing. It
@@ -36,9 +36,9 @@ fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result
     let spec = SpecView::from_bytes(&bytes).map_err(|error| error_chain(&error))?;
     report.container = Container::from_spec(&spec);
     let (policy, _) = policy_of_pod(policy, |name| spec.annotation(name));
-    let (mounts, hosts, asking) = (ContainerMounts::of(pid)?, Mounts::default(), Asking::of_a_create());
-    let roots = RootsInUse::of(&policy, |_| true, &hosts, &asking);
-    let by_all_names = by_all_names(&policy, &roots, &asking);
+    let (mounts, hosts, probes) = (ContainerMounts::of(pid)?, Mounts::default(), Probes::for_create());
+    let roots = RootsInUse::of(&policy, |_| true, &hosts, &probes);
+    let by_all_names = by_all_names(&policy, &roots, &probes);
     let policy = by_all_names.as_ref().unwrap_or(&policy);
     let made_rslave = |bind: &&Bind<'_>| bind.propagation() == AskedPropagation::RecursiveSlave;
     let findings = spec.binds().iter().filter(made_rslave).filter_map(|bind| {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
-use bindguard_guard::{Act, Attempt, admit, mend_node, named_subpath, survey_node};
+use bindguard_guard::{Attempt, admit};
 use namespace::{Folder, bind, mount_of, own_namespace};
 use nix::mount::{MsFlags, mount};
 use scene::Scene;
@@ -119,26 +119,4 @@ fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
     // Nothing shows at the other name any more.
     mount(None::<&str>, &root, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>).unwrap();
     assert_eq!(kind(&disk), "foreign");
-}
-
-#[test]
-fn a_node_is_surveyed_once_and_mended_by_any_of_them() {
-    if !own_namespace() {
-        return;
-    }
-    let (scene, real, link) = scene();
-    for roots in [vec![link.clone(), real.clone()], vec![link.clone()], vec![real.clone(), link.clone()]] {
-        let policy = Policy { kubelet_roots: roots.clone(), ..Policy::default() };
-        let report = survey_node(&policy, &Default::default(), |_| true);
-        let stale: Vec<_> = report.binds.iter().filter(|bind| bind.bind.verdict == "stale").collect();
-        let [stale] = &stale[..] else { panic!("{roots:?}: {report:?}") };
-        assert_eq!(stale.bind.source, under(&roots[0]));
-        assert!(stale.origin.is_some(), "{roots:?}: {report:?}");
-        assert!(report.problems.iter().all(|problem| !problem.contains("not checked")), "{:?}", report.problems);
-    }
-    let policy = Policy { kubelet_roots: vec![link], ..Policy::default() };
-    let named = named_subpath(&under(&real), &policy).unwrap();
-    let report = mend_node(&policy, &Default::default(), Act::Rebind, |subpath| *subpath == named);
-    assert_eq!(report.binds[0].bind.outcome, Some(Outcome::Rebound { tries: 1 }), "{report:?}");
-    assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
 }

@@ -15,7 +15,7 @@ use std::thread;
 
 use bindguard_core::report::{BindReport, Outcome};
 use bindguard_guard::{Attempt, admit};
-use bindguard_sys::node::features;
+use bindguard_sys::kernel_features;
 use nix::mount::{MsFlags, mount};
 use pod::{Pod, own_namespace};
 
@@ -34,7 +34,7 @@ fn one_current_mount_is_left_where_mounts_are_private() {
     if !own_namespace() {
         return;
     }
-    if !features().beneath {
+    if !kernel_features().beneath {
         println!("SKIPPED: before Linux 6.5 nothing can be mounted below a mount with a private parent");
         return;
     }

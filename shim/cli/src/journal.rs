@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use bindguard_config::Config;
-use bindguard_core::pods::{PodAsked, PodName};
+use bindguard_operator::pods::{PodAsked, PodName};
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load};
 use bindguard_core::error_chain;
-use bindguard_sys::node::is_root;
+use bindguard_operator::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// The end of the help of every verb that checks something.

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::{Error, bail, ensure};
 use bindguard_core::kubelet::VolumeSubpath;
-use bindguard_core::node_report::NodeReport;
-use bindguard_core::pods::PodAsked;
 use bindguard_core::policy::Policy;
-use bindguard_guard::{Act, mend_node, named_subpath};
+use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::pods::PodAsked;
+use bindguard_operator::{Act, mend_node, named_subpath};
 use bindguard_sys::Handle;
 use clap::{ArgGroup, Args};
 

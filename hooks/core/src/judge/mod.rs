@@ -3,7 +3,6 @@
 mod host_root;
 mod in_container;
 mod reach;
-mod recorded;
 mod subpath;
 mod verdict;
 mod volume;
@@ -11,7 +10,6 @@ mod volume;
 pub use host_root::judge_host_root;
 pub use in_container::judge_in_container;
 pub use reach::judge_reach;
-pub use recorded::recorded_identity;
 pub use subpath::judge_subpath;
 pub use verdict::{Finding, Lack, Pinning, Remedy, StaleCause, Unmounted, Verdict, Way};
 pub use volume::{judge_plain_volume, judge_volume};

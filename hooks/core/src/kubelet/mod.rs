@@ -12,7 +12,6 @@
 
 mod fit;
 mod mounted_volume;
-mod other_roots;
 mod payload;
 mod plugin;
 mod plugins;
@@ -22,7 +21,6 @@ mod subpath;
 
 pub use fit::Fit;
 pub use mounted_volume::MountedVolume;
-pub use other_roots::other_roots;
 pub use payload::{DATA_LINK, Layout, TimestampDirectory};
 pub use plugin::{Plugin, RequiredMount, Writer};
 pub use pod_path::PodPath;

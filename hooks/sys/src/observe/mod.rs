@@ -6,7 +6,6 @@
 mod filesystem;
 mod host_mount;
 mod origin;
-mod recorded;
 mod subpath;
 mod subpaths;
 mod volume;
@@ -14,7 +13,6 @@ mod volume_directory;
 mod volumes;
 
 pub use host_mount::observe_host_mount;
-pub use recorded::Recorded;
 pub use subpath::HeldSubpath;
 pub use subpaths::{SubpathsError, is_listed, list_subpaths};
 pub use volume::HeldVolume;

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::node_report::{ISSUE, NodeBind, NodeReport};
+use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport};
 use serde_json::{Map, Value};
 
 use crate::show::print_text;

@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use anyhow::{Context, bail, ensure};
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::node_report::NodeReport;
-use bindguard_core::pods::{PodAsked, Pods};
 use bindguard_core::policy::Policy;
-use bindguard_guard::{kubelets_here, survey_node, survey_recorded};
+use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::pods::{PodAsked, Pods};
+use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 
 use crate::pods::{PodsFrom, recorded, uids};

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use bindguard_core::doctor::{self, ContainerdSeen, Point, RuntimeEntry};
-use bindguard_sys::node::{Process, processes_named};
+use bindguard_operator::doctor::{self, ContainerdSeen, Point, RuntimeEntry};
+use bindguard_operator::node::{Process, processes_named};
 use toml::{Table, Value};
 
 use crate::ask::said;

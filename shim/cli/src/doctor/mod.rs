@@ -1,4 +1,4 @@
-//! `bindguard doctor`: checks this node, point by point. This module collects the evidence, `bindguard_core::doctor` judges it.
+//! `bindguard doctor`: checks this node, point by point. This module collects the evidence, `bindguard_operator::doctor` judges it.
 
 mod containerd;
 mod programs;
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bindguard_config::Loaded;
-use bindguard_core::doctor::{self, Daemon, Distribution, DoctorReport, Point, State};
 use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::Policy;
-use bindguard_guard::{kubelets_here, survey_node};
-use bindguard_sys::namespaces::Proc;
-use bindguard_sys::node::{Process, features, processes_named, setting, with_open};
+use bindguard_operator::doctor::{self, Daemon, Distribution, DoctorReport, Point, State};
+use bindguard_operator::namespaces::Proc;
+use bindguard_operator::node::{Process, processes_named, setting, with_open};
+use bindguard_operator::{kubelets_here, survey_node};
 use bindguard_sys::observe::list_volumes;
-use bindguard_sys::read_mount_table;
+use bindguard_sys::{kernel_features, read_mount_table};
 use clap::Args;
 
 use crate::pods::PodsFrom;
@@ -66,7 +66,7 @@ fn of_the_kernel(policy: &Policy) -> Vec<Point> {
     let table = read_mount_table();
     let kubelet_is_shared = table.as_ref().is_ok_and(|table| is_shared(table, policy));
     vec![
-        doctor::kernel(&features(), kubelet_is_shared),
+        doctor::kernel(&kernel_features(), kubelet_is_shared),
         match &table {
             Ok(table) => doctor::host_root(table),
             Err(error) => Point::no_answer("host-root", error_chain(&error)),

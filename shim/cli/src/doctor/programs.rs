@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bindguard_core::doctor::{self, Point, ProgramSeen};
+use bindguard_operator::doctor::{self, Point, ProgramSeen};
 
 use super::find;
 use crate::ask::said;

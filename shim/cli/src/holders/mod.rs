@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
-use bindguard_core::holders::{HoldersReport, Wanted};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::pods::Pods;
 use bindguard_core::policy::Policy;
-use bindguard_sys::namespaces::{Namespaces, Proc};
-use bindguard_sys::{Handle, block_device};
+use bindguard_operator::block_device;
+use bindguard_operator::holders::{HoldersReport, Wanted};
+use bindguard_operator::namespaces::{Namespaces, Proc};
+use bindguard_operator::pods::Pods;
+use bindguard_sys::Handle;
 use clap::Args;
 
 use crate::ask::answers;

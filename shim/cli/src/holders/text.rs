@@ -2,7 +2,7 @@
 //!
 //! A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod separately.
 
-use bindguard_core::holders::{Holder, HoldersReport, KeptMount, Way};
+use bindguard_operator::holders::{Holder, HoldersReport, KeptMount, Way};
 
 use crate::show::{Lines, verdict_style};
 

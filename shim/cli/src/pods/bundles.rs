@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::pods::{PodContainer, PodName};
 use bindguard_core::report::Container;
 use bindguard_core::spec::SpecView;
+use bindguard_operator::pods::{PodContainer, PodName};
 use bindguard_sys::bundle::read_spec;
 
 use super::supervisors::is_wrapper;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bindguard_core::pods::{PodContainer, PodName};
+use bindguard_operator::pods::{PodContainer, PodName};
 use bytes::{Buf, Bytes};
 use h2::client::{SendRequest, handshake};
 use http::{HeaderMap, Request};

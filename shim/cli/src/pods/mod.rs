@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use bindguard_core::pods::{PodAsked, PodContainer, PodName, Pods};
+use bindguard_operator::pods::{PodAsked, PodContainer, PodName, Pods};
 use clap::Args;
 
 /// The sources of the names.

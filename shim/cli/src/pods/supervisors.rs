@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use bindguard_sys::node::{Process, processes_named};
+use bindguard_operator::node::{Process, processes_named};
 
 /// The kernel cuts the names of all of containerd's shims to this.
 const SHIMS: &str = "containerd-shim";

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use bindguard_core::node_report::{NodeBind, NodeReport};
+use bindguard_operator::node_report::{NodeBind, NodeReport};
 
 use super::bundle::tell;
 use super::{Lines, code, print_json, print_text, verdict_style};

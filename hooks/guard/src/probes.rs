@@ -1,0 +1,198 @@
+//! Probes sources in processes that may hang in this one's place.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use bindguard_core::evidence::{Reach, SubpathEvidence};
+use bindguard_core::paths::lies_in;
+use bindguard_sys::Mounts;
+use bindguard_sys::observe::HeldSubpath;
+use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
+
+/// Time limit for one source.
+const EACH: Duration = Duration::from_millis(700);
+
+/// Time limit for all sources of one create: well within the guard's own deadline.
+const OF_A_CREATE: Duration = Duration::from_millis(1200);
+
+/// Additional time limit of all its repairs, whose servers answered a moment ago. A repair probes at least twice, before
+/// and after it.
+const OF_REPAIRS: Duration = Duration::from_millis(500);
+
+/// Time limit for all sources of a node when an operator waits.
+const OF_AN_OPERATOR: Duration = Duration::from_secs(10);
+
+/// A shorter silence proves nothing.
+const SHORTEST: Duration = Duration::from_millis(300);
+
+/// Limit of sources that are probed at the same time when some do not answer.
+const SIDE_BY_SIDE: usize = 32;
+
+/// The answers of one source's paths, in their order.
+#[derive(Debug, Default)]
+pub struct Answers(Vec<Answer>);
+
+impl Answers {
+    /// The answer of each path, as evidence.
+    pub fn reaches(&self) -> Vec<Reach> {
+        self.0.iter().map(reach).collect()
+    }
+
+    /// The answer of the first path.
+    pub fn reach(&self) -> Reach {
+        self.0.first().map_or(Reach::NotAsked, reach)
+    }
+
+    /// The first path with its symlinks followed, if it was reached.
+    pub fn resolved(&self) -> Option<&Path> {
+        match self.0.first()? {
+            Answer::Reached(path) => Some(path),
+            Answer::Refused(_) | Answer::Silent(_) | Answer::NotAsked => None,
+        }
+    }
+}
+
+/// Probes that share one time limit.
+#[derive(Debug)]
+pub struct Probes {
+    until: Instant,
+    /// The paths that gave no answer, and the time that each was given.
+    silent: RefCell<Vec<(PathBuf, Duration)>>,
+}
+
+impl Probes {
+    /// Starts the time limit now.
+    pub fn for_create() -> Self {
+        Self::within(OF_A_CREATE)
+    }
+
+    /// The time limit of all repairs of a create that began at `start`. They also have the time that its sources left.
+    pub fn for_repairs(start: Instant) -> Self {
+        Self::until(start + OF_A_CREATE + OF_REPAIRS)
+    }
+
+    /// Starts the time limit now.
+    pub fn for_operator() -> Self {
+        Self::within(OF_AN_OPERATOR)
+    }
+
+    fn within(patience: Duration) -> Self {
+        Self::until(Instant::now() + patience)
+    }
+
+    fn until(until: Instant) -> Self {
+        Self { until, silent: RefCell::default() }
+    }
+
+    /// Probes every source's paths; returns one set of answers for each source, in the same order.
+    pub fn ask(&self, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
+        let mut answers = self.ask_all(&sources.concat()).into_iter();
+        sources.iter().map(|paths| Answers(answers.by_ref().take(paths.len()).collect())).collect()
+    }
+
+    /// The answer of each path, in their order. The paths are probed one after the other. Once one is silent, the others are
+    /// probed side by side, until no time is left.
+    fn ask_all(&self, paths: &[PathBuf]) -> Vec<Answer> {
+        let mut answers = Vec::with_capacity(paths.len());
+        let mut heard_of: fn(&Self, &[PathBuf]) -> Vec<Answer> = Self::one_after_the_other;
+        while let Some(next) = paths.get(answers.len()) {
+            if let Some(patience) = self.silence_above(next) {
+                answers.push(Answer::Silent(patience));
+                continue;
+            }
+            if self.left() < SHORTEST {
+                break;
+            }
+            let rest = &paths[answers.len()..];
+            let run = rest.iter().take_while(|path| self.silence_above(path).is_none()).count();
+            let heard = heard_of(self, &rest[..run]);
+            self.note_silence(rest, &heard);
+            answers.extend(heard);
+            heard_of = Self::side_by_side;
+        }
+        answers.resize_with(paths.len(), || Answer::NotAsked);
+        answers
+    }
+
+    /// Probes one after the other, up to the first that is silent.
+    fn one_after_the_other(&self, paths: &[PathBuf]) -> Vec<Answer> {
+        let heard = probe(paths, Patience { each: EACH, all: self.left() }).unwrap_or_default();
+        heard.into_iter().take_while(|answer| !matches!(answer, Answer::NotAsked)).collect()
+    }
+
+    /// Probes the first of them side by side. If no process can be started, no source is called dead.
+    fn side_by_side(&self, paths: &[PathBuf]) -> Vec<Answer> {
+        let group = &paths[..paths.len().min(SIDE_BY_SIDE)];
+        let heard = probe_side_by_side(group, self.left().min(EACH));
+        heard.unwrap_or_else(|_| group.iter().map(|_| Answer::NotAsked).collect())
+    }
+
+    fn note_silence(&self, paths: &[PathBuf], heard: &[Answer]) {
+        let silent = paths.iter().zip(heard).filter_map(|(path, answer)| match answer {
+            Answer::Silent(patience) => Some((path.clone(), *patience)),
+            Answer::Reached(_) | Answer::Refused(_) | Answer::NotAsked => None,
+        });
+        self.silent.borrow_mut().extend(silent);
+    }
+
+    /// A walk to a path passes everything above it, so a path below a silent one is silent.
+    fn silence_above(&self, path: &Path) -> Option<Duration> {
+        let silent = self.silent.borrow();
+        silent.iter().find(|(above, _)| lies_in(path, above)).map(|(_, patience)| *patience)
+    }
+
+    /// The answer of each path, as evidence.
+    pub fn reaches(&self, paths: &[PathBuf]) -> Vec<Reach> {
+        self.ask_all(paths).iter().map(reach).collect()
+    }
+
+    /// Observes subpaths; probes those on servers first.
+    pub fn observe(&self, held: &[HeldSubpath], mounts: &Mounts) -> Vec<SubpathEvidence> {
+        let paths: Vec<_> = held.iter().map(|held| held.to_ask(mounts)).collect();
+        held.iter().zip(self.ask(&paths)).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
+    }
+
+    /// Observes one subpath.
+    pub fn observe_one(&self, held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
+        held.observe(mounts, &self.reaches(&held.to_ask(mounts)))
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+}
+
+fn reach(answer: &Answer) -> Reach {
+    match answer {
+        Answer::Reached(_) => Reach::Alive,
+        Answer::Refused(error) => {
+            Reach::Refused { number: error.raw_os_error().unwrap_or(0), words: error.to_string() }
+        }
+        Answer::Silent(patience) => Reach::Silent(patience.as_millis() as u64),
+        // Only paths that must be probed get here.
+        Answer::NotAsked => Reach::NotProbed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Less than the shortest patience for one source is no time at all.
+    #[test]
+    fn repairs_have_the_time_that_the_sources_of_their_create_left() {
+        let now = Instant::now();
+        assert!(Probes::for_repairs(now).left() > OF_A_CREATE);
+        let late = Probes::for_repairs(now - OF_A_CREATE).left();
+        assert!(late > SHORTEST && late <= OF_REPAIRS, "{late:?}");
+    }
+
+    #[test]
+    fn what_there_is_no_time_to_probe_is_not_taken_for_what_need_not_be_probed() {
+        let too_late = Probes::within(Duration::ZERO);
+        assert_eq!(too_late.reaches(&[PathBuf::from("/")]), [Reach::NotProbed]);
+        let answers = too_late.ask(&[vec![PathBuf::from("/")], Vec::new()]);
+        assert_eq!(answers.iter().map(Answers::reach).collect::<Vec<_>>(), [Reach::NotProbed, Reach::NotAsked]);
+    }
+}

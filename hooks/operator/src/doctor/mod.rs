@@ -1,0 +1,27 @@
+//! Checks of a node: each point is a condition that hinders bindguard or leaves mounts in a wrong state.
+//!
+//! Each point is a function over plain evidence, in its own file. A failed point names the command to run.
+
+mod containerd;
+mod detach_mounts;
+mod distribution;
+mod fuse_daemons;
+mod host_root;
+mod kernel;
+mod mount_helpers;
+mod pinned;
+mod point;
+mod programs;
+mod subpaths;
+
+pub use containerd::{ContainerdSeen, RuntimeEntry, containerd};
+pub use detach_mounts::detach_mounts;
+pub use distribution::{Distribution, Packages};
+pub use fuse_daemons::{Daemon, fuse_daemons};
+pub use host_root::host_root;
+pub use kernel::kernel;
+pub use mount_helpers::{helper_of, mount_helpers};
+pub use pinned::pinned;
+pub use point::{DoctorReport, Point, State};
+pub use programs::{ProgramSeen, programs};
+pub use subpaths::subpaths;

@@ -1,0 +1,211 @@
+//! Filesystems that the host has unmounted and another mount namespace keeps: causes of "device or resource busy".
+//!
+//! A mount of another namespace is pinned if all of this is true (docs/decisions/0025):
+//!
+//! ```text
+//! it is on a copy of a host's mount        mounts on the namespace's own root are the container's
+//! the host shows its filesystem nowhere    a filesystem that is still mounted is in use anyway
+//! no umount of the host reaches it         the mount below it is private
+//! no runtime or container made it there    /proc, /sys and /dev, root filesystems, volumes
+//! ```
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use crate::holders::SeenNamespace;
+use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
+use bindguard_core::policy::Policy;
+use bindguard_core::text::shell_word;
+
+use super::Point;
+
+const NAME: &str = "pinned";
+/// The number of places that the point names.
+const NAMED: usize = 3;
+
+/// The point for them. `problems`: namespaces that could not be read.
+pub fn pinned(own: &MountTable, others: &[SeenNamespace], problems: &[String], policy: &Policy) -> Point {
+    let host = Host::of(own, policy);
+    let mut found: Vec<PathBuf> = Vec::new();
+    for table in others.iter().filter_map(|namespace| namespace.table.as_ref().ok()) {
+        let index = MountIndex::of(table);
+        found.extend(table.entries().iter().filter_map(|entry| host.place_of_pinned(entry, &index)));
+    }
+    found.sort();
+    found.dedup();
+    if let Some(first) = found.first() {
+        let places: Vec<String> = found.iter().take(NAMED).map(|place| place.display().to_string()).collect();
+        let more = found.len().checked_sub(NAMED).filter(|more| *more > 0);
+        let more = more.map(|more| format!(" and {more} more")).unwrap_or_default();
+        let told =
+            format!("the host unmounted these, and other mount namespaces keep them: {}{more}", places.join(", "));
+        return Point::bad(NAME, told, format!("bindguard holders {}", shell_word(first)));
+    }
+    let unread = others.iter().find_map(|namespace| namespace.table.as_ref().err());
+    match problems.first().or(unread) {
+        Some(why) => Point::no_answer(NAME, why.clone()),
+        None => Point::good(
+            NAME,
+            format!("{} other mount namespaces keep no filesystem that the host has unmounted", others.len()),
+        ),
+    }
+}
+
+/// The reader's own mounts.
+struct Host<'t> {
+    table: MountIndex<'t>,
+    peer_groups: HashSet<u32>,
+    policy: &'t Policy,
+}
+
+impl<'t> Host<'t> {
+    fn of(own: &'t MountTable, policy: &'t Policy) -> Self {
+        let peer_groups = own.entries().iter().filter_map(|entry| entry.propagation.peer_group).collect();
+        Self { table: MountIndex::of(own), peer_groups, policy }
+    }
+
+    /// The place of a pinned mount on the host; `None`: it is not pinned.
+    fn place_of_pinned(&self, entry: &MountEntry, table: &MountIndex<'_>) -> Option<PathBuf> {
+        let parent = table.parent(entry)?;
+        let root = table.stack_at(Path::new("/")).last()?;
+        // The host also has a container's root mounted. Mounts in it, or in a copy of it, are the container's.
+        let is_its_own = parent.device == root.device && parent.root.path.starts_with(&root.root.path);
+        if is_its_own || self.unmounts_below(&parent.propagation) || self.shows(entry) {
+            return None;
+        }
+        let place = parent.place_in_filesystem(&entry.mount_point)?;
+        let (mount, path) = self.paths_of(parent, &place).next()?;
+        let mut starts = self.paths_of(parent, &parent.root.path);
+        let is_made_there = is_of_the_kernel(&path)
+            || self.is_root_of_a_container(mount)
+            || starts.any(|(_, start)| self.policy.lies_in_volume(&start));
+        (!is_made_there).then_some(path)
+    }
+
+    /// True if host umounts reach mounts on `parent`: a umount propagates from a peer or a master of the parent mount.
+    fn unmounts_below(&self, parent: &Propagation) -> bool {
+        parent.master.is_some() || parent.peer_group.is_some_and(|group| self.peer_groups.contains(&group))
+    }
+
+    /// True if the host has the same filesystem mounted anywhere. All namespaces' files are on one device.
+    fn shows(&self, entry: &MountEntry) -> bool {
+        let is_nsfs = entry.fs_type.0 == "nsfs";
+        self.table.of_device(entry.device).iter().any(|mount| !is_nsfs || mount.root == entry.root)
+    }
+
+    /// The host's mounts that show a place in the filesystem of `of`, and the paths of that place.
+    fn paths_of(&self, of: &MountEntry, place: &Path) -> impl Iterator<Item = (&'t MountEntry, PathBuf)> {
+        let mounts = self.table.of_device(of.device).iter().copied();
+        let path = |mount: &'t MountEntry| {
+            let below = place.strip_prefix(&mount.root.path).ok()?;
+            // Joining an empty path would leave a slash at the end.
+            let is_root = below.as_os_str().is_empty();
+            Some((mount, if is_root { mount.mount_point.clone() } else { mount.mount_point.join(below) }))
+        };
+        mounts.filter_map(path).collect::<Vec<_>>().into_iter()
+    }
+
+    /// True for a container's root. The runtime mounts on it before the container's init makes it the root of its namespace.
+    fn is_root_of_a_container(&self, mount: &MountEntry) -> bool {
+        let is_named = mount.mount_point.file_name().is_some_and(|name| name == "rootfs" || name == "merged");
+        let is_overlay = matches!(mount.fs_type.0.as_str(), "overlay" | "fuse.fuse-overlayfs");
+        (is_named || is_overlay) && self.policy.is_mounted_below(&mount.mount_point)
+    }
+}
+
+/// True for a kernel directory. Runtimes mount there for containers, also in a copy of the host's; no host mount is busy there.
+fn is_of_the_kernel(path: &Path) -> bool {
+    ["/proc", "/sys", "/dev"].iter().any(|folder| path.starts_with(folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+    use crate::holders::KeptBy;
+
+    fn table(lines: &str) -> MountTable {
+        MountTable::from_mountinfo(lines.as_bytes()).unwrap()
+    }
+
+    fn container(table: MountTable) -> Vec<SeenNamespace> {
+        let kept_by = KeptBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
+        vec![SeenNamespace { id: 9, kept_by, processes: 1, table: Ok(table) }]
+    }
+
+    fn of(host: &str, copy: &str) -> Point {
+        pinned(&table(host), &container(table(copy)), &[], &Policy::default())
+    }
+
+    const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 0:20 / /run rw shared:2 - tmpfs tmpfs rw\n";
+    const NETNS: &str = "3 2 0:4 net:[1] /run/netns/cni-1 rw shared:3 - nsfs nsfs rw\n";
+    const COPY: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rw - ext4 /dev/sda1 rw\n13 12 0:20 / /host/run rw - tmpfs tmpfs rw\n14 13 0:4 net:[1] /host/run/netns/cni-1 rw - nsfs nsfs rw\n15 11 0:60 / /proc rw - proc proc rw\n";
+
+    #[test]
+    fn a_private_copy_of_what_is_gone_is_pinned() {
+        assert_eq!(of(&format!("{HOST}{NETNS}"), COPY).state, State::Good);
+        assert_eq!(of(HOST, COPY).run.as_deref(), Some("bindguard holders /run/netns/cni-1"));
+        let another = NETNS.replace("net:[1]", "net:[2]").replace("cni-1", "cni-2");
+        assert_eq!(of(&format!("{HOST}{another}"), COPY).state, State::Bad, "all namespaces have one device");
+        let problems = ["no".to_owned()];
+        assert_eq!(pinned(&table(HOST), &[], &problems, &Policy::default()).state, State::NoAnswer);
+    }
+
+    #[test]
+    fn a_umount_arrives_by_the_mount_below() {
+        let receiving = |line: &str| COPY.replace(line, &line.replace("rw -", "rw master:2 -"));
+        assert_eq!(of(HOST, &receiving("0:20 / /host/run rw -")).state, State::Good);
+        assert_eq!(of(HOST, &receiving("net:[1] /host/run/netns/cni-1 rw -")).state, State::Bad);
+        let peer = COPY.replace("0:20 / /host/run rw -", "0:20 / /host/run rw shared:2 -");
+        assert_eq!(of(HOST, &peer).state, State::Good);
+    }
+
+    #[test]
+    fn any_place_of_the_host_counts() {
+        let kept = format!("{COPY}16 12 0:77 / /host/mnt/a rw - tmpfs a rw\n");
+        let point = of(&format!("{HOST}{NETNS}"), &kept);
+        assert_eq!(point.run.as_deref(), Some("bindguard holders /mnt/a"));
+        let elsewhere = format!("{HOST}{NETNS}4 1 0:77 / /mnt/b rw shared:4 - tmpfs a rw\n");
+        assert_eq!(of(&elsewhere, &kept).state, State::Good, "the host has it at another place");
+    }
+
+    fn with_a_task() -> String {
+        format!(
+            "{HOST}{NETNS}4 1 0:5 / /proc rw shared:5 - proc proc rw\n5 1 0:6 / /dev rw shared:6 - devtmpfs udev rw\n\
+             6 1 0:90 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs rw shared:7 - overlay overlay rw\n"
+        )
+    }
+
+    #[test]
+    fn what_a_runtime_or_a_container_mounts_was_never_the_hosts() {
+        let host = with_a_task();
+        for (what, lines) in [
+            (
+                "a mask on the host's /proc",
+                "16 11 0:5 / /proc rw - proc proc rw\n17 16 0:77 / /proc/scsi ro - tmpfs tmpfs ro\n",
+            ),
+            (
+                "shm on the host's /dev",
+                "16 11 0:6 / /dev rw - devtmpfs udev rw\n17 16 0:77 / /dev/pts rw - devpts devpts rw\n",
+            ),
+            (
+                "a container in its own emptyDir",
+                "16 11 8:1 /var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/docker /var/lib/docker rw - ext4 /dev/sda1 rw\n\
+                 17 16 0:77 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw\n",
+            ),
+        ] {
+            assert_eq!(of(&host, &format!("{COPY}{lines}")).state, State::Good, "{what}");
+        }
+    }
+
+    /// The mounts of runc before it makes the root filesystem its root.
+    #[test]
+    fn mounts_on_a_root_filesystem_in_the_making_are_the_runtimes() {
+        let host = with_a_task();
+        let setting_up = "11 10 8:1 / / rw - ext4 /dev/sda1 rw\n\
+             12 11 0:90 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs rw - overlay overlay rw\n\
+             13 12 0:77 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs/dev rw - tmpfs tmpfs rw\n\
+             14 12 0:6 /null /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs/null rw - devtmpfs udev rw\n";
+        assert_eq!(of(&host, setting_up).state, State::Good);
+    }
+}

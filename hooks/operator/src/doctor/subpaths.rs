@@ -1,0 +1,110 @@
+//! Subpaths that are stale now, and volumes that are not mounted now.
+//!
+//! A configMap that changes makes the subpaths of running containers stale. The node is not at fault if the guard runs
+//! before the pod's next create: then the point is good, with a note.
+
+use crate::node_report::{NodeBind, NodeReport};
+use bindguard_core::policy::{Mode, Policy};
+
+use super::{Point, State};
+
+const NAME: &str = "subpaths";
+const NEXT: &str = "bindguard diagnose";
+
+/// The point for them. `policy`: the guard's action at a create.
+pub fn subpaths(report: &NodeReport, policy: &Policy) -> Point {
+    let found = || report.binds.iter().filter(|bind| bind.is_finding());
+    let care = |bind: &&NodeBind, wanted: Care| Care::of(bind, policy) == wanted;
+    if let Some(first) = found().find(|bind| care(bind, Care::Operator)) {
+        let told = format!("{} of {} have findings: {}", found().count(), report.looked_at, describe(first, policy));
+        return Point::bad(NAME, told, NEXT);
+    }
+    if let Some(first) = found().find(|bind| care(bind, Care::Unknown)) {
+        let told = format!("{}, and no process shows whether its pod runs under the guard", describe(first, policy));
+        return Point { name: NAME, state: State::NoAnswer, told, run: Some(NEXT.to_owned()) };
+    }
+    if let Some(problem) = report.problems.first() {
+        return Point::no_answer(NAME, problem.clone());
+    }
+    let stale = match found().count() {
+        0 => String::new(),
+        count => format!("; {count} stale, the guard repairs each when its container is created next"),
+    };
+    Point::good(NAME, format!("{} subpaths and volumes checked{stale}", report.looked_at))
+}
+
+/// The party that repairs a finding.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Care {
+    /// The guard, at the next create.
+    Guard,
+    /// Only the operator.
+    Operator,
+    /// The guard if the pod runs under it, which is unknown.
+    Unknown,
+}
+
+impl Care {
+    fn of(bind: &NodeBind, policy: &Policy) -> Self {
+        match bind.guarded {
+            _ if !bind.would_be_repaired() || policy.stale_subpaths != Mode::Repair => Self::Operator,
+            Some(true) => Self::Guard,
+            Some(false) => Self::Operator,
+            None => Self::Unknown,
+        }
+    }
+}
+
+fn describe(bind: &NodeBind, policy: &Policy) -> String {
+    let why = match bind.guarded {
+        _ if !bind.would_be_repaired() => "",
+        _ if policy.stale_subpaths != Mode::Repair => {
+            ", and stale-subpaths in config.toml keeps the guard from repairing it"
+        }
+        Some(false) => ", and its pod runs under another shim: no guard repairs it",
+        Some(true) | None => "",
+    };
+    format!("{} is {}{why}", bind.bind.source.display(), bind.bind.verdict)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bindguard_core::report::{BindReport, Outcome};
+
+    fn stale(guarded: Option<bool>, outcome: Option<Outcome>) -> NodeReport {
+        let bind = BindReport {
+            source: "/pods/u/volume-subpaths/conf/app/0".into(),
+            destination: None,
+            kind: "subpath",
+            verdict: "stale",
+            reason: Some("its file is deleted".to_owned()),
+            outcome,
+        };
+        let bind = NodeBind { bind, pod: None, container: None, origin: None, guarded, notes: Vec::new(), next: None };
+        NodeReport { binds: vec![bind], looked_at: 1, ..NodeReport::default() }
+    }
+
+    #[test]
+    fn what_could_not_be_looked_at_is_not_good() {
+        let of = |report: &NodeReport| subpaths(report, &Policy::default()).state;
+        let problems = vec!["list /x: no".to_owned()];
+        assert_eq!(of(&NodeReport { problems, ..NodeReport::default() }), State::NoAnswer);
+        assert_eq!(of(&NodeReport::default()), State::Good);
+    }
+
+    #[test]
+    fn what_the_guard_repairs_is_no_fault_of_the_node() {
+        let planned = || Some(Outcome::WouldBe { done: "re-bound to the current target" });
+        let of = |report: &NodeReport| subpaths(report, &Policy::default());
+        let guarded = of(&stale(Some(true), planned()));
+        assert_eq!(guarded.state, State::Good);
+        assert!(guarded.told.contains("1 stale, the guard repairs"), "{guarded:?}");
+        let stock = of(&stale(Some(false), planned()));
+        assert!(stock.state == State::Bad && stock.told.contains("another shim"), "{stock:?}");
+        assert_eq!(of(&stale(None, planned())).state, State::NoAnswer);
+        assert_eq!(of(&stale(Some(true), None)).state, State::Bad, "the guard cannot repair it");
+        let report_only = Policy { stale_subpaths: Mode::Report, ..Policy::default() };
+        assert_eq!(subpaths(&stale(Some(true), planned()), &report_only).state, State::Bad);
+    }
+}

@@ -1,0 +1,52 @@
+//! Mounts that must stay: the node or a container runs on them.
+//!
+//! bindguard never advises a command that unmounts one of these, regardless of the holder.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::mount_table::{Device, MountEntry, MountTable};
+use bindguard_core::paths::lies_in;
+use bindguard_core::policy::Policy;
+
+/// Directories of the node, in addition to those of the kubelet and the runtimes, whose mounts the node needs.
+const DIRECTORIES: [&str; 8] = ["/boot", "/boot/efi", "/etc", "/run/lock", "/tmp", "/usr", "/var/log", "/var/tmp"];
+/// Every namespace needs the mounts of the kernel and of container runtimes in these directories.
+const OF_THE_KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];
+
+/// The system mounts of a node.
+#[derive(Debug)]
+pub(super) struct SystemMounts<'p> {
+    policy: &'p Policy,
+    shown: HashSet<(Device, PathBuf)>,
+}
+
+impl<'p> SystemMounts<'p> {
+    /// Finds them among the reader's own mounts.
+    pub fn of(own: &MountTable, policy: &'p Policy) -> Self {
+        let found = own.entries().iter().filter(|entry| is_system(&entry.mount_point, policy));
+        let shown = found.map(|entry| (entry.device, entry.root.path.clone())).collect();
+        Self { policy, shown }
+    }
+
+    /// True for the path of a system mount, or of a directory in or below which the kubelet or a runtime mounts things.
+    pub fn is_at(&self, path: &Path) -> bool {
+        is_system(path, self.policy)
+    }
+
+    /// True if a mount of any namespace is its root, a kernel mount, or shows the same as a system mount.
+    pub fn must_stay(&self, entry: &MountEntry) -> bool {
+        entry.mount_point == Path::new("/")
+            || is_of_the_kernel(&entry.mount_point)
+            || self.shown.contains(&(entry.device, entry.root.path.clone()))
+    }
+}
+
+fn is_system(path: &Path, policy: &Policy) -> bool {
+    let is_above = policy.directories().any(|directory| lies_in(directory, path));
+    is_above || DIRECTORIES.iter().any(|directory| path == Path::new(directory)) || is_of_the_kernel(path)
+}
+
+fn is_of_the_kernel(path: &Path) -> bool {
+    OF_THE_KERNEL.iter().any(|directory| path.starts_with(directory))
+}

@@ -1,0 +1,25 @@
+//! The parts of bindguard that only its operators need: no shim and no runtime links this crate.
+//!
+//! ```text
+//! survey      every volume-subpath and volume of a node, or of a support bundle ─► node_report
+//! namespaces  every mount namespace of a node ─► holders, doctor
+//! doctor      one file per point: plain evidence ─► a point with the command to run
+//! ```
+//!
+//! Findings and repairs are the guard's own: an operator sees what an admission would find, and repairs by the same re-bind.
+#![forbid(unsafe_code)]
+
+pub mod doctor;
+pub mod holders;
+pub mod namespaces;
+pub mod node;
+pub mod node_report;
+pub mod pods;
+pub mod survey;
+
+mod block_device;
+mod other_roots;
+mod support_bundle;
+
+pub use block_device::block_device;
+pub use survey::{Act, kubelets_here, mend_node, named_subpath, survey_node, survey_recorded};

@@ -1,0 +1,249 @@
+//! The mount namespaces of a machine, each read once.
+//!
+//! A process's namespace costs one stat(2) of `/proc/PID/ns/mnt`; the table is read for the first process of each. So five
+//! hundred containers with ten processes each are five thousand stats and five hundred reads, whatever they mount.
+//! A namespace can exist without processes: bind-mounted, as `mnt:[...]` of an nsfs, or as an open descriptor of a process.
+
+mod enter;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::holders::{KeptBy, Looked, SeenNamespace};
+use bindguard_core::mount_table::MountTable;
+
+use self::enter::table_of_namespace;
+
+/// A `/proc`, and the process in it whose mounts are the reader's own.
+#[derive(Debug, Clone)]
+pub struct Proc {
+    folder: PathBuf,
+    own: &'static str,
+}
+
+/// The mount namespaces of a machine.
+#[derive(Debug)]
+pub struct Namespaces {
+    /// The reader's own mounts.
+    pub own: MountTable,
+    /// The other namespaces.
+    pub others: Vec<SeenNamespace>,
+    /// The numbers of processes and namespaces that were read.
+    pub looked: Looked,
+    /// The reasons why others could not be read.
+    pub problems: Vec<String>,
+}
+
+impl Default for Proc {
+    /// `/proc`, and the calling thread's own mounts.
+    fn default() -> Self {
+        Self { folder: "/proc".into(), own: "thread-self" }
+    }
+}
+
+impl Proc {
+    /// Another `/proc`, such as the node's in a pod: the mounts of its process 1 are the reader's own.
+    pub fn at(folder: PathBuf) -> Self {
+        Self { folder, own: "1" }
+    }
+
+    /// Reads every mount namespace.
+    ///
+    /// # Errors
+    /// If it is no `/proc`, or the reader's own mounts cannot be read.
+    pub fn namespaces(&self) -> Result<Namespaces, String> {
+        let own_id = self.id_of(self.own).map_err(|error| self.failed(self.own, "ns/mnt", &error))?;
+        let (mut by_id, mut problems, mut looked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Looked::default());
+        for pid in self.pids()? {
+            looked.processes += 1;
+            match self.id_of(&pid.to_string()) {
+                Ok(id) => by_id.entry(id).or_default().push(pid),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => problems.push(self.failed(&pid.to_string(), "ns/mnt", &error)),
+            }
+        }
+        summed_up(&mut problems);
+        let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
+        let mut others: Vec<SeenNamespace> = lived_in.filter_map(|(id, pids)| self.lived_in(*id, pids)).collect();
+        // Read last. Otherwise a mount that the host makes meanwhile, and that others copy, would look like one that the host
+        // unmounted.
+        let own = self.table_of(self.own)?;
+        let empty = self.without_processes(&own, |id| id == own_id || by_id.contains_key(&id));
+        others.extend(empty);
+        looked.namespaces = others.len() + 1;
+        Ok(Namespaces { own, others, looked, problems })
+    }
+
+    /// `None` if all of its processes ended meanwhile.
+    fn lived_in(&self, id: u64, pids: &[u32]) -> Option<SeenNamespace> {
+        for pid in pids {
+            let text = |name: &str| fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default();
+            let table = match fs::read(self.file(&pid.to_string(), "mountinfo")) {
+                Ok(bytes) => whole_table(&bytes),
+                Err(error) if is_gone(&error) || error.raw_os_error() == Some(EINVAL) => continue,
+                Err(error) => Err(self.failed(&pid.to_string(), "mountinfo", &error)),
+            };
+            let command = text("comm").trim_end().to_owned();
+            let kept_by = KeptBy::Process { pid: *pid, command, cgroup: text("cgroup") };
+            return Some(SeenNamespace { id, kept_by, processes: pids.len(), table });
+        }
+        None
+    }
+
+    /// The namespaces without processes.
+    fn without_processes(&self, own: &MountTable, is_known: impl Fn(u64) -> bool) -> Vec<SeenNamespace> {
+        let mut found = BTreeMap::new();
+        for entry in own.entries().iter().filter(|entry| entry.fs_type.0 == "nsfs") {
+            if let Some(id) = entry.root.path.to_str().and_then(namespace_id).filter(|id| !is_known(*id)) {
+                let kept_by = KeptBy::BindMount(entry.mount_point.clone());
+                found.entry(id).or_insert((kept_by, entry.mount_point.clone()));
+            }
+        }
+        for (pid, descriptor) in self.descriptors() {
+            let link = fs::read_link(&descriptor).ok();
+            let id = link.as_deref().and_then(Path::to_str).and_then(namespace_id);
+            if let Some(id) = id.filter(|id| !is_known(*id)) {
+                let comm = fs::read_to_string(self.file(&pid.to_string(), "comm")).unwrap_or_default();
+                let kept_by = KeptBy::Descriptor { pid, command: comm.trim_end().to_owned() };
+                found.entry(id).or_insert((kept_by, descriptor));
+            }
+        }
+        let seen = found.into_iter().map(|(id, (kept_by, file))| {
+            let table = table_of_namespace(&file).and_then(|bytes| whole_table(&bytes));
+            SeenNamespace { id, kept_by, processes: 0, table }
+        });
+        seen.collect()
+    }
+
+    fn descriptors(&self) -> Vec<(u32, PathBuf)> {
+        let pids = self.pids().unwrap_or_default();
+        let of = |pid: &u32| {
+            let entries = fs::read_dir(self.file(&pid.to_string(), "fd")).into_iter().flatten().flatten();
+            entries.map(|entry| (*pid, entry.path())).collect::<Vec<_>>()
+        };
+        pids.iter().flat_map(of).collect()
+    }
+
+    fn pids(&self) -> Result<Vec<u32>, String> {
+        let entries = fs::read_dir(&self.folder).map_err(|error| format!("list {}: {error}", self.folder.display()))?;
+        let mut pids: Vec<u32> = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()))
+            .collect();
+        pids.sort_unstable();
+        Ok(pids)
+    }
+
+    /// The number of the namespace that a process is in: the inode of what its link leads to, namespaces(7).
+    fn id_of(&self, pid: &str) -> io::Result<u64> {
+        fs::metadata(self.file(pid, "ns/mnt")).map(|metadata| metadata.ino())
+    }
+
+    fn table_of(&self, pid: &str) -> Result<MountTable, String> {
+        let bytes = fs::read(self.file(pid, "mountinfo")).map_err(|error| self.failed(pid, "mountinfo", &error))?;
+        whole_table(&bytes).map_err(|why| format!("{}: {why}", self.file(pid, "mountinfo").display()))
+    }
+
+    fn file(&self, pid: &str, name: &str) -> PathBuf {
+        self.folder.join(pid).join(name)
+    }
+
+    fn failed(&self, pid: &str, name: &str, error: &io::Error) -> String {
+        format!("read {}: {error}", self.file(pid, name).display())
+    }
+}
+
+const EINVAL: i32 = 22;
+
+/// A process that ended: ENOENT when its folder is gone, ESRCH when only its insides are.
+fn is_gone(error: &io::Error) -> bool {
+    const ESRCH: i32 = 3;
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
+}
+
+/// Reports the first of many problems, and the number of the others.
+fn summed_up(problems: &mut Vec<String>) {
+    if problems.len() > 1 {
+        let more = problems.len() - 1;
+        problems.truncate(1);
+        problems[0].push_str(&format!(" (and {more} more; run it as root)"));
+    }
+}
+
+fn whole_table(bytes: &[u8]) -> Result<MountTable, String> {
+    let table = MountTable::from_mountinfo(bytes).map_err(|error| error.to_string())?;
+    if bytes.is_empty() || bytes.ends_with(b"\n") { Ok(table) } else { Err("its last line is cut off".to_owned()) }
+}
+
+/// `mnt:[4026531841]`
+fn namespace_id(link: &str) -> Option<u64> {
+    link.trim_start_matches('/').strip_prefix("mnt:[")?.strip_suffix(']')?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process of a `/proc` made of plain files: two links to one file are one namespace.
+    fn process(proc: &Path, pid: u32, namespace: &Path, mountinfo: Option<&str>) {
+        let folder = proc.join(pid.to_string());
+        fs::create_dir_all(folder.join("ns")).unwrap();
+        fs::hard_link(namespace, folder.join("ns/mnt")).unwrap();
+        if let Some(text) = mountinfo {
+            fs::write(folder.join("mountinfo"), text).unwrap();
+        }
+    }
+
+    const LINE: &str = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n";
+
+    #[test]
+    fn five_hundred_containers_are_read_once_each() {
+        // Thousands of small files are a tmpfs's work.
+        let proc = tempfile::tempdir_in("/dev/shm").unwrap();
+        for container in 0..501u32 {
+            let namespace = proc.path().join(format!("namespace-{container}"));
+            fs::write(&namespace, "").unwrap();
+            for process_of_it in 0..3 {
+                // Only the first of each has a table to read: reading another would leave the namespace without one.
+                let mountinfo = (process_of_it == 0).then_some(LINE);
+                process(proc.path(), 1 + container * 3 + process_of_it, &namespace, mountinfo);
+            }
+        }
+        let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        assert_eq!(seen.looked, Looked { processes: 1503, namespaces: 501 });
+        assert!(seen.others.iter().all(|other| other.table.is_ok() && other.processes == 3));
+        assert_eq!((seen.others.len(), seen.problems.len()), (500, 0));
+    }
+
+    #[test]
+    fn a_process_that_went_away_leaves_its_namespace_to_the_next() {
+        let proc = tempfile::tempdir().unwrap();
+        for (name, pids) in
+            [("own", &[(1, Some(LINE))][..]), ("left", &[(2, None), (3, Some(LINE))]), ("gone", &[(4, None)])]
+        {
+            let namespace = proc.path().join(name);
+            fs::write(&namespace, "").unwrap();
+            pids.iter().for_each(|(pid, mountinfo)| process(proc.path(), *pid, &namespace, *mountinfo));
+        }
+        let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        let KeptBy::Process { pid, .. } = seen.others[0].kept_by else { panic!("{seen:?}") };
+        assert_eq!((seen.others.len(), pid, seen.problems.len()), (1, 3, 0));
+    }
+
+    #[test]
+    fn a_table_that_is_cut_off_is_no_table() {
+        let proc = tempfile::tempdir().unwrap();
+        for (pid, text) in [(1, LINE), (2, &LINE[..20]), (3, &LINE[..LINE.len() - 2])] {
+            let namespace = proc.path().join(format!("namespace-{pid}"));
+            fs::write(&namespace, "").unwrap();
+            process(proc.path(), pid, &namespace, Some(text));
+        }
+        let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        assert!(seen.others.iter().all(|other| other.table.is_err()));
+        fs::write(proc.path().join("1/mountinfo"), &LINE[..20]).unwrap();
+        assert!(Proc::at(proc.path().to_owned()).namespaces().unwrap_err().contains("1/mountinfo"));
+    }
+}

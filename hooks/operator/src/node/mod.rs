@@ -1,0 +1,25 @@
+//! Facts about a node, for its check-up.
+
+mod processes;
+
+pub use processes::{Process, processes_named, with_open};
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use bindguard_core::evidence::Observed;
+
+/// True if the process is root, and so may read everything.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The text of a small kernel file, such as a sysctl.
+pub fn setting(path: &Path) -> Observed<String> {
+    match fs::read_to_string(path) {
+        Ok(text) => Observed::Seen(text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Observed::Absent,
+        Err(error) => Observed::Unreadable(format!("read {}: {error}", path.display())),
+    }
+}

@@ -1,0 +1,138 @@
+//! An operator's survey of the node: every volume-subpath and every volume, with names.
+
+mod detach;
+mod recorded;
+mod roots;
+mod subpaths;
+
+use std::path::{Path, PathBuf};
+
+use std::time::Instant;
+
+use crate::node_report::NodeReport;
+use crate::pods::Pods;
+use bindguard_core::error_chain;
+use bindguard_core::evidence::{Observed, VolumeMount};
+use bindguard_core::judge::{Finding, Verdict, judge_plain_volume, judge_reach, judge_volume};
+use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::report::{BindReport, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_guard::Probes;
+use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
+use bindguard_sys::{Mounts, read_mount_table};
+
+use self::roots::Roots;
+use self::subpaths::{AT_A_TIME, detach_node, diagnose_subpaths, repair_node};
+
+pub use recorded::survey_recorded;
+pub use roots::{kubelets_here, named_subpath};
+
+/// The action for the stale subpaths of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// Nothing: report the effect of a re-bind.
+    Look,
+    /// Bind the current target in their place.
+    Rebind,
+    /// Detach the stale mount, and leave the rest to the kubelet.
+    Detach,
+}
+
+/// Judges the volumes and subpaths of this node whose paths are `wanted`.
+pub fn survey_node(policy: &Policy, pods: &Pods, wanted: impl Fn(&Path) -> bool) -> NodeReport {
+    let start = Instant::now();
+    let probes = Probes::for_operator();
+    let roots = Roots::of(policy);
+    let mut report = diagnose_subpaths(&for_operators(policy), &roots, &probes, |subpath| wanted(&subpath.path()));
+    let mut volumes = diagnose_volumes(&roots, &probes, &wanted);
+    report.binds.append(&mut volumes.binds);
+    report.problems.append(&mut volumes.problems);
+    report.took(start.elapsed());
+    with_table(report, read_mount_table().map_err(|error| error_chain(&error)), roots, policy, pods)
+}
+
+/// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired from here.
+pub fn mend_node(policy: &Policy, pods: &Pods, act: Act, wanted: impl Fn(&VolumeSubpath) -> bool) -> NodeReport {
+    // Read before the repair: the report names the sources that the mounts had then.
+    let table = read_mount_table();
+    let roots = Roots::of(policy);
+    let report = match act {
+        Act::Look => diagnose_subpaths(&for_operators(policy), &roots, &Probes::for_operator(), wanted),
+        Act::Rebind => repair_node(policy, &roots, wanted),
+        Act::Detach => detach_node(&roots, wanted),
+    };
+    with_table(report, table.map_err(|error| error_chain(&error)), roots, policy, pods)
+}
+
+/// Overrides the policy of admissions: an operator's request is always inspected, and can be repaired.
+fn for_operators(policy: &Policy) -> Policy {
+    Policy { stale_subpaths: Mode::Repair, ..policy.clone() }
+}
+
+fn with_table(
+    mut report: Report,
+    table: Result<MountTable, String>,
+    roots: Roots,
+    policy: &Policy,
+    pods: &Pods,
+) -> NodeReport {
+    let table = table.unwrap_or_else(|problem| {
+        report.problems.push(problem);
+        MountTable::default()
+    });
+    let table = roots.name_mounts(table);
+    report.problems.extend(roots.problems);
+    NodeReport::from_report(report, &table, pods, policy)
+}
+
+fn diagnose_volumes(roots: &Roots, probes: &Probes, wanted: impl Fn(&Path) -> bool) -> Report {
+    let mut report = Report::default();
+    let mut volumes = Volumes::default();
+    for root in roots.names() {
+        match list_volumes(root) {
+            Ok(found) => {
+                volumes.mounted.extend(found.mounted);
+                volumes.plain.extend(found.plain);
+            }
+            Err(error) => report.problems.push(error_chain(&error)),
+        }
+    }
+    volumes.mounted.retain(|volume| wanted(volume.mount_point()));
+    volumes.plain.retain(|directory| wanted(directory));
+    let findings = judged(&volumes.mounted, probes, MountedVolume::mount_point, judge_volume).into_iter();
+    let findings: Vec<Finding> = findings.zip(volumes.mounted).map(finding).collect();
+    report.tell(&findings, |_| None);
+    let plain = judged(&volumes.plain, probes, PathBuf::as_path, |_, mount| judge_plain_volume(mount));
+    report.binds.extend(plain.iter().zip(&volumes.plain).map(|(verdict, at)| BindReport::of_volume(at, verdict)));
+    report
+}
+
+/// Judges volumes by the mounts at their places; probes those on servers first.
+fn judged<V>(
+    volumes: &[V],
+    probes: &Probes,
+    place: impl Fn(&V) -> &Path,
+    judge: impl Fn(&V, &Observed<VolumeMount>) -> Verdict,
+) -> Vec<Verdict> {
+    let some = |volumes: &[V]| {
+        let mounts = Mounts::default();
+        let held: Vec<_> = volumes.iter().map(|volume| HeldVolume::hold(place(volume))).collect();
+        let on_server: Vec<bool> = held.iter().map(|held| held.is_on_a_server(&mounts)).collect();
+        let to_ask = volumes.iter().zip(&on_server).filter(|(_, on_server)| **on_server);
+        let to_ask: Vec<PathBuf> = to_ask.map(|(volume, _)| place(volume).to_owned()).collect();
+        let mut answers = probes.reaches(&to_ask).into_iter();
+        let mut verdict = |((volume, held), on_server): ((&V, &HeldVolume), &bool)| {
+            let dead = on_server.then(|| answers.next()).flatten().as_ref().and_then(judge_reach);
+            dead.unwrap_or_else(|| judge(volume, &held.observe(&mounts)))
+        };
+        volumes.iter().zip(&held).zip(&on_server).map(&mut verdict).collect::<Vec<_>>()
+    };
+    volumes.chunks(AT_A_TIME).flat_map(some).collect()
+}
+
+fn finding((verdict, volume): (Verdict, MountedVolume)) -> Finding {
+    let source = volume.mount_point().to_owned();
+    Finding { bind: None, source, destination: None, kind: SourceKind::MountedVolume(volume), verdict }
+}

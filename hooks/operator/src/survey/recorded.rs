@@ -1,0 +1,90 @@
+//! The survey of a recorded node, from its support bundle.
+
+use std::path::{Path, PathBuf};
+use std::slice;
+use std::time::Instant;
+
+use crate::node_report::NodeReport;
+use crate::pods::Pods;
+use bindguard_core::error_chain;
+use bindguard_core::judge::{Finding, Verdict, judge_subpath, judge_volume};
+use bindguard_core::kubelet::VolumeSubpath;
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::plan::Plan;
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::report::{BindReport, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_guard::would_be;
+use bindguard_sys::observe::{list_subpaths, list_volumes};
+
+use crate::support_bundle::Recorded;
+
+/// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files below `root`.
+pub fn survey_recorded(
+    policy: &Policy,
+    pods: &Pods,
+    table: &MountTable,
+    root: &Path,
+    wanted: impl Fn(&Path) -> bool,
+) -> NodeReport {
+    let start = Instant::now();
+    let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
+    let (recorded, mut report) = (Recorded::new(table, root), Report::default());
+    let mut findings = subpaths(&policy, table, &recorded, &mut report);
+    let (mounted, mut plain) = volumes(&policy, root, &recorded, &mut report);
+    findings.extend(mounted);
+    findings.retain(|finding| wanted(&finding.source));
+    plain.retain(|directory| wanted(directory));
+    report
+        .tell(&findings, |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), &policy), &policy));
+    // A server cannot be probed from here.
+    report.binds.extend(plain.iter().map(|directory| BindReport::of_volume(directory, &Verdict::Current)));
+    report.took(start.elapsed());
+    NodeReport::from_report(report, table, pods, &policy)
+}
+
+/// The mounted subpaths, and those of which only the directory is left.
+fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report: &mut Report) -> Vec<Finding> {
+    let mounted =
+        table.entries().iter().filter_map(|e| VolumeSubpath::from_path(&e.mount_point, policy.kubelet_roots()));
+    let mut found: Vec<VolumeSubpath> = mounted.collect();
+    for root in policy.kubelet_roots() {
+        match list_subpaths(&recorded.copy_of(root)) {
+            Ok(copies) => found.extend(copies.iter().map(|copy| copy.at_root(root))),
+            Err(error) => report.problems.push(error_chain(&error)),
+        }
+    }
+    found.sort_by_key(VolumeSubpath::path);
+    found.dedup();
+    let judged = found.into_iter().map(|subpath| Finding {
+        bind: None,
+        source: subpath.path(),
+        destination: None,
+        verdict: judge_subpath(&subpath, &recorded.subpath(&subpath)),
+        kind: SourceKind::Subpath(subpath),
+    });
+    judged.collect()
+}
+
+/// The volumes that must be mounted, judged by the mount table, and the directories of the others.
+fn volumes(policy: &Policy, root: &Path, recorded: &Recorded<'_>, report: &mut Report) -> (Vec<Finding>, Vec<PathBuf>) {
+    let (mut mounted, mut plain) = (Vec::new(), Vec::new());
+    for kubelet_root in policy.kubelet_roots() {
+        match list_volumes(&recorded.copy_of(kubelet_root)) {
+            Ok(copies) => {
+                mounted.extend(copies.mounted.iter().filter_map(|copy| copy.without_prefix(root)));
+                let below = copies.plain.iter().filter_map(|copy| copy.strip_prefix(root).ok());
+                plain.extend(below.map(|path| Path::new("/").join(path)));
+            }
+            Err(error) => report.problems.push(error_chain(&error)),
+        }
+    }
+    let judged = mounted.into_iter().map(|volume| Finding {
+        bind: None,
+        source: volume.mount_point().to_owned(),
+        destination: None,
+        verdict: judge_volume(&volume, &recorded.volume_mount(&volume)),
+        kind: SourceKind::MountedVolume(volume),
+    });
+    (judged.collect(), plain)
+}

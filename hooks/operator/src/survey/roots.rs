@@ -1,0 +1,104 @@
+//! The roots of this node's kubelets, as far as they answer.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bindguard_core::kubelet::VolumeSubpath;
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::policy::Policy;
+use bindguard_guard::{Probes, in_real_folder};
+use bindguard_sys::probe::{Answer, probe_side_by_side};
+
+/// Time limit for a kubelet's directories when an operator waits.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// The roots of this node's kubelets that exist and answer, each directory once.
+#[derive(Debug, Default)]
+pub(crate) struct Roots {
+    known: Vec<Root>,
+    /// The reasons why other roots are not inspected.
+    pub(crate) problems: Vec<String>,
+}
+
+/// A kubelet's root.
+#[derive(Debug)]
+struct Root {
+    /// The first name that the policy has for it.
+    named: PathBuf,
+    /// The kernel's name.
+    real: PathBuf,
+}
+
+impl Roots {
+    /// Probes each root in a separate process.
+    pub(crate) fn of(policy: &Policy) -> Self {
+        let names: Vec<PathBuf> = policy.kubelet_roots().map(Path::to_owned).collect();
+        let mut roots = Self::default();
+        // If no process can be started, the configured names are used unchecked.
+        let Ok(answers) = probe_side_by_side(&names, PATIENCE) else {
+            roots.known = names.into_iter().map(|name| Root { real: name.clone(), named: name }).collect();
+            return roots;
+        };
+        let mut seen = BTreeSet::new();
+        for (named, answer) in names.into_iter().zip(answers) {
+            match answer {
+                Answer::Reached(real) if seen.insert(real.clone()) => roots.known.push(Root { named, real }),
+                Answer::Reached(_) => {}
+                Answer::Refused(error) if error.kind() == ErrorKind::NotFound => {}
+                Answer::Refused(error) => roots.problems.push(format!("probe {}: {error}", named.display())),
+                Answer::Silent(_) | Answer::NotAsked => roots.problems.push(format!(
+                    "{} did not answer within {} ms: its pods are not checked",
+                    named.display(),
+                    PATIENCE.as_millis()
+                )),
+            }
+        }
+        roots
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Path> {
+        self.known.iter().map(|root| root.named.as_path())
+    }
+
+    /// The mount table with these names instead of the kernel's.
+    pub(crate) fn name_mounts(&self, table: MountTable) -> MountTable {
+        let renamed = |table: MountTable, root: &Root| match root.named == root.real {
+            true => table,
+            false => table.with_name(&root.real, &root.named),
+        };
+        self.known.iter().fold(table, renamed)
+    }
+
+    /// The subpath at a path, given by any name.
+    fn subpath(&self, path: &Path) -> Option<VolumeSubpath> {
+        self.known.iter().find_map(|root| {
+            let subpath = VolumeSubpath::from_path(path, [root.named.as_path(), &root.real])?;
+            Some(subpath.at_root(&root.named))
+        })
+    }
+}
+
+/// A policy with only those kubelet roots that exist and answer, and the reasons why others are not inspected.
+pub fn kubelets_here(policy: &Policy) -> (Policy, Vec<String>) {
+    let roots = Roots::of(policy);
+    (Policy { kubelet_roots: roots.names().map(Path::to_owned).collect(), ..policy.clone() }, roots.problems)
+}
+
+/// The volume-subpath at an operator's path, given by any name of a kubelet's root.
+///
+/// # Errors
+/// If the path is no volume-subpath, or, in one line, if the kubelet's directories do not answer.
+pub fn named_subpath(path: &Path, policy: &Policy) -> Result<VolumeSubpath, String> {
+    let roots = Roots::of(policy);
+    let found = roots.subpath(path).or_else(|| roots.subpath(&in_real_folder(path, &Probes::for_create())?));
+    found.ok_or_else(|| {
+        let not_one = format!(
+            "{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml",
+            path.display()
+        );
+        roots.problems.into_iter().next().unwrap_or(not_one)
+    })
+}

@@ -1,0 +1,107 @@
+//! All volume-subpaths of a node: judged, or repaired without waiting for a container's next create.
+
+use std::slice;
+use std::time::Instant;
+
+use bindguard_core::error_chain;
+use bindguard_core::judge::{Finding, Unmounted, Verdict, judge_subpath};
+use bindguard_core::kubelet::VolumeSubpath;
+use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::report::{Outcome, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_guard::{Probes, Rebound, rebind, would_be};
+use bindguard_sys::Mounts;
+use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, is_listed, list_subpaths};
+
+use super::detach::detach_stale;
+use super::roots::Roots;
+
+/// The volume-subpaths of this node that are `wanted`, judged. Changes nothing.
+pub(crate) fn diagnose_subpaths(
+    policy: &Policy,
+    roots: &Roots,
+    probes: &Probes,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+) -> Report {
+    look_and_tell(roots, probes, wanted, |finding| {
+        would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
+    })
+}
+
+/// Re-binds every stale subpath that is `wanted`, whatever policy says of admissions: an operator requested it. Other
+/// subpaths are not inspected.
+pub(crate) fn repair_node(policy: &Policy, roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
+    let probes = Probes::for_operator();
+    look_and_tell(roots, &probes, wanted, |finding| Rebind::from_finding(finding, &policy).map(|order| mended(&order)))
+}
+
+/// Detaches the stale mount of every subpath that is `wanted`. Only stale subpaths are detached.
+pub(crate) fn detach_node(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    look_and_tell(roots, &Probes::for_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
+        (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
+            Ok(()) => Outcome::Detached,
+            Err(error) => Outcome::Failed { why: error.to_string() },
+        }),
+        _ => None,
+    })
+}
+
+fn mended(order: &Rebind) -> Outcome {
+    match rebind(order, &Probes::for_repairs(Instant::now())) {
+        Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
+        Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
+        Err(error) => Outcome::Failed { why: error.to_string() },
+    }
+}
+
+fn look_and_tell(
+    roots: &Roots,
+    probes: &Probes,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+    outcome: impl Fn(&Finding) -> Option<Outcome>,
+) -> Report {
+    let start = Instant::now();
+    let mut report = Report::default();
+    let mut subpaths = Vec::new();
+    for root in roots.names() {
+        match list_subpaths(root) {
+            Ok(found) => subpaths.extend(found),
+            Err(error) => report.problems.push(error_chain(&error)),
+        }
+    }
+    subpaths.retain(wanted);
+    report.tell(&judged(&subpaths, probes), outcome);
+    report.took(start.elapsed());
+    report
+}
+
+/// Limit of sources that are open at a time, with at most three descriptors each: a shell's limit is 1024, and a node may
+/// have thousands.
+pub(crate) const AT_A_TIME: usize = 100;
+
+fn judged(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
+    subpaths.chunks(AT_A_TIME).flat_map(|some| judged_at_once(some, probes)).collect()
+}
+
+fn judged_at_once(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
+    let directories = HeldVolumeDirectories::default();
+    let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories)).collect();
+    let evidence = probes.observe(&held, &Mounts::default());
+    let judged = subpaths.iter().zip(evidence).map(|(subpath, evidence)| (subpath, judge_subpath(subpath, &evidence)));
+    let judged = judged.filter(|(subpath, verdict)| !may_be_gone(verdict) || is_listed(subpath));
+    let finding = |(subpath, verdict): (&VolumeSubpath, Verdict)| Finding {
+        bind: None,
+        source: subpath.path(),
+        destination: None,
+        verdict,
+        kind: SourceKind::Subpath(subpath.clone()),
+    };
+    judged.map(finding).collect()
+}
+
+/// The verdicts on a subpath that the kubelet removed after it was listed.
+fn may_be_gone(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Unmounted(Unmounted::Subpath) | Verdict::Unknown(_))
+}

@@ -1,0 +1,30 @@
+//! A kubelet whose directories lie on a server that hangs: a survey and a repair report it, and do not wait.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+#[path = "../../guard/tests/fuse/mod.rs"]
+#[allow(dead_code, reason = "the guard's tests need more of it")]
+mod fuse;
+#[path = "../../guard/tests/pod/namespace.rs"]
+#[allow(dead_code, reason = "the guard's tests need more of it")]
+mod namespace;
+
+use bindguard_core::policy::Policy;
+use bindguard_operator::{Act, mend_node, survey_node};
+use fuse::Fuse;
+use namespace::own_namespace;
+
+#[test]
+fn a_root_that_never_answers_is_reported_in_time() {
+    if !own_namespace() {
+        return;
+    }
+    let Some(mut fuse) = Fuse::mounted() else { return };
+    fuse.take_request();
+    let policy = Policy { kubelet_roots: vec![fuse.path()], ..Policy::default() };
+    let surveyed = survey_node(&policy, &Default::default(), |_| true);
+    let repaired = mend_node(&policy, &Default::default(), Act::Rebind, |_| true);
+    for report in [surveyed, repaired] {
+        assert!(report.problems.iter().any(|problem| problem.contains("did not answer")), "{:?}", report.problems);
+    }
+}

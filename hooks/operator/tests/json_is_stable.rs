@@ -1,0 +1,126 @@
+//! Programs get exactly what docs/json.md shows: a key that is renamed fails here.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test reads a document and says what it expects")]
+
+use std::fs;
+use std::path::Path;
+
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::report::{BindReport, Container, Outcome, Report};
+use bindguard_operator::doctor::{DoctorReport, host_root};
+use bindguard_operator::holders::{Holder, HoldersReport, KeptMount, Looked, Way};
+use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Origin};
+use bindguard_operator::pods::{PodContainer, PodName};
+use serde::Serialize;
+
+/// The `json` block below a heading of the document.
+fn shown(heading: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/json.md");
+    let text = fs::read_to_string(path).unwrap();
+    let (_, below) = text.split_once(&format!("\n## {heading}\n")).unwrap();
+    let (_, block) = below.split_once("```json\n").unwrap();
+    block.split("\n```").next().unwrap().to_owned()
+}
+
+fn pod(namespace: &str, name: &str) -> PodName {
+    let some = |word: &str| Some(word.to_owned());
+    PodName { uid: some("eea5c325"), namespace: some(namespace), name: some(name) }
+}
+
+fn stale() -> NodeReport {
+    let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
+    let bind = BindReport {
+        source: source.into(),
+        destination: None,
+        kind: "subpath",
+        verdict: "stale",
+        reason: Some("the file it was bound from is deleted".to_owned()),
+        outcome: Some(Outcome::WouldBe { done: "re-bound to the current target" }),
+    };
+    let container = PodContainer {
+        id: "bb344d713010".to_owned(),
+        name: Some("app".to_owned()),
+        state: Some("exited"),
+        attempt: Some(4),
+        pod: PodName::default(),
+        guarded: None,
+    };
+    let origin = Origin {
+        issue: ISSUE,
+        original_source:
+            "/pods/eea5c325/volumes/kubernetes.io~configmap/conf/..2026_11_21_05_10_00.123456789/app.conf//deleted"
+                .to_owned(),
+        original_destination: source.into(),
+    };
+    let bind = NodeBind {
+        bind,
+        pod: Some(pod("default", "web")),
+        container: Some(container),
+        origin: Some(origin),
+        guarded: Some(true),
+        notes: vec!["the guard repairs it when the container is created next"],
+        next: Some(format!("bindguard repair {source}")),
+    };
+    NodeReport { binds: vec![bind], looked_at: 12, problems: Vec::new(), took_us: 812 }
+}
+
+fn held() -> HoldersReport {
+    let mount = |mount_point: &str, propagation, follows| KeptMount {
+        mount_point: mount_point.into(),
+        root: "/".to_owned(),
+        fs_type: "ext4".to_owned(),
+        device: "8:16".to_owned(),
+        propagation,
+        follows,
+    };
+    let run = "kubectl -n monitoring delete pod exporter-x7k2p".to_owned();
+    let holder = Holder {
+        namespace: 4_026_532_555,
+        kept_by: "process",
+        pid: Some(4242),
+        command: Some("node_exporter".to_owned()),
+        processes: 2,
+        container: Some("bb344d713010".to_owned()),
+        pod: Some(pod("monitoring", "exporter-x7k2p")),
+        mounts: vec![mount("/host/mnt/disk", "private", false)],
+        free: vec![Way { what: "or make the pod anew", run }],
+    };
+    HoldersReport {
+        path: "/mnt/disk".into(),
+        mounts: vec![mount("/mnt/disk", "shared", true)],
+        holders: vec![holder],
+        note: None,
+        looked_at: Looked { processes: 512, namespaces: 31 },
+        problems: Vec::new(),
+    }
+}
+
+fn checked() -> Report {
+    let some = |word: &str| Some(word.to_owned());
+    let [mut bind] = <[NodeBind; 1]>::try_from(stale().binds).unwrap().map(|bind| bind.bind);
+    bind.destination = Some("/etc/app/app.conf".into());
+    Report {
+        bundle: Some("/run/containerd/io.containerd.runtime.v2.task/k8s.io/bb344d713010".into()),
+        container: Container { name: some("app"), pod: some("web"), namespace: some("default"), uid: some("eea5c325") },
+        binds: vec![bind],
+        foreign: 6,
+        took_us: 287,
+        ..Report::default()
+    }
+}
+
+#[test]
+fn is_what_the_document_shows() {
+    let table = MountTable::from_mountinfo(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n").unwrap();
+    let doctor = DoctorReport { points: vec![host_root(&table)] };
+    // The tests of the other verbs check their output.
+    assert_eq!(shown("`diagnose`, `repair`"), pretty(&stale()));
+    assert_eq!(shown("`holders`"), pretty(&held()));
+    assert_eq!(shown("`doctor`"), pretty(&doctor));
+    assert_eq!(shown("`check`"), pretty(&checked()));
+}
+
+/// A report as `--json` prints it.
+fn pretty(report: &impl Serialize) -> String {
+    serde_json::to_string_pretty(report).unwrap()
+}

@@ -1,0 +1,66 @@
+//! The features of this kernel. They are probed by calls that change nothing, not derived from its version: distributions
+//! backport.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::MoveMountFlags;
+
+use crate::handle::Handle;
+use crate::statmount::statmount;
+
+/// The features that a re-bind uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelFeatures {
+    /// `uname -r`
+    pub release: String,
+    /// openat2(2), Linux 5.6: opens targets beneath their volume.
+    pub openat2: bool,
+    /// `STATX_MNT_ID` and mount roots, Linux 5.8: identify the mount of a path.
+    pub mount_ids: bool,
+    /// `MOVE_MOUNT_BENEATH`, Linux 6.5: swaps a mount without a gap.
+    pub beneath: bool,
+    /// statmount(2), Linux 6.8: one mount costs the same among 100 and 30,000.
+    pub statmount: bool,
+}
+
+/// Probes the kernel.
+pub fn kernel_features() -> KernelFeatures {
+    let root = Handle::follow(Path::new("/")).ok();
+    let unique = root.as_ref().and_then(|root| root.unique_mount_id().ok().flatten());
+    KernelFeatures {
+        release: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim_end().to_owned(),
+        openat2: rustix::fs::openat2(
+            CWD,
+            "/",
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS,
+        )
+        .is_ok(),
+        mount_ids: root.is_some_and(|root| root.mount_id().is_ok() && root.is_mount_root().is_ok()),
+        beneath: knows_beneath(),
+        statmount: unique.is_some_and(|id| statmount(id, None).is_ok()),
+    }
+}
+
+/// move_mount(2) checks its flags before its paths: a call with an impossible path shows if it knows the flag.
+fn knows_beneath() -> bool {
+    let nowhere = "/proc/self/fd/bindguard-asks";
+    let flags = MoveMountFlags::MOVE_MOUNT_BENEATH;
+    !matches!(rustix::mount::move_mount(CWD, nowhere, CWD, nowhere, flags), Err(Errno::INVAL | Errno::NOSYS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_kernel_is_one_that_bindguard_supports() {
+        let features = kernel_features();
+        assert!(features.openat2 && features.mount_ids, "{features:?}");
+        assert!(!features.release.is_empty());
+    }
+}
