@@ -1,14 +1,16 @@
 //! `start`: the address of the server that takes the container.
 
 use std::{
-    ffi::OsString,
-    fs::OpenOptions,
     io::{self, Write},
     os::{
-        fd::AsFd,
-        unix::net::{UnixListener, UnixStream},
+        fd::OwnedFd,
+        unix::{
+            net::{UnixListener, UnixStream},
+            process::CommandExt,
+        },
     },
     path::Path,
+    process::{Command, Stdio},
 };
 
 use super::{
@@ -21,7 +23,6 @@ use super::{
 use crate::{
     args::Args,
     bundle::Bundle,
-    kernel::Launch,
     logging, memory,
     service::{Expectation, expect},
 };
@@ -90,19 +91,13 @@ fn start_server(args: &Args, sent: &Sent, listener: &UnixListener) -> Result<(),
     if let Some(address) = asked.map(|bootstrap| &bootstrap.ttrpc_address).filter(|address| !address.is_empty()) {
         environment.push(("TTRPC_ADDRESS", address.into()));
     }
-    let nowhere = OpenOptions::new().write(true).open("/dev/null").map_err(failed("open /dev/null"))?;
-    let server = Launch {
-        program: &program,
-        arguments: &words.map(OsString::from).collect::<Vec<_>>(),
-        environment: &environment,
-        directory: Path::new("."),
-        streams: [listener.as_fd(), nowhere.as_fd(), nowhere.as_fd()],
-        kept: None,
-        // A signal to containerd's process group does not reach it.
-        leads_group: true,
-        dies_with_parent: false,
-    };
-    let server = server.launch().map_err(failed("start the server"))?.pid;
+    let socket = listener.try_clone().map_err(failed("pass on the shim's socket"))?;
+    let mut command = Command::new(program);
+    command.args(words).envs(environment);
+    command.stdin(OwnedFd::from(socket)).stdout(Stdio::null()).stderr(Stdio::null());
+    // A signal to containerd's process group does not reach it.
+    command.process_group(0);
+    let server = command.spawn().map_err(failed("start the server"))?.id();
     crate::bundle::write_beside(Path::new("shim.pid"), server.to_string().as_bytes())
         .map_err(failed("write the shim's pid into the bundle"))?;
     placement::join_cgroup(server, &sent.options.shim_cgroup);

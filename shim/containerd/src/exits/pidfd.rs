@@ -18,7 +18,6 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStat
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{Exits, Known};
-use crate::kernel::Launched;
 
 /// The status that containerd gets when the real one is lost, as with Go's shim.
 const LOST_STATUS: u32 = 255;
@@ -75,14 +74,13 @@ impl Watched {
     }
 
     /// A child that was just started. If it cannot be watched it is killed, and becomes an orphan.
-    pub(crate) fn child(Launched { pid, pidfd }: Launched, exits: &Arc<Exits>) -> io::Result<Self> {
-        let known = exits.know(pid);
-        let pidfd = crate::kernel::watch(pidfd, Interest::READABLE).inspect_err(|_| {
+    pub(crate) fn child(pid: u32, exits: &Arc<Exits>) -> io::Result<Self> {
+        Self::known(exits.know(pid)).map_err(|error| {
             // It is not reaped yet, so the pid is still its own.
             let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
             raw.map(|raw| kill_process(raw, Signal::KILL));
-        })?;
-        Ok(Self::present(pid, pidfd, known))
+            error.source
+        })
     }
 
     /// A process that has ended, with the status that the orphans' reaper kept.

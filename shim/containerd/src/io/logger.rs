@@ -29,6 +29,7 @@ use super::stream::Program;
 use crate::{
     aside::aside,
     exits::{Exits, WatchError, Watched},
+    kernel,
 };
 
 /// The time limit until a program is ready. Go's shim waits for ever, and so does the client.
@@ -118,7 +119,8 @@ impl Logger {
         command.args(&program.arguments).env_clear();
         command.env("CONTAINER_ID", author.id).env("CONTAINER_NAMESPACE", author.namespace);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        crate::kernel::inherit_from_three(&mut command, fds).map_err(failed)?;
+        kernel::inherit_from_three(&mut command, fds).map_err(failed)?;
+        kernel::with_default_signals(&mut command);
         let exits = Arc::clone(author.exits);
         // Known before the thread ends: while the thread lives, the child is no orphan.
         let start = move || command.spawn().map(|child| exits.know(child.id()));

@@ -13,6 +13,8 @@ use std::{
 use containerd_shim_protos::types::mount::Mount;
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::kernel;
+
 /// The limit of output that is kept for the error.
 const LONGEST_WORDS: u64 = 2048;
 
@@ -37,6 +39,7 @@ impl<'a> Fuse<'a> {
         command.arg(&mount.source).arg(target).args(mount.options.iter().flat_map(|option| ["-o", option]));
         command.args(["-t", self.program]).current_dir("/").stdin(Stdio::null());
         command.stdout(said.try_clone()?).stderr(said.try_clone()?);
+        kernel::with_default_signals(&mut command);
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.helper));
         let status = command.status().map_err(named)?;
         if status.success() {

@@ -5,10 +5,14 @@
 
 use std::{
     ffi::OsString,
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, Read, Seek, SeekFrom},
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
     path::PathBuf,
+    process::{Command, Stdio},
     sync::Arc,
 };
 
@@ -21,7 +25,7 @@ use super::{Runtime, log_file::LogFile};
 use crate::{
     exits::{Exit, Exits, Watched},
     io::Wiring,
-    kernel::Launch,
+    kernel,
 };
 
 /// The limit of the runtime's stderr that is kept for the error.
@@ -150,7 +154,8 @@ impl Call {
 
     /// Starts it.
     pub(crate) fn spawn(self, ends: Ends<'_>) -> Result<Running, RuntimeError> {
-        let failed = |source| RuntimeError::Spawn { program: self.program.display().to_string(), source };
+        let program = self.program.display().to_string();
+        let failed = |source| RuntimeError::Spawn { program: program.clone(), source };
         let (answer, complaint) = match &ends {
             Ends::Caught => (None, Some(memory_file().map_err(failed)?)),
             Ends::Answer => (Some(memory_file().map_err(failed)?), Some(memory_file().map_err(failed)?)),
@@ -160,31 +165,37 @@ impl Call {
                 (None, is_free.then(memory_file).transpose().map_err(failed)?)
             }
         };
-        let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
         let [stdin, stdout, stderr] = match ends {
             Ends::Caught | Ends::Answer => [None; 3],
             Ends::Process(wiring) => wiring.child_ends(),
         };
         let caught = complaint.as_ref().map(AsFd::as_fd);
-        let stderr = stderr.or(caught);
         let stdout = match ends {
             Ends::Caught => caught,
             Ends::Answer => answer.as_ref().map(AsFd::as_fd),
             Ends::Process(_) => stdout,
         };
-        let launch = Launch {
-            program: &self.program,
-            arguments: &self.arguments,
-            environment: &self.environment,
-            directory: &self.directory,
-            streams: [stdin, stdout, stderr].map(|end| end.unwrap_or(nowhere.as_fd())),
-            kept: self.kept.as_ref().map(AsFd::as_fd),
-            leads_group: self.leads_group,
-            dies_with_parent: true,
-        };
-        let child = launch.launch().and_then(|launched| Watched::child(launched, &self.exits)).map_err(failed)?;
+        let mut command = Command::new(&self.program);
+        command.args(self.arguments).envs(self.environment).current_dir(self.directory);
+        command.stdin(stdio(stdin).map_err(failed)?);
+        command.stdout(stdio(stdout).map_err(failed)?);
+        command.stderr(stdio(stderr.or(caught)).map_err(failed)?);
+        if self.leads_group {
+            command.process_group(0);
+        }
+        kernel::die_with_this_thread(&mut command);
+        kernel::with_default_signals(&mut command);
+        if let Some(fd) = self.kept {
+            kernel::inherit(&mut command, fd);
+        }
+        let child = command.spawn().and_then(|child| Watched::child(child.id(), &self.exits)).map_err(failed)?;
         Ok(Running { child, verb: self.verb, log: self.log, answer, complaint })
     }
+}
+
+/// /dev/null in place of a missing stream.
+fn stdio(fd: Option<BorrowedFd<'_>>) -> io::Result<Stdio> {
+    fd.map_or_else(|| Ok(Stdio::null()), |fd| fd.try_clone_to_owned().map(Stdio::from))
 }
 
 impl Running {
