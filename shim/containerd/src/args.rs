@@ -5,7 +5,7 @@
 
 /// The purpose that this process was started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verb {
+pub(crate) enum ShimVerb {
     /// No verb: run the server that supervises containers.
     Serve,
     /// Find or start the server of a container, and print its address.
@@ -22,7 +22,7 @@ pub(crate) enum Verb {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Args {
     /// The action.
-    pub(crate) verb: Verb,
+    pub(crate) verb: ShimVerb,
     /// containerd's namespace, such as `k8s.io`.
     pub(crate) namespace: String,
     /// The container (or sandbox) the call is about.
@@ -50,7 +50,7 @@ impl Args {
     /// Reads the arguments that follow the program's name.
     pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, ArgsError> {
         let mut args = Self {
-            verb: Verb::Serve,
+            verb: ShimVerb::Serve,
             namespace: String::new(),
             id: String::new(),
             address: String::new(),
@@ -76,8 +76,8 @@ impl Args {
         let on = || value.as_deref().is_none_or(|v| matches!(v, "true" | "1" | "t" | "T" | "TRUE" | "True"));
         match name {
             "debug" => self.debug = on(),
-            "v" | "version" if on() => self.verb = Verb::Version,
-            "info" if on() => self.verb = Verb::Info,
+            "v" | "version" if on() => self.verb = ShimVerb::Version,
+            "info" if on() => self.verb = ShimVerb::Info,
             "namespace" | "id" | "address" | "bundle" | "publish-binary" | "socket" => {
                 let value = value.or_else(|| rest.next()).ok_or_else(|| ArgsError::NoValue(name.to_owned()))?;
                 self.set(name, value);
@@ -99,10 +99,10 @@ impl Args {
     }
 }
 
-fn verb(word: &str) -> Result<Verb, ArgsError> {
+fn verb(word: &str) -> Result<ShimVerb, ArgsError> {
     match word {
-        "start" => Ok(Verb::Start),
-        "delete" => Ok(Verb::Delete),
+        "start" => Ok(ShimVerb::Start),
+        "delete" => Ok(ShimVerb::Delete),
         other => Err(ArgsError::UnknownVerb(other.to_owned())),
     }
 }
@@ -116,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn what_containerd_1_6_writes() {
+    fn the_arguments_of_containerd_1_6() {
         let args =
             parse("-namespace k8s.io -address /run/c.sock -publish-binary /usr/bin/containerd -id abc start").unwrap();
-        assert_eq!(args.verb, Verb::Start);
+        assert_eq!(args.verb, ShimVerb::Start);
         assert_eq!(
             (args.namespace.as_str(), args.id.as_str(), args.address.as_str()),
             ("k8s.io", "abc", "/run/c.sock")
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn two_dashes_and_equal_signs_are_the_same() {
         let args = parse("--namespace=default --id=a=b --bundle /b -debug=true delete").unwrap();
-        assert_eq!(args.verb, Verb::Delete);
+        assert_eq!(args.verb, ShimVerb::Delete);
         assert_eq!((args.id.as_str(), args.bundle.as_str()), ("a=b", "/b"));
         assert!(args.debug);
     }
@@ -139,24 +139,24 @@ mod tests {
     fn booleans_do_not_eat_the_next_word() {
         let args = parse("-debug -id x start").unwrap();
         assert!(args.debug);
-        assert_eq!((args.id.as_str(), args.verb), ("x", Verb::Start));
+        assert_eq!((args.id.as_str(), args.verb), ("x", ShimVerb::Start));
         assert!(!parse("-debug=false").unwrap().debug);
     }
 
     #[test]
-    fn no_verb_serves_and_questions_are_flags() {
-        assert_eq!(parse("-namespace n -id i").unwrap().verb, Verb::Serve);
-        assert_eq!(parse("-v").unwrap().verb, Verb::Version);
-        assert_eq!(parse("-info").unwrap().verb, Verb::Info);
+    fn no_verb_means_serve_and_queries_are_flags() {
+        assert_eq!(parse("-namespace n -id i").unwrap().verb, ShimVerb::Serve);
+        assert_eq!(parse("-v").unwrap().verb, ShimVerb::Version);
+        assert_eq!(parse("-info").unwrap().verb, ShimVerb::Info);
     }
 
     #[test]
-    fn a_flag_of_a_later_containerd_is_passed_over() {
+    fn an_unknown_flag_is_skipped() {
         assert_eq!(parse("-shiny=new -id i start").unwrap().id, "i");
     }
 
     #[test]
-    fn what_cannot_be_followed_is_said() {
+    fn invalid_arguments_are_errors() {
         assert_eq!(parse("-id"), Err(ArgsError::NoValue("id".into())));
         assert_eq!(parse("-id i dance"), Err(ArgsError::UnknownVerb("dance".into())));
     }

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub(crate) use spec::SpecView;
+pub(crate) use spec::ShimSpec;
 
 use crate::options::Options;
 
@@ -25,7 +25,7 @@ const RUNTIME: &str = "runtime";
 
 /// A bundle file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BundleError {
+pub(crate) enum BundleFileError {
     /// Reading failed.
     #[error("read {path}")]
     Read {
@@ -96,26 +96,26 @@ impl Bundle {
     }
 
     /// Reads the fields of `config.json` that the shim needs.
-    pub(crate) fn spec(&self) -> Result<SpecView, BundleError> {
+    pub(crate) fn spec(&self) -> Result<ShimSpec, BundleFileError> {
         let path = self.path.join(CONFIG);
-        let bytes = fs::read(&path).map_err(|source| BundleError::Read { path: path.clone(), source })?;
-        SpecView::parse(&bytes).map_err(|error| BundleError::Parse { path, why: error.to_string() })
+        let bytes = fs::read(&path).map_err(|source| BundleFileError::Read { path: path.clone(), source })?;
+        ShimSpec::parse(&bytes).map_err(|error| BundleFileError::Parse { path, why: error.to_string() })
     }
 
     /// Saves the options of this container's runtime for `delete`.
-    pub(crate) fn write_options(&self, options: &Options) -> Result<(), BundleError> {
+    pub(crate) fn write_options(&self, options: &Options) -> Result<(), BundleFileError> {
         let path = self.path.join(OPTIONS);
         let json = serde_json::to_vec(options)
-            .map_err(|error| BundleError::Parse { path: path.clone(), why: error.to_string() })?;
+            .map_err(|error| BundleFileError::Parse { path: path.clone(), why: error.to_string() })?;
         write(path, &json)?;
         write(self.path.join(RUNTIME), options.binary_name.as_bytes())
     }
 
     /// The options that a shim saved here; defaults if there are none.
-    pub(crate) fn read_options(&self) -> Result<Options, BundleError> {
+    pub(crate) fn read_options(&self) -> Result<Options, BundleFileError> {
         let mut options: Options = match read_if_there(&self.path.join(OPTIONS))? {
             Some(json) if !json.trim().is_empty() => serde_json::from_str(&json)
-                .map_err(|error| BundleError::Parse { path: self.path.join(OPTIONS), why: error.to_string() })?,
+                .map_err(|error| BundleFileError::Parse { path: self.path.join(OPTIONS), why: error.to_string() })?,
             _ => Options::default(),
         };
         if let Some(runtime) = read_if_there(&self.path.join(RUNTIME))? {
@@ -139,17 +139,18 @@ impl Bundle {
     }
 
     /// The pid in a pid-file.
-    pub(crate) fn read_pid(path: &Path) -> Result<u32, BundleError> {
-        let text = fs::read_to_string(path).map_err(|source| BundleError::Read { path: path.to_owned(), source })?;
+    pub(crate) fn read_pid(path: &Path) -> Result<u32, BundleFileError> {
+        let text =
+            fs::read_to_string(path).map_err(|source| BundleFileError::Read { path: path.to_owned(), source })?;
         match text.trim().parse() {
             Ok(pid) if pid > 0 => Ok(pid),
-            _ => Err(BundleError::Parse { path: path.to_owned(), why: format!("{text:?} is no pid") }),
+            _ => Err(BundleFileError::Parse { path: path.to_owned(), why: format!("{text:?} is no pid") }),
         }
     }
 }
 
-fn write(path: PathBuf, bytes: &[u8]) -> Result<(), BundleError> {
-    write_beside(&path, bytes).map_err(|source| BundleError::Write { path, source })
+fn write(path: PathBuf, bytes: &[u8]) -> Result<(), BundleFileError> {
+    write_beside(&path, bytes).map_err(|source| BundleFileError::Write { path, source })
 }
 
 /// Writes a file that other processes may read: whole, or not at all.
@@ -161,11 +162,11 @@ pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&beside, path)
 }
 
-fn read_if_there(path: &Path) -> Result<Option<String>, BundleError> {
+fn read_if_there(path: &Path) -> Result<Option<String>, BundleFileError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(BundleError::Read { path: path.to_owned(), source }),
+        Err(source) => Err(BundleFileError::Read { path: path.to_owned(), source }),
     }
 }
 
@@ -208,6 +209,6 @@ mod tests {
         fs::write(&file, "4711\n").unwrap();
         assert_eq!(Bundle::read_pid(&file).unwrap(), 4711);
         fs::write(&file, "").unwrap();
-        assert!(matches!(Bundle::read_pid(&file), Err(BundleError::Parse { .. })));
+        assert!(matches!(Bundle::read_pid(&file), Err(BundleFileError::Parse { .. })));
     }
 }

@@ -56,7 +56,7 @@ pub(crate) fn to_stderr(debug: bool) -> io::Result<()> {
 fn install(file: File, debug: bool) -> io::Result<()> {
     let level = if debug { LevelFilter::DEBUG } else { LevelFilter::INFO };
     tracing::subscriber::set_global_default(Logfmt { file, level }).map_err(io::Error::other)?;
-    // A panic is caught where it happens, see `service::guarded`; its message must be in the log.
+    // A panic is caught where it happens, see `service::dispatch`; its message must be in the log.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     Ok(())
 }
@@ -72,7 +72,7 @@ impl Subscriber for Logfmt {
 
     fn event(&self, event: &Event<'_>) {
         let now = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
-        let mut line = Line::default();
+        let mut line = LogfmtLine::default();
         event.record(&mut line);
         let text = line.finish(&now, *event.metadata().level());
         // One write, usually shorter than PIPE_BUF, so lines of two shims do not mix; a full fifo drops the line.
@@ -90,12 +90,12 @@ impl Subscriber for Logfmt {
 }
 
 #[derive(Default)]
-struct Line {
+struct LogfmtLine {
     message: String,
     fields: String,
 }
 
-impl Line {
+impl LogfmtLine {
     fn finish(self, now: &str, level: Level) -> String {
         let level = match level {
             Level::ERROR => "error",
@@ -108,7 +108,7 @@ impl Line {
     }
 }
 
-impl Visit for Line {
+impl Visit for LogfmtLine {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.record_debug(field, &format_args!("{value}"));
     }

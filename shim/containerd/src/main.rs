@@ -5,7 +5,7 @@
 //! `delete`, `-info`). `start` runs it again without a verb: that is the server.
 
 mod args;
-mod aside;
+mod blocking;
 mod bootstrap;
 mod bundle;
 mod causes;
@@ -27,7 +27,7 @@ mod task;
 
 use std::{error::Error, process::ExitCode};
 
-use args::{Args, Verb};
+use args::{Args, ShimVerb};
 
 /// The runtime type from which containerd derives this binary's name.
 const RUNTIME_NAME: &str = "io.containerd.bindguard.v2";
@@ -46,11 +46,11 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Box<dyn Error>> {
     let args = Args::parse(std::env::args().skip(1))?;
     match args.verb {
-        Verb::Serve => serve::serve(&args)?,
-        Verb::Start => bootstrap::start(&args)?,
-        Verb::Delete => bootstrap::delete(&args)?,
-        Verb::Info => bootstrap::info(&args)?,
-        Verb::Version => bootstrap::version(),
+        ShimVerb::Serve => serve::serve(&args)?,
+        ShimVerb::Start => bootstrap::start(&args)?,
+        ShimVerb::Delete => bootstrap::delete(&args)?,
+        ShimVerb::Info => bootstrap::info(&args)?,
+        ShimVerb::Version => bootstrap::version(),
     }
     Ok(())
 }

@@ -22,51 +22,51 @@ use tokio::time::timeout;
 use crate::{kernel, signals::Signals};
 
 /// A pod's containers start and end within less; the next one would use the same pages again.
-const MOMENT: Duration = Duration::from_secs(1);
+const QUIET_TIME: Duration = Duration::from_secs(1);
 
 const TUNABLES: &str = "GLIBC_TUNABLES";
 /// No lists of freed pieces, one heap for all threads, and no cached stacks of ended threads.
-const OURS: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
+const SETTINGS: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
 
 /// The settings for the environment of a new server, after the existing ones.
 pub(crate) fn settings() -> (&'static str, OsString) {
-    (TUNABLES, with_ours(env::var_os(TUNABLES).unwrap_or_default()))
+    (TUNABLES, add_settings(env::var_os(TUNABLES).unwrap_or_default()))
 }
 
 /// Removes the settings from this server's environment: the runtime and its hooks get containerd's own. Call it before the
 /// first thread is started.
-pub(crate) fn hand_on_nothing() {
-    let without = env::var_os(TUNABLES).as_deref().and_then(without_ours).map(OsStr::to_owned);
-    if let Some(theirs) = without {
-        kernel::set_environment(TUNABLES, Some(theirs).filter(|theirs| !theirs.is_empty()));
+pub(crate) fn remove_settings() {
+    let without = env::var_os(TUNABLES).as_deref().and_then(strip_settings).map(OsStr::to_owned);
+    if let Some(others) = without {
+        kernel::set_environment(TUNABLES, Some(others).filter(|others| !others.is_empty()));
     }
 }
 
-fn with_ours(theirs: OsString) -> OsString {
-    let mut both = theirs.into_vec();
+fn add_settings(others: OsString) -> OsString {
+    let mut both = others.into_vec();
     if !both.is_empty() {
         both.push(b':');
     }
-    both.extend_from_slice(OURS.as_bytes());
+    both.extend_from_slice(SETTINGS.as_bytes());
     OsString::from_vec(both)
 }
 
 /// None if ours are not among them.
-fn without_ours(both: &OsStr) -> Option<&OsStr> {
-    let theirs = both.as_bytes().strip_suffix(OURS.as_bytes())?;
-    Some(OsStr::from_bytes(theirs.strip_suffix(b":").unwrap_or(theirs)))
+fn strip_settings(both: &OsStr) -> Option<&OsStr> {
+    let others = both.as_bytes().strip_suffix(SETTINGS.as_bytes())?;
+    Some(OsStr::from_bytes(others.strip_suffix(b":").unwrap_or(others)))
 }
 
 /// Returns unused memory whenever no child has ended for a moment.
-pub(crate) async fn give_back_when_quiet() {
-    let mut ended = match Signals::of(&[SIGCHLD]) {
+pub(crate) async fn trim_when_quiet() {
+    let mut ended = match Signals::register(&[SIGCHLD]) {
         Ok(ended) => ended,
         Err(error) => return tracing::error!(%error, "memory of a burst will be kept: no SIGCHLD"),
     };
     while ended.next().await.is_ok() {
-        while matches!(timeout(MOMENT, ended.next()).await, Ok(Ok(()))) {}
-        kernel::give_back_heap();
-        kernel::give_back_stack();
+        while matches!(timeout(QUIET_TIME, ended.next()).await, Ok(Ok(()))) {}
+        kernel::trim_heap();
+        kernel::release_stack();
     }
 }
 
@@ -75,10 +75,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_operators_settings_stay() {
-        for theirs in ["", "glibc.malloc.check=3", "a=1:b=2"] {
-            assert_eq!(without_ours(&with_ours(theirs.into())), Some(OsStr::new(theirs)));
+    fn other_settings_stay() {
+        for others in ["", "glibc.malloc.check=3", "a=1:b=2"] {
+            assert_eq!(strip_settings(&add_settings(others.into())), Some(OsStr::new(others)));
         }
-        assert_eq!(without_ours(OsStr::new("glibc.malloc.check=3")), None);
+        assert_eq!(strip_settings(OsStr::new("glibc.malloc.check=3")), None);
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     kernel, logging, memory,
     service::{self, Containers},
     signals::Signals,
-    task::Surroundings,
+    task::SharedState,
 };
 
 /// The time limit for the last events; Go's shim waits as long.
@@ -52,13 +52,13 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
 
 /// Serves until containerd no longer needs this shim.
 pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
-    memory::hand_on_nothing();
+    memory::remove_settings();
     let listener = take_over_socket().map_err(failed("take over the socket from `start`"))?;
     if let Err(error) = logging::all_to_fifo(Path::new(logging::FIFO), args.debug) {
         // Started by hand, or containerd is gone already. The containers matter more.
         eprintln!("no log fifo in this directory: {error}");
     }
-    kernel::pass_over_signals();
+    kernel::ignore_stray_signals();
     let this = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(this))
         .map_err(|errno| failed("become the subreaper of containers")(errno.into()))?;
@@ -83,13 +83,13 @@ fn take_over_socket() -> io::Result<UnixListener> {
 async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     let exits = Arc::new(Exits::default());
     tokio::spawn(reap_on_sigchld(Arc::clone(&exits)));
-    tokio::spawn(memory::give_back_when_quiet());
-    let around = Surroundings {
+    tokio::spawn(memory::trim_when_quiet());
+    let shared = SharedState {
         namespace: args.namespace.clone(),
         events: Events::publish_to(address::of_events(&args.address), args.namespace.clone()),
         exits,
     };
-    let containers = Arc::new(Containers::new(around.clone()));
+    let containers = Arc::new(Containers::new(shared.clone()));
 
     let socket = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
     let listener = Listener::try_from(listener).map_err(failed("watch the socket"))?;
@@ -106,14 +106,14 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
         remove_socket(&path);
     }
     server.stop_listen().await;
-    around.events.flush(FLUSH_LIMIT).await;
+    shared.events.flush(FLUSH_LIMIT).await;
     let _ = tokio::time::timeout(GOODBYE_LIMIT, server.disconnect()).await;
     Ok(())
 }
 
 /// Resolves after SIGTERM or SIGINT, when no container runs. SIGUSR1 writes the shim's state into the log.
 async fn terminated(containers: &Containers) {
-    let mut signals = match Signals::of(&[SIGTERM, SIGINT, SIGUSR1]) {
+    let mut signals = match Signals::register(&[SIGTERM, SIGINT, SIGUSR1]) {
         Ok(signals) => signals,
         Err(error) => {
             tracing::error!(%error, "SIGTERM, SIGINT and SIGUSR1 will be ignored");
@@ -123,15 +123,15 @@ async fn terminated(containers: &Containers) {
     let mut is_to_end = false;
     while !(is_to_end && containers.close_if_idle()) {
         tokio::select! {
-            heard = signals.next() => if heard.is_err() { return std::future::pending().await },
+            woken = signals.next() => if woken.is_err() { return std::future::pending().await },
             () = tokio::time::sleep(TERMINATE_POLL), if is_to_end => {}
         }
-        if signals.has_come(SIGUSR1) {
+        if signals.take(SIGUSR1) {
             dump::write(containers);
         }
         // Both flags are cleared.
-        let asked = [SIGTERM, SIGINT].map(|signal| signals.has_come(signal)).contains(&true);
-        if asked && !is_to_end {
+        let is_requested = [SIGTERM, SIGINT].map(|signal| signals.take(signal)).contains(&true);
+        if is_requested && !is_to_end {
             tracing::info!("SIGTERM: ending as soon as no container runs");
             is_to_end = true;
         }

@@ -22,21 +22,21 @@ use crate::kernel;
 #[derive(Debug)]
 pub(crate) struct Signals {
     bytes: UnixStream,
-    came: Vec<(c_int, Arc<AtomicBool>)>,
+    arrived: Vec<(c_int, Arc<AtomicBool>)>,
 }
 
 impl Signals {
     /// From now on these signals arrive here, instead of their former actions.
-    pub(crate) fn of(signals: &[c_int]) -> io::Result<Self> {
+    pub(crate) fn register(signals: &[c_int]) -> io::Result<Self> {
         let (here, there) = Socket::pair()?;
         here.set_nonblocking(true)?;
         // One for all signals: people who search for leaks count a shim's descriptors.
         let there = Arc::new(there);
-        let came: Vec<_> = signals.iter().map(|signal| (*signal, Arc::default())).collect();
-        for (signal, came) in &came {
-            kernel::forward_signal(*signal, Arc::clone(came), Arc::clone(&there))?;
+        let arrived: Vec<_> = signals.iter().map(|signal| (*signal, Arc::default())).collect();
+        for (signal, arrived) in &arrived {
+            kernel::forward_signal(*signal, Arc::clone(arrived), Arc::clone(&there))?;
         }
-        Ok(Self { bytes: UnixStream::from_std(here)?, came })
+        Ok(Self { bytes: UnixStream::from_std(here)?, arrived })
     }
 
     /// Waits until at least one has arrived since the last call; none is lost if this is dropped before.
@@ -50,9 +50,9 @@ impl Signals {
     }
 
     /// True if this one has arrived since the last call for it.
-    pub(crate) fn has_come(&self, signal: c_int) -> bool {
-        let mut flags = self.came.iter().filter(|(number, _)| *number == signal);
-        flags.any(|(_, came)| came.swap(false, Ordering::AcqRel))
+    pub(crate) fn take(&self, signal: c_int) -> bool {
+        let mut flags = self.arrived.iter().filter(|(number, _)| *number == signal);
+        flags.any(|(_, arrived)| arrived.swap(false, Ordering::AcqRel))
     }
 }
 
@@ -69,17 +69,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn signals_that_came_meanwhile_are_told_once() {
-        let mut signals = Signals::of(&[libc::SIGUSR1, libc::SIGUSR2]).unwrap();
+    async fn signals_that_arrive_together_are_reported_once() {
+        let mut signals = Signals::register(&[libc::SIGUSR1, libc::SIGUSR2]).unwrap();
         assert!(timeout(Duration::from_millis(20), signals.next()).await.is_err());
         for signal in [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGUSR1] {
             raise(signal).unwrap();
         }
         signals.next().await.unwrap();
         assert!(timeout(Duration::from_millis(20), signals.next()).await.is_err());
-        assert!(signals.has_come(libc::SIGUSR1) && signals.has_come(libc::SIGUSR2));
+        assert!(signals.take(libc::SIGUSR1) && signals.take(libc::SIGUSR2));
         raise(Signal::SIGUSR2).unwrap();
         signals.next().await.unwrap();
-        assert!(!signals.has_come(libc::SIGUSR1) && signals.has_come(libc::SIGUSR2));
+        assert!(!signals.take(libc::SIGUSR1) && signals.take(libc::SIGUSR2));
     }
 }

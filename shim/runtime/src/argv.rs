@@ -78,11 +78,12 @@ pub struct Invocation {
 impl Invocation {
     /// Parses the arguments after the program's name. `None` if they do not create a container.
     pub fn creating(args: &[OsString]) -> Option<Self> {
-        let words = words(args);
-        let verb =
-            words.iter().position(|word| matches!(word, Word::Plain(name) if VERBS.iter().any(|v| name == v)))?;
-        let Word::Plain(name) = &words[verb] else { return None };
-        CREATING.iter().any(|creating| name == creating).then(|| Self::behind_verb(&words, verb).0)
+        let arguments = arguments(args);
+        let verb = arguments
+            .iter()
+            .position(|argument| matches!(argument, Argument::Plain(name) if VERBS.iter().any(|v| name == v)))?;
+        let Argument::Plain(name) = &arguments[verb] else { return None };
+        CREATING.iter().any(|creating| name == creating).then(|| Self::after_verb(&arguments, verb).0)
     }
 
     /// True if there is a spec to admit, and the runtime will read the same one.
@@ -92,14 +93,15 @@ impl Invocation {
 
     /// Parses the arguments of a verb of bindguard's own: those of a runtime's `create`, and more plain arguments.
     pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
-        let words = words(args);
-        let verb = words.iter().position(|word| matches!(word, Word::Plain(plain) if *plain == name))?;
-        Some(Self::behind_verb(&words, verb))
+        let arguments = arguments(args);
+        let verb =
+            arguments.iter().position(|argument| matches!(argument, Argument::Plain(plain) if *plain == name))?;
+        Some(Self::after_verb(&arguments, verb))
     }
 
-    fn behind_verb<'a>(words: &[Word<'a>], verb: usize) -> (Self, Vec<&'a OsStr>) {
-        let value = |names: &[&str]| words.iter().rev().find_map(|word| word.value_of(names));
-        let mut plain = words[verb + 1..].iter().filter_map(Word::plain);
+    fn after_verb<'a>(arguments: &[Argument<'a>], verb: usize) -> (Self, Vec<&'a OsStr>) {
+        let value = |names: &[&str]| arguments.iter().rev().find_map(|argument| argument.value_of(names));
+        let mut plain = arguments[verb + 1..].iter().filter_map(Argument::plain);
         let invocation = Self {
             id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
             bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
@@ -112,12 +114,12 @@ impl Invocation {
 }
 
 /// One argument, or two that belong together.
-enum Word<'a> {
+enum Argument<'a> {
     Flag { name: &'a OsStr, value: Option<&'a OsStr> },
     Plain(&'a OsStr),
 }
 
-impl<'a> Word<'a> {
+impl<'a> Argument<'a> {
     fn value_of(&self, names: &[&str]) -> Option<&'a OsStr> {
         match self {
             Self::Flag { name, value } if names.iter().any(|n| name == n) => *value,
@@ -127,31 +129,31 @@ impl<'a> Word<'a> {
 
     fn plain(&self) -> Option<&'a OsStr> {
         match self {
-            Self::Plain(word) => Some(word),
+            Self::Plain(argument) => Some(argument),
             Self::Flag { .. } => None,
         }
     }
 }
 
-fn words(args: &[OsString]) -> Vec<Word<'_>> {
-    let mut words = Vec::new();
+fn arguments(args: &[OsString]) -> Vec<Argument<'_>> {
+    let mut arguments = Vec::new();
     let mut rest = args.iter().map(OsString::as_os_str);
     let mut only_plain = false;
     while let Some(arg) = rest.next() {
         let flag = arg.as_bytes().strip_prefix(b"-").map(|flag| flag.strip_prefix(b"-").unwrap_or(flag));
         match flag {
-            _ if only_plain => words.push(Word::Plain(arg)),
-            None => words.push(Word::Plain(arg)),
+            _ if only_plain => arguments.push(Argument::Plain(arg)),
+            None => arguments.push(Argument::Plain(arg)),
             Some(b"") => only_plain = arg == "--",
-            Some(flag) => words.push(match split(flag) {
+            Some(flag) => arguments.push(match split(flag) {
                 (name, None) if WITH_VALUE.iter().any(|known| name == *known) => {
-                    Word::Flag { name, value: rest.next() }
+                    Argument::Flag { name, value: rest.next() }
                 }
-                (name, value) => Word::Flag { name, value },
+                (name, value) => Argument::Flag { name, value },
             }),
         }
     }
-    words
+    arguments
 }
 
 /// A flag without its dashes: its name, and its value if that is in the same argument. crun allows this without a `=`

@@ -40,31 +40,31 @@ impl Handover {
     }
 
     /// True if a shim of bindguard's reads the pipe.
-    pub fn is_heard(&self) -> bool {
+    pub fn has_reader(&self) -> bool {
         self.pipe.is_some()
     }
 
     /// The runtime begins now. `verify`: its container should be checked afterwards. `unrepaired`: why it may fail.
     pub fn hand_over(&self, verify: bool, unrepaired: Option<&str>) {
-        self.say_with(if verify { "handover verify" } else { "handover" }, unrepaired);
+        self.write_with_reason(if verify { "handover verify" } else { "handover" }, unrepaired);
     }
 
     /// Nothing was repaired that could make a create fail, so it would fail again. `unrepaired`: why.
     pub fn unchanged(&self, unrepaired: Option<&str>) {
-        self.say_with("unchanged", unrepaired);
+        self.write_with_reason("unchanged", unrepaired);
     }
 
     /// Policy refuses the container.
     pub fn refuse(&self, reason: &str) {
-        self.say(&format!("refused {}\n", in_one_line(reason)));
+        self.write(&format!("refused {}\n", in_one_line(reason)));
     }
 
-    fn say_with(&self, word: &str, unrepaired: Option<&str>) {
+    fn write_with_reason(&self, answer: &str, unrepaired: Option<&str>) {
         let second = unrepaired.map(|reason| format!("unrepaired {}\n", in_one_line(reason))).unwrap_or_default();
-        self.say(&format!("{word}\n{second}"));
+        self.write(&format!("{answer}\n{second}"));
     }
 
-    fn say(&self, line: &str) {
+    fn write(&self, line: &str) {
         if let Some(pipe) = self.pipe.as_ref().and_then(|pipe| pipe.try_clone().ok()) {
             // A shim that no longer reads has given up on the guard, and has ended this process or is about to.
             let _ = fs::File::from(pipe).write_all(line.as_bytes());

@@ -5,11 +5,11 @@
 //! makes it reject a container that the real runtime would have created.
 
 mod argv;
-mod as_called;
-mod become_runtime;
+mod exec_runtime;
 mod handover;
+mod inherited_state;
+mod messages;
 mod privilege;
-mod remarks;
 mod stderr;
 mod verify;
 
@@ -24,31 +24,31 @@ use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_guard::{Admission, Attempt, Entry, admit, read_file, record};
 use handover::Handover;
-use remarks::Remarks;
+use messages::Messages;
 use verify::Verification;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
     let handover = Handover::from_environment();
     let loaded = load_by(read_file);
-    if let Some(verification) = Verification::asked_for(&args) {
+    if let Some(verification) = Verification::from_args(&args) {
         return verification.run(&loaded.config);
     }
     let Some(invocation) = Invocation::creating(&args) else {
-        return become_runtime::exec(&args, loaded.config.runtime(), &Remarks::on_stderr());
+        return exec_runtime::exec(&args, loaded.config.runtime(), &Messages::on_stderr());
     };
-    let remarks = Remarks::for_invocation(&invocation, handover.is_heard());
+    let messages = Messages::for_invocation(&invocation, handover.has_reader());
     if let Some(problem) = &loaded.problem {
-        remarks.problem(&format!("ignoring the config, using defaults: {}", error_chain(&problem)));
+        messages.problem(&format!("ignoring the config, using defaults: {}", error_chain(&problem)));
     }
     let admission = if invocation.has_spec() && privilege::may_mount() {
-        admit_safely(&invocation, &loaded.config, handover.attempt(), &remarks)
+        admit_safely(&invocation, &loaded.config, handover.attempt(), &messages)
     } else {
         // The runtime itself reports a missing spec, and a user who may not mount cannot repair binds.
         Admission::default()
     };
     if let Some(reason) = &admission.refusal {
-        remarks.fatal(&format!("refused: {reason}"));
+        messages.fatal(&format!("refused: {reason}"));
         handover.refuse(reason);
         return ExitCode::FAILURE;
     }
@@ -57,21 +57,21 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     handover.hand_over(admission.worth_verifying, admission.unrepaired.as_deref());
-    become_runtime::exec(&args, loaded.config.runtime(), &remarks)
+    exec_runtime::exec(&args, loaded.config.runtime(), &messages)
 }
 
-fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
-    catch_unwind(|| admit_and_tell(invocation, config, attempt, remarks)).unwrap_or_else(|_| {
+fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, messages: &Messages) -> Admission {
+    catch_unwind(|| admit_and_record(invocation, config, attempt, messages)).unwrap_or_else(|_| {
         // The panic's own message is on stderr.
         let refusal = refusal_of_unseen("the guard panicked", config.policy());
         if refusal.is_none() {
-            remarks.problem("the guard panicked; the container is created as it is");
+            messages.problem("the guard panicked; the container is created as it is");
         }
         Admission { refusal, ..Admission::default() }
     })
 }
 
-fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remarks: &Remarks) -> Admission {
+fn admit_and_record(invocation: &Invocation, config: &Config, attempt: u32, messages: &Messages) -> Admission {
     let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
     let admission = admit(&invocation.bundle, config.policy(), which);
     // First of all: the journal gets the line whatever happens later.
@@ -80,9 +80,9 @@ fn admit_and_tell(invocation: &Invocation, config: &Config, attempt: u32, remark
         if let Err(problem) = record(journal, &entry)
             && privilege::is_root_of_node()
         {
-            remarks.problem(&problem);
+            messages.problem(&problem);
         }
     }
-    remarks.tell(&admission.report);
+    messages.report_findings(&admission.report);
     admission
 }

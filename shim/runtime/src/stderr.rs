@@ -18,7 +18,7 @@ const MOST: usize = 8192;
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Writes a line, cut if it is long. A line that would have to wait is lost.
-pub fn say(text: &str) {
+pub fn write_line(text: &str) {
     let line = format!("bindguard: {}\n", cut(&in_one_line(cut(text, LONGEST).as_ref()), LONGEST));
     let written = WRITTEN.load(Ordering::Relaxed) + line.len();
     if written <= MOST && takes_a_line() && rustix::io::write(stderr(), line.as_bytes()).is_ok() {
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_shown_and_not_done() {
+    fn control_characters_are_escaped() {
         assert_eq!(in_one_line("a\nb\u{1b}[2J \u{e9}"), "a\\nb\\u{1b}[2J \u{e9}");
     }
 }

@@ -11,7 +11,7 @@ use bindguard_core::judge::Verdict;
 use bindguard_guard::{Entry, record, verify_container};
 
 use crate::argv::Invocation;
-use crate::remarks::Remarks;
+use crate::messages::Messages;
 
 const VERB: &str = "bindguard-verify";
 
@@ -23,7 +23,7 @@ pub struct Verification {
 
 impl Verification {
     /// `None` if the arguments have another verb.
-    pub fn asked_for(args: &[OsString]) -> Option<Self> {
+    pub fn from_args(args: &[OsString]) -> Option<Self> {
         let (invocation, more) = Invocation::of_own_verb(args, VERB)?;
         let [pid] = more[..] else { return None };
         Some(Self { invocation, pid: pid.to_str()?.parse().ok()? })
@@ -31,14 +31,14 @@ impl Verification {
 
     /// Checks the container, and reports its findings.
     pub fn run(&self, config: &Config) -> ExitCode {
-        let remarks = Remarks::for_invocation(&self.invocation, true);
+        let messages = Messages::for_invocation(&self.invocation, true);
         let report = verify_container(&self.invocation.bundle, self.pid, config.policy());
-        remarks.tell(&report);
-        let all_well = report.binds.iter().all(|bind| bind.verdict == Verdict::Current.name());
-        if let Some(journal) = config.journal().filter(|_| !all_well) {
+        messages.report_findings(&report);
+        let all_current = report.binds.iter().all(|bind| bind.verdict == Verdict::Current.name());
+        if let Some(journal) = config.journal().filter(|_| !all_current) {
             let entry = Entry { id: self.invocation.id.as_deref(), attempt: 0, pid: Some(self.pid), report: &report };
             if let Err(problem) = record(journal, &entry) {
-                remarks.problem(&problem);
+                messages.problem(&problem);
             }
         }
         ExitCode::SUCCESS

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_is_the_one_gos_shim_has() {
+    fn the_link_has_the_name_of_gos_socket() {
         let link =
             |namespace| link_of_group(Path::new(SOCKET_DIRECTORY), "/run/containerd/containerd.sock", namespace, "abc");
         // sha256("/run/containerd/containerd.sock/k8s.io/abc")

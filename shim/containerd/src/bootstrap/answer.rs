@@ -15,8 +15,8 @@ use super::stdin::Bootstrap;
 const VERSION: i32 = 3;
 
 /// The bytes for stdout.
-pub(super) fn encode(address: &str, asked: Option<&Bootstrap>) -> protobuf::Result<Vec<u8>> {
-    match asked {
+pub(super) fn encode(address: &str, bootstrap: Option<&Bootstrap>) -> protobuf::Result<Vec<u8>> {
+    match bootstrap {
         None => Ok(address.as_bytes().to_owned()),
         Some(_) => {
             let (address, protocol) = (address.to_owned(), "ttrpc".to_owned());

@@ -56,7 +56,7 @@ pub(super) fn claim(link: &Path, mut takes: impl FnMut(UnixStream) -> io::Result
     let mut own = None;
     for _ in 0..TRIES {
         match find(link)? {
-            Found::Nobody => {
+            Found::Missing => {
                 let socket = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
                 match symlink(&socket.path, link) {
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => own = Some(socket),
@@ -96,7 +96,7 @@ pub(crate) fn remove(socket: &Path) {
 }
 
 /// The state of the socket that a bundle names.
-pub(super) enum Listener {
+pub(super) enum SocketState {
     /// No process listens.
     Gone,
     /// A server that accepts; it may have been killed a moment ago.
@@ -106,22 +106,22 @@ pub(super) enum Listener {
 }
 
 /// Removes the socket if no process listens on it.
-pub(super) fn remove_stale(socket: &Path) -> Listener {
+pub(super) fn remove_stale(socket: &Path) -> SocketState {
     // Go's shim and older ones of ours name the group, where a link may be by now. It may lead to another server soon.
     let socket = fs::read_link(socket).unwrap_or_else(|_| socket.to_owned());
     match connect_to(&socket) {
-        Ok(Some(server)) => Listener::Accepts(server),
+        Ok(Some(server)) => SocketState::Accepts(server),
         Err(Errno::CONNREFUSED) => {
             remove(&socket);
-            Listener::Gone
+            SocketState::Gone
         }
-        Err(Errno::NOENT) => Listener::Gone,
-        Ok(None) | Err(_) => Listener::Silent,
+        Err(Errno::NOENT) => SocketState::Gone,
+        Ok(None) | Err(_) => SocketState::Silent,
     }
 }
 
 enum Found {
-    Nobody,
+    Missing,
     /// Its socket, and a connection; None if its queue is full and it did not accept.
     Server(PathBuf, Option<UnixStream>),
     Dead(PathBuf),
@@ -132,7 +132,7 @@ fn find(link: &Path) -> io::Result<Found> {
         Ok(socket) => socket,
         // Go's shim listens at the path of the link itself.
         Err(error) if error.kind() == ErrorKind::InvalidInput => link.to_owned(),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nobody),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Missing),
         Err(error) => return Err(error),
     };
     let connected = connect_to(&socket);
@@ -160,17 +160,17 @@ fn connect_to(path: &Path) -> Result<Option<UnixStream>, Errno> {
 
 /// Removes the link if it still leads to this socket.
 fn retire(link: &Path, socket: &Path) -> io::Result<()> {
-    let aside = unique_beside(link);
-    match fs::rename(link, &aside) {
+    let renamed = unique_beside(link);
+    match fs::rename(link, &renamed) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         taken => taken?,
     }
-    let leads_to = fs::read_link(&aside).unwrap_or_else(|_| link.to_owned());
+    let leads_to = fs::read_link(&renamed).unwrap_or_else(|_| link.to_owned());
     if leads_to != socket {
         // Another `start` was faster. If a third one has made a link meanwhile, that link stays.
-        let _ = fs::hard_link(&aside, link);
+        let _ = fs::hard_link(&renamed, link);
     }
-    fs::remove_file(aside)
+    fs::remove_file(renamed)
 }
 
 fn folder_of(path: &Path) -> &Path {

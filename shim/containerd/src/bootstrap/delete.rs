@@ -20,12 +20,12 @@ use protobuf::Message;
 
 use super::{
     address,
-    claim::{self, Listener},
+    claim::{self, SocketState},
     pod::joined,
 };
 use crate::{
     args::Args,
-    bundle::{Bundle, SpecView},
+    bundle::{Bundle, ShimSpec},
     causes::with_causes,
     events::timestamp,
     exits::Exits,
@@ -92,7 +92,7 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     });
     let spec = bundle.spec().unwrap_or_else(|error| {
         tracing::warn!(error = with_causes(&error), "what the spec says is not known");
-        SpecView::default()
+        ShimSpec::default()
     });
     let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), Arc::new(Exits::default()));
     let (rootfs, cgroups_path) = (bundle.rootfs(), spec.cgroups_path());
@@ -104,9 +104,9 @@ async fn remove_socket(bundle: &Path, id: &str) -> bool {
     let Some(socket) = address::socket_of_bundle(bundle) else { return false };
     for _ in 0..DYING_SERVERS {
         match claim::remove_stale(&socket) {
-            Listener::Gone => return true,
-            Listener::Silent => return false,
-            Listener::Accepts(server) => {
+            SocketState::Gone => return true,
+            SocketState::Silent => return false,
+            SocketState::Accepts(server) => {
                 if is_alive(server, id).await {
                     return false;
                 }

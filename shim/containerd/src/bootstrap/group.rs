@@ -1,12 +1,12 @@
 //! The group of containers that share a server: those of a pod.
 
-use crate::bundle::SpecView;
+use crate::bundle::ShimSpec;
 
 /// Searched in this order; the second is the CRI plugin's.
 const GROUP_ANNOTATIONS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
 
 /// The group that an annotation names; a container without one is alone.
-pub(super) fn group_of(spec: &SpecView, id: &str) -> String {
+pub(super) fn group_of(spec: &ShimSpec, id: &str) -> String {
     let named = GROUP_ANNOTATIONS.iter().find_map(|name| spec.annotations.get(*name));
     named.filter(|group| !group.is_empty()).cloned().unwrap_or_else(|| id.to_owned())
 }
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     fn group(annotations: &str) -> String {
-        let spec = SpecView::parse(format!(r#"{{"annotations":{annotations}}}"#).as_bytes()).unwrap();
+        let spec = ShimSpec::parse(format!(r#"{{"annotations":{annotations}}}"#).as_bytes()).unwrap();
         group_of(&spec, "self")
     }
 

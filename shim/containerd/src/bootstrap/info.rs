@@ -8,7 +8,7 @@ use std::{
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use protobuf::{Message, MessageField, well_known_types::any::Any};
 
-use super::stdin::Sent;
+use super::stdin::CallerInput;
 use crate::{RUNTIME_NAME, args::Args, runtime::look_up};
 
 /// The revision of the sources; the Makefile sets it.
@@ -30,7 +30,7 @@ pub(crate) enum InfoError {
 
 /// Answers with a RuntimeInfo. containerd 2.x requests it above all to learn whether the runtime can id-map mounts.
 pub(crate) fn info(args: &Args) -> Result<(), InfoError> {
-    let sent = Sent::read(args);
+    let sent = CallerInput::read(args);
     let revision = REVISION.unwrap_or_default().to_owned();
     let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), revision, ..Default::default() };
     let info = RuntimeInfo {

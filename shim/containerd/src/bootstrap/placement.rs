@@ -15,7 +15,7 @@ use crate::cgroup::hierarchies_with_controllers;
 const HIGHEST_OOM_SCORE: i32 = 1000;
 
 /// Gives this process, and so the server it starts, its own core scheduling group if containerd wants that.
-pub(super) fn schedule_apart() {
+pub(super) fn join_core_scheduling_group() {
     if std::env::var_os("SCHED_CORE").is_none_or(|wanted| wanted.is_empty()) {
         return;
     }

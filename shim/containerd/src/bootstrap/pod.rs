@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_those_of_this_sandbox_that_no_start_was_run_for() {
+    fn only_containers_of_this_sandbox_without_a_start() {
         let namespace = tempfile::tempdir().unwrap();
         for (id, sandbox, has_address) in
             [("pod", "pod", true), ("web", "pod", false), ("old", "pod", true), ("other", "pod2", false)]

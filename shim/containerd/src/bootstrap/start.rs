@@ -18,7 +18,7 @@ use super::{
     claim::{Claim, claim},
     group::group_of,
     placement,
-    stdin::Sent,
+    stdin::CallerInput,
 };
 use crate::{
     args::Args,
@@ -32,7 +32,7 @@ use crate::{
 pub(crate) enum StartError {
     /// Reading the spec, which names the group.
     #[error(transparent)]
-    Bundle(#[from] crate::bundle::BundleError),
+    Bundle(#[from] crate::bundle::BundleFileError),
     /// The answer.
     #[error("encode the answer")]
     Encode(#[from] protobuf::Error),
@@ -54,7 +54,7 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> StartError {
 pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     // Without the fifo the log of `start` is lost; that is no reason to fail.
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
-    let sent = Sent::read(args);
+    let sent = CallerInput::read(args);
     let spec = Bundle::at(".").spec()?;
     let configured = sent.bootstrap.as_ref().and_then(|bootstrap| bootstrap.socket_directory.as_deref());
     let directory = configured.unwrap_or(Path::new(address::SOCKET_DIRECTORY));
@@ -79,16 +79,16 @@ fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
     Ok(event_loop.block_on(expect(server, id)) == Expectation::Waits)
 }
 
-fn start_server(args: &Args, sent: &Sent, listener: &UnixListener) -> Result<(), StartError> {
-    placement::schedule_apart();
+fn start_server(args: &Args, sent: &CallerInput, listener: &UnixListener) -> Result<(), StartError> {
+    placement::join_core_scheduling_group();
     // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
     let words = ["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address];
-    let asked = sent.bootstrap.as_ref();
-    let debug = args.debug || asked.is_some_and(|bootstrap| bootstrap.debug);
+    let bootstrap = sent.bootstrap.as_ref();
+    let debug = args.debug || bootstrap.is_some_and(|bootstrap| bootstrap.debug);
     let words = words.into_iter().chain(debug.then_some("-debug"));
     let mut environment = vec![memory::settings()];
-    if let Some(address) = asked.map(|bootstrap| &bootstrap.ttrpc_address).filter(|address| !address.is_empty()) {
+    if let Some(address) = bootstrap.map(|bootstrap| &bootstrap.ttrpc_address).filter(|address| !address.is_empty()) {
         environment.push(("TTRPC_ADDRESS", address.into()));
     }
     let socket = listener.try_clone().map_err(failed("pass on the shim's socket"))?;

@@ -22,7 +22,7 @@ const LONGEST_DIRECTORY: usize = 107 - 1 - 64;
 
 /// The content of stdin.
 #[derive(Debug, Default)]
-pub(super) struct Sent {
+pub(super) struct CallerInput {
     /// The runtime's options; defaults where none could be read.
     pub(super) options: Options,
     /// The message with the options, which `-info` returns.
@@ -42,7 +42,7 @@ pub(super) struct Bootstrap {
     pub(super) debug: bool,
 }
 
-impl Sent {
+impl CallerInput {
     /// Reads stdin to its end.
     pub(super) fn read(args: &Args) -> Self {
         let mut bytes = Vec::new();
@@ -118,13 +118,13 @@ mod tests {
         BootstrapParams { instance_id: "abc".into(), namespace: "k8s.io".into(), ..Default::default() }
     }
 
-    fn sent(params: &BootstrapParams) -> Sent {
-        Sent::parse(&params.write_to_bytes().unwrap(), &args())
+    fn sent(params: &BootstrapParams) -> CallerInput {
+        CallerInput::parse(&params.write_to_bytes().unwrap(), &args())
     }
 
     #[test]
     fn options_of_a_containerd_before_2_3() {
-        let sent = Sent::parse(&options().write_to_bytes().unwrap(), &args());
+        let sent = CallerInput::parse(&options().write_to_bytes().unwrap(), &args());
         assert_eq!((sent.options.shim_cgroup.as_str(), sent.bootstrap), ("/shims", None));
     }
 
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn nothing_and_nonsense_are_defaults() {
         for bytes in [&b""[..], b"\xff\xff\xff", b"{\"json\":1}"] {
-            let sent = Sent::parse(bytes, &args());
+            let sent = CallerInput::parse(bytes, &args());
             assert_eq!((sent.options, sent.bootstrap), (Options::default(), None));
         }
     }

@@ -13,19 +13,19 @@ use serde_json::{Result, value::RawValue};
 
 /// The parts of a spec that the shim reads.
 #[derive(Debug, Default)]
-pub(crate) struct SpecView {
+pub(crate) struct ShimSpec {
     /// The spec's annotations.
     pub(crate) annotations: HashMap<String, String>,
-    linux: LinuxView,
+    linux: LinuxFields,
 }
 
 #[derive(Debug, Default)]
-struct LinuxView {
+struct LinuxFields {
     cgroups_path: String,
     has_own_pid_namespace: bool,
 }
 
-impl SpecView {
+impl ShimSpec {
     /// Reads the bytes of a `config.json`.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
         let mut spec = Self::default();
@@ -71,7 +71,7 @@ impl SpecView {
     }
 }
 
-impl LinuxView {
+impl LinuxFields {
     fn add(&mut self, value: &RawValue) {
         let Some(object) = read::<RawObject<'_>>(value) else {
             *self = Self::default();
@@ -113,12 +113,12 @@ mod tests {
 
     use super::*;
 
-    fn linux(linux: &str) -> SpecView {
-        SpecView::parse(format!(r#"{{"ociVersion":"1.0.2","linux":{linux}}}"#).as_bytes()).unwrap()
+    fn linux(linux: &str) -> ShimSpec {
+        ShimSpec::parse(format!(r#"{{"ociVersion":"1.0.2","linux":{linux}}}"#).as_bytes()).unwrap()
     }
 
     fn annotation(spec: &str) -> Option<String> {
-        SpecView::parse(spec.as_bytes()).unwrap().annotations.remove("a")
+        ShimSpec::parse(spec.as_bytes()).unwrap().annotations.remove("a")
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_new_pid_namespace_takes_the_children_along() {
+    fn only_a_new_pid_namespace_ends_the_children() {
         assert!(linux(r#"{"namespaces":[{"type":"mount"},{"type":"pid"}]}"#).has_own_pid_namespace());
         assert!(!linux(r#"{"namespaces":[{"type":"pid","path":"/proc/7/ns/pid"}]}"#).has_own_pid_namespace());
         assert!(!linux("{}").has_own_pid_namespace());
@@ -155,14 +155,14 @@ mod tests {
 
     #[test]
     fn bytes_that_are_not_utf_8_are_replaced() {
-        let spec = SpecView::parse(b"{\"hostname\":\"\xff\",\"annotations\":{\"a\":\"\xe9!\"}}").unwrap();
+        let spec = ShimSpec::parse(b"{\"hostname\":\"\xff\",\"annotations\":{\"a\":\"\xe9!\"}}").unwrap();
         assert_eq!(spec.annotations["a"], "\u{fffd}!");
     }
 
     #[test]
     fn annotations_that_go_refuses_are_refused() {
         for spec in [r#"{"annotations":5}"#, r#"{"annotations":{"a":5}}"#, r#"["annotations"]"#, r#"{"a""#, ""] {
-            assert!(SpecView::parse(spec.as_bytes()).is_err(), "{spec}");
+            assert!(ShimSpec::parse(spec.as_bytes()).is_err(), "{spec}");
         }
     }
 

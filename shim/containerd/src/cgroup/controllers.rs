@@ -45,7 +45,7 @@ mod tests {
 
     /// Tests on a plain folder, whose files keep what is written.
     #[test]
-    fn what_is_missing_is_enabled_from_the_top_down_to_the_parent() {
+    fn missing_controllers_are_enabled_from_the_top_down_to_the_parent() {
         let dir = tempfile::tempdir().unwrap();
         let (root, slice) = (dir.path().join("cgroup"), dir.path().join("cgroup/pods"));
         let container = slice.join("c");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   init's pid ──place──► Cgroup ──metrics()──► Metrics ──to_any()──► StatsResponse.stats
-//!                            └────watch_oom()──► OomWatch ──next(), is_untold()──► TaskOOM
+//!                            └────watch_oom()──► OomWatch ──next(), take_unreported()──► TaskOOM
 //! ```
 //! Create the [`Cgroup`] after `create` has succeeded, while the init waits for its start. Its directories are found through
 //! the living process and kept, so that the figures and the last kill are still available when the init is dead. A process that
@@ -13,15 +13,15 @@
 
 mod controllers;
 mod directory;
+mod discovery;
 mod driver;
 mod hierarchies;
 mod hugepages;
+mod leftover;
 #[cfg(test)]
 mod live;
 mod mounts;
 mod oom;
-mod place;
-mod remains;
 mod text;
 mod v1;
 mod v2;
@@ -33,15 +33,15 @@ use protobuf::{Message, well_known_types::any::Any};
 
 pub(crate) use driver::is_systemd;
 pub(crate) use hierarchies::hierarchies_with_controllers;
+pub(crate) use leftover::remove_leftover_cgroup;
 pub(crate) use oom::{OomError, OomWatch};
-pub(crate) use remains::remove_remains;
 
 /// A container's cgroup: its directories in the hierarchies.
 #[derive(Debug, Clone)]
-pub(crate) struct Cgroup(Version);
+pub(crate) struct Cgroup(CgroupHierarchy);
 
 #[derive(Debug, Clone)]
-enum Version {
+enum CgroupHierarchy {
     V1(v1::Controllers),
     V2(directory::Directory),
 }
@@ -71,7 +71,7 @@ pub(crate) enum CgroupError {
 impl Cgroup {
     /// Finds the cgroup of a living process, the container's init.
     pub(crate) fn of_process(pid: u32) -> Result<Self, CgroupError> {
-        place::find(pid).map(Self)
+        discovery::find(pid).map(Self)
     }
 
     /// All current figures, from about twenty small files that the kernel generates: no read waits for a disk.
@@ -79,8 +79,8 @@ impl Cgroup {
     /// Returns [`CgroupError::Gone`] after the container's end; containerd gets `NotFound` for it.
     pub(crate) fn metrics(&self) -> Result<Metrics, CgroupError> {
         let metrics = match &self.0 {
-            Version::V1(controllers) => Metrics::V1(Box::new(v1::metrics(controllers))),
-            Version::V2(directory) => Metrics::V2(Box::new(v2::metrics(directory))),
+            CgroupHierarchy::V1(controllers) => Metrics::V1(Box::new(v1::metrics(controllers))),
+            CgroupHierarchy::V2(directory) => Metrics::V2(Box::new(v2::metrics(directory))),
         };
         if metrics.is_empty() { Err(CgroupError::Gone) } else { Ok(metrics) }
     }
@@ -88,8 +88,8 @@ impl Cgroup {
     /// Enables all controllers of the node for it, as Go's shim does. Only the unified hierarchy needs that.
     pub(crate) fn enable_controllers(&self) {
         match &self.0 {
-            Version::V1(_) => {}
-            Version::V2(directory) => controllers::enable(directory.path()),
+            CgroupHierarchy::V1(_) => {}
+            CgroupHierarchy::V2(directory) => controllers::enable(directory.path()),
         }
     }
 
@@ -142,6 +142,6 @@ mod tests {
     #[test]
     fn a_cgroup_without_a_file_is_gone() {
         let directory = directory::Directory::at("/nowhere/at/all");
-        assert!(matches!(Cgroup(Version::V2(directory)).metrics(), Err(CgroupError::Gone)));
+        assert!(matches!(Cgroup(CgroupHierarchy::V2(directory)).metrics(), Err(CgroupError::Gone)));
     }
 }

@@ -132,7 +132,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_written_is_read(lines in proptest::collection::hash_map("[a-z_]{1,12}", any::<u64>(), 0..20)) {
+        fn written_lines_are_read_back(lines in proptest::collection::hash_map("[a-z_]{1,12}", any::<u64>(), 0..20)) {
             let text: String = lines.iter().map(|(key, value)| format!("{key} {value}\n")).collect();
             prop_assert_eq!(FlatKeyed::parse(&text), FlatKeyed(lines));
         }

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_woken() {
+    async fn a_waiting_consumer_is_woken() {
         let queue = Arc::new(Queue::default());
         let waiting = Arc::clone(&queue);
         let next = tokio::spawn(async move { waiting.next().await });

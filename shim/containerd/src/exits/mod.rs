@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pid_is_known_as_long_as_somebody_waits() {
+    fn a_pid_is_known_while_it_has_a_waiter() {
         let exits = Arc::new(Exits::default());
         let known = exits.know(7);
         assert!(exits.is_known(7));

@@ -18,7 +18,7 @@ use crate::signals::Signals;
 
 /// Reaps orphans for as long as the shim lives.
 pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
-    let mut children = match Signals::of(&[SIGCHLD]) {
+    let mut children = match Signals::register(&[SIGCHLD]) {
         Ok(children) => children,
         Err(error) => {
             tracing::error!(%error, "orphans will stay zombies: no SIGCHLD");
@@ -39,8 +39,8 @@ pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
 
 /// True if there is a dead child, waited for or not. Usually its own waiter was faster, and there is none.
 fn has_zombie() -> bool {
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    !matches!(waitid(WaitId::All, look), Ok(None) | Err(Errno::CHILD))
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(waitid(WaitId::All, options), Ok(None) | Err(Errno::CHILD))
 }
 
 /// The children of the event loop's thread, dead ones included.

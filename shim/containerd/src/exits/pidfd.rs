@@ -43,11 +43,11 @@ pub(crate) struct WatchError {
 #[derive(Debug)]
 pub(crate) struct Watched {
     pid: u32,
-    process: Process,
+    process: WatchedState,
 }
 
 #[derive(Debug)]
-enum Process {
+enum WatchedState {
     /// Not reaped yet by `exit`.
     Present { pidfd: AsyncFd<OwnedFd>, known: Mutex<Option<Known>> },
     /// The orphans' reaper reaped it before its pid was known.
@@ -85,18 +85,18 @@ impl Watched {
 
     /// A process that has ended, with the status that the orphans' reaper kept.
     pub(super) fn reaped(pid: u32, exit: Exit) -> Self {
-        Self { pid, process: Process::Reaped(exit) }
+        Self { pid, process: WatchedState::Reaped(exit) }
     }
 
     fn present(pid: u32, pidfd: AsyncFd<OwnedFd>, known: Known) -> Self {
-        Self { pid, process: Process::Present { pidfd, known: Mutex::new(Some(known)) } }
+        Self { pid, process: WatchedState::Present { pidfd, known: Mutex::new(Some(known)) } }
     }
 
     /// True if it is a child of this process, not yet reaped.
     pub(super) fn is_child(&self) -> bool {
-        let Process::Present { pidfd, .. } = &self.process else { return false };
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        !matches!(waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), look), Err(Errno::CHILD))
+        let WatchedState::Present { pidfd, .. } = &self.process else { return false };
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        !matches!(waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), options), Err(Errno::CHILD))
     }
 
     /// The process's pid.
@@ -107,14 +107,14 @@ impl Watched {
     /// Sends a signal, which cannot reach another process with the same pid.
     pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
         match &self.process {
-            Process::Present { pidfd, .. } => crate::kernel::send_signal(pidfd.get_ref().as_fd(), signal),
-            Process::Reaped(_) => Err(io::Error::from_raw_os_error(ESRCH)),
+            WatchedState::Present { pidfd, .. } => crate::kernel::send_signal(pidfd.get_ref().as_fd(), signal),
+            WatchedState::Reaped(_) => Err(io::Error::from_raw_os_error(ESRCH)),
         }
     }
 
     /// True if the process has ended, reaped or not: its pidfd is readable from then on.
     pub(crate) fn has_ended(&self) -> bool {
-        let Process::Present { pidfd, .. } = &self.process else { return true };
+        let WatchedState::Present { pidfd, .. } = &self.process else { return true };
         let mut fds = [PollFd::new(pidfd.get_ref(), PollFlags::IN)];
         matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
     }
@@ -122,8 +122,8 @@ impl Watched {
     /// Waits until the process has ended and reaps it.
     pub(crate) async fn exit(&self) -> Exit {
         let (pidfd, known) = match &self.process {
-            Process::Present { pidfd, known } => (pidfd, known),
-            Process::Reaped(exit) => return *exit,
+            WatchedState::Present { pidfd, known } => (pidfd, known),
+            WatchedState::Reaped(exit) => return *exit,
         };
         let status = loop {
             match pidfd.readable().await {

@@ -15,11 +15,11 @@ const MOST: usize = 1024;
 pub(super) struct Statuses {
     last: u64,
     calls: BTreeSet<u64>,
-    kept: VecDeque<Kept>,
+    kept: VecDeque<OrphanStatus>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct OrphanStatus {
     number: u64,
     pid: u32,
     exit: Exit,
@@ -55,7 +55,7 @@ impl Statuses {
             self.kept.pop_front();
         }
         self.last += 1;
-        self.kept.push_back(Kept { number: self.last, pid, exit });
+        self.kept.push_back(OrphanStatus { number: self.last, pid, exit });
     }
 
     /// The status of the last orphan of that pid that was reaped since a call began.
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_finds_what_was_reaped_since_it_began() {
+    fn a_call_finds_orphans_reaped_since_it_began() {
         let mut statuses = Statuses::default();
         statuses.keep(7, exit(1));
         let early = statuses.begin_call();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_hangs_costs_no_more_than_so_much() {
+    fn a_hanging_call_keeps_a_limited_number_of_statuses() {
         let mut statuses = Statuses::default();
         let hanging = statuses.begin_call();
         for pid in 0..10_000 {

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn no_terminal_is_an_error_and_the_path_goes() {
+    fn a_missing_terminal_is_an_error_and_the_socket_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let socket = ConsoleSocket::bind_in(dir.path()).unwrap();
         let path = socket.path().to_owned();

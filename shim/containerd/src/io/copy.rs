@@ -16,7 +16,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::progress::{Mover, Patience, Progress, Rest, progress};
+use super::progress::{DrainLimits, DrainResult, Mover, Progress, progress};
 
 /// The limit of one step; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
@@ -50,11 +50,13 @@ impl Copy {
     }
 
     /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves continues alone.
-    pub(super) async fn finish_or_stall(&self, patience: Patience) {
-        match self.progress.rest(patience).await {
-            Rest::Passed => {}
-            Rest::Moving => tracing::warn!("a slow reader still takes the output of a process that is being deleted"),
-            Rest::Stalled => {
+    pub(super) async fn finish_or_stall(&self, limits: DrainLimits) {
+        match self.progress.drain(limits).await {
+            DrainResult::Passed => {}
+            DrainResult::Moving => {
+                tracing::warn!("a slow reader still takes the output of a process that is being deleted")
+            }
+            DrainResult::Stalled => {
                 tracing::warn!("closing a stream that has no reader, or that a leftover process has open");
                 self.stop();
             }
@@ -66,23 +68,23 @@ async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, mover: &Mover) -> i
     loop {
         let mut ready = from.readable().await?;
         let mut rest = match ready.try_io(|from| step(from.get_ref(), to.get_ref(), mover)) {
-            Ok(Ok(Step::Moved)) => continue,
-            Ok(Ok(Step::Kept(rest))) => rest,
-            Ok(Ok(Step::End)) => return Ok(()),
+            Ok(Ok(CopyStep::Moved)) => continue,
+            Ok(Ok(CopyStep::Kept(rest))) => rest,
+            Ok(Ok(CopyStep::End)) => return Ok(()),
             Ok(Err(error)) => return Err(error),
             Err(_would_block) => continue,
         };
-        mover.holds(true);
+        mover.set_holding(true);
         while !rest.is_empty() {
             let written = to.async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?)).await?;
             mover.moved(written);
             rest.drain(..written);
         }
-        mover.holds(false);
+        mover.set_holding(false);
     }
 }
 
-enum Step {
+enum CopyStep {
     Moved,
     /// Read, but not accepted by the other side yet.
     Kept(Vec<u8>),
@@ -90,14 +92,14 @@ enum Step {
 }
 
 /// One read, and as many writes as the destination accepts at once.
-fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<Step> {
+fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<CopyStep> {
     let mut buffer = [0; STEP];
     let read = match rustix::io::read(from, &mut buffer) {
-        Ok(0) => return Ok(Step::End),
+        Ok(0) => return Ok(CopyStep::End),
         Ok(read) => read,
         // A pty's master answers EIO when the last process has closed the other side.
-        Err(Errno::IO) => return Ok(Step::End),
-        Err(Errno::INTR) => return Ok(Step::Moved),
+        Err(Errno::IO) => return Ok(CopyStep::End),
+        Err(Errno::INTR) => return Ok(CopyStep::Moved),
         Err(errno) => return Err(errno.into()),
     };
     let mut left = &buffer[..read];
@@ -108,11 +110,11 @@ fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<Step> {
                 left = &left[written..];
             }
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(Step::Kept(left.to_vec())),
+            Err(Errno::AGAIN) => return Ok(CopyStep::Kept(left.to_vec())),
             Err(errno) => return Err(errno.into()),
         }
     }
-    Ok(Step::Moved)
+    Ok(CopyStep::Moved)
 }
 
 #[cfg(test)]
@@ -155,17 +157,17 @@ mod tests {
             got.extend_from_slice(&buffer[..read]);
         }
         assert!(got == sent);
-        copy.finish_or_stall(Patience { silent: LONG, whole: LONG }).await;
+        copy.finish_or_stall(DrainLimits { idle: LONG, total: LONG }).await;
     }
 
     #[tokio::test]
-    async fn a_stream_that_nobody_reads_is_given_up() {
+    async fn a_stream_without_a_reader_is_closed() {
         let ((source, feed), (_drain, target)) = (pipe(), pipe());
         let copy = Copy::spawn(source, target);
         while rustix::io::write(feed.get_ref(), &[1; 4096]).is_ok() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let patience = Patience { silent: Duration::from_millis(50), whole: Duration::from_millis(100) };
-        tokio::time::timeout(LONG, copy.finish_or_stall(patience)).await.unwrap();
+        let limits = DrainLimits { idle: Duration::from_millis(50), total: Duration::from_millis(100) };
+        tokio::time::timeout(LONG, copy.finish_or_stall(limits)).await.unwrap();
     }
 }

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_ends_only_when_it_is_let_go() {
+    fn an_input_ends_when_its_hold_is_dropped() {
         let (_dir, path) = fifo();
         let input = open_input(&path).unwrap();
         drop(OpenOptions::new().write(true).open(&path).unwrap());

@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use super::progress::{Mover, Patience, Progress, Rest, progress};
+use super::progress::{DrainLimits, DrainResult, Mover, Progress, progress};
 
 /// The limit of one step; the buffer exists as long as the stream.
 const STEP: usize = 16 * 1024;
@@ -34,8 +34,8 @@ impl FileWriter {
     }
 
     /// Waits until all bytes are in the file; gives up when the stream stalls.
-    pub(super) async fn finish_or_stall(&self, patience: Patience) {
-        if self.progress.rest(patience).await != Rest::Passed {
+    pub(super) async fn finish_or_stall(&self, limits: DrainLimits) {
+        if self.progress.drain(limits).await != DrainResult::Passed {
             tracing::warn!("a process left behind still holds a log file's pipe open, or its disk hangs");
         }
     }
@@ -52,9 +52,9 @@ fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return tracing::warn!(%error, "cannot read a container's output any more"),
         };
-        mover.holds(true);
+        mover.set_holding(true);
         let written = file.write_all(&buffer[..read]);
-        mover.holds(false);
+        mover.set_holding(false);
         match written {
             Ok(()) => losing = false,
             Err(_) if losing => {}
@@ -82,7 +82,7 @@ mod tests {
         write.write_all(&[7; 200_000]).unwrap();
         drop(write);
         let long = Duration::from_secs(60);
-        writer.finish_or_stall(Patience { silent: long, whole: long }).await;
+        writer.finish_or_stall(DrainLimits { idle: long, total: long }).await;
         assert_eq!(std::fs::read(file.path()).unwrap(), [7; 200_000]);
     }
 }

@@ -27,7 +27,7 @@ use tokio::{io::AsyncReadExt, net::unix::pipe, sync::watch};
 
 use super::stream::Program;
 use crate::{
-    aside::aside,
+    blocking::run_blocking,
     exits::{Exits, WatchError, Watched},
     kernel,
 };
@@ -74,7 +74,7 @@ pub(crate) enum LoggerError {
 
 /// The process whose output a program reads.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Author<'a> {
+pub(crate) struct LoggedProcess<'a> {
     /// The container's id, or the exec's.
     pub(crate) id: &'a str,
     /// containerd's namespace.
@@ -95,17 +95,17 @@ impl Logger {
     /// Starts the program with the reading ends of stdout and stderr, and waits until it is ready.
     pub(super) async fn start(
         program: Program,
-        author: Author<'_>,
+        process: LoggedProcess<'_>,
         [stdout, stderr]: [OwnedFd; 2],
     ) -> Result<Self, LoggerError> {
         let path = program.path.clone();
         let failed = |source| LoggerError::Start { program: path.clone(), source };
-        let (ready, say_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+        let (ready, ready_writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let mut ready = pipe::Receiver::from_owned_fd(ready).map_err(failed)?;
-        let logger = Self::spawn(&program, author, vec![stdout, stderr, say_ready]).await?;
+        let logger = Self::spawn(&program, process, vec![stdout, stderr, ready_writer]).await?;
         let mut word = [0];
         match tokio::time::timeout(READY_LIMIT, ready.read(&mut word)).await {
-            Ok(Ok(0)) if program.has_to_say_ready => Err(LoggerError::NotReady { program: program.path }),
+            Ok(Ok(0)) if program.must_signal_ready => Err(LoggerError::NotReady { program: program.path }),
             Ok(Ok(_)) => Ok(logger),
             Ok(Err(error)) => Err(failed(error)),
             Err(_) => Err(LoggerError::Late { program: program.path }),
@@ -113,18 +113,18 @@ impl Logger {
     }
 
     /// Starts the program, away from the event loop: the file may be on a server that does not answer.
-    async fn spawn(program: &Program, author: Author<'_>, fds: Vec<OwnedFd>) -> Result<Self, LoggerError> {
+    async fn spawn(program: &Program, process: LoggedProcess<'_>, fds: Vec<OwnedFd>) -> Result<Self, LoggerError> {
         let failed = |source| LoggerError::Start { program: program.path.clone(), source };
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).env_clear();
-        command.env("CONTAINER_ID", author.id).env("CONTAINER_NAMESPACE", author.namespace);
+        command.env("CONTAINER_ID", process.id).env("CONTAINER_NAMESPACE", process.namespace);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         kernel::inherit_from_three(&mut command, fds).map_err(failed)?;
         kernel::with_default_signals(&mut command);
-        let exits = Arc::clone(author.exits);
+        let exits = Arc::clone(process.exits);
         // Known before the thread ends: while the thread lives, the child is no orphan.
         let start = move || command.spawn().map(|child| exits.know(child.id()));
-        let known = aside(start).await.and_then(|started| started).map_err(failed)?;
+        let known = run_blocking(start).await.and_then(|started| started).map_err(failed)?;
         let watched =
             Watched::known(known).map_err(|source| LoggerError::Watch { program: program.path.clone(), source })?;
         let watched = Arc::new(watched);
@@ -174,16 +174,16 @@ mod tests {
     use super::*;
 
     /// A program that runs this script; its stdout and stderr have no writer.
-    async fn started(script: &str, has_to_say_ready: bool) -> Result<Logger, LoggerError> {
+    async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, LoggerError> {
         let exits = Arc::new(Exits::default());
         let arguments = ["-c", script].map(str::to_owned).to_vec();
-        let program = Program { path: "/bin/sh".into(), arguments, has_to_say_ready };
-        let ends = [pipe_with(PipeFlags::CLOEXEC).unwrap().0, pipe_with(PipeFlags::CLOEXEC).unwrap().0];
-        Logger::start(program, Author { id: "web", namespace: "n", exits: &exits }, ends).await
+        let program = Program { path: "/bin/sh".into(), arguments, must_signal_ready };
+        let pipes = [pipe_with(PipeFlags::CLOEXEC).unwrap().0, pipe_with(PipeFlags::CLOEXEC).unwrap().0];
+        Logger::start(program, LoggedProcess { id: "web", namespace: "n", exits: &exits }, pipes).await
     }
 
     #[tokio::test]
-    async fn the_end_of_the_pipe_is_a_word_for_the_older_kind_only() {
+    async fn a_closed_pipe_means_ready_for_the_older_kind_only() {
         assert!(started("exit 0", false).await.is_ok());
         assert!(matches!(started("exit 0", true).await, Err(LoggerError::NotReady { .. })));
         assert!(started("echo >&5", true).await.is_ok());
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_reads_to_the_end_is_not_signalled() {
+    async fn a_program_that_reads_to_the_end_is_not_signalled() {
         let folder = tempfile::tempdir().unwrap();
         let signalled = folder.path().join("signalled");
         let script = format!("trap ': > {}' TERM; echo >&5; cat <&3 <&4; sleep 0.1", signalled.display());

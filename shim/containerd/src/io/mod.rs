@@ -14,13 +14,13 @@
 
 mod console;
 mod copy;
-mod ends;
 mod error;
 mod fifo;
 mod file_writer;
 mod logger;
 mod open;
 mod pending_log;
+mod pipes;
 mod progress;
 mod stream;
 mod wiring;
@@ -35,19 +35,19 @@ use rustix::termios::Winsize;
 use tokio::io::unix::AsyncFd;
 
 use copy::Copy;
-pub(crate) use ends::Owner;
 pub(crate) use error::IoError;
 use file_writer::FileWriter;
-pub(crate) use logger::Author;
+pub(crate) use logger::LoggedProcess;
 use logger::Logger;
-use progress::Patience;
+pub(crate) use pipes::StreamOwner;
+use progress::DrainLimits;
 pub(crate) use wiring::Wiring;
 
 /// A pty's master, shared by both directions.
 pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;
 
 /// The time limits for the rest of a dead process's output: Go's shim waits ten seconds in either case.
-const PATIENCE: Patience = Patience { silent: Duration::from_secs(2), whole: Duration::from_secs(10) };
+const DRAIN_LIMITS: DrainLimits = DrainLimits { idle: Duration::from_secs(2), total: Duration::from_secs(10) };
 
 /// The streams that `Create` and `Exec` name for a process: paths or URIs. Empty means no stream.
 #[derive(Debug, Clone, Default)]
@@ -72,7 +72,7 @@ enum Sink {
 impl Sink {
     async fn finish(&self) {
         match self {
-            Self::File(writer) => writer.finish_or_stall(PATIENCE).await,
+            Self::File(writer) => writer.finish_or_stall(DRAIN_LIMITS).await,
             Self::Logger(logger) => logger.finish().await,
         }
     }
@@ -106,7 +106,7 @@ impl Attached {
     pub(crate) async fn drained(&self) {
         let [first, second] = [self.outputs.first(), self.outputs.get(1)].map(|output| async move {
             if let Some(output) = output {
-                output.finish_or_stall(PATIENCE).await;
+                output.finish_or_stall(DRAIN_LIMITS).await;
             }
         });
         tokio::join!(first, second);

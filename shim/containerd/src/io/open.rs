@@ -14,7 +14,7 @@ use super::{
     fifo::{self, Input, Output},
     stream::{Program, Stream},
 };
-use crate::aside::aside;
+use crate::blocking::run_blocking;
 
 /// The files behind the three names.
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Opened {
             return Ok(Self::default());
         }
         let streams = streams.clone();
-        aside(move || Self::open_all(&streams)).await.map_err(IoError::Aside)?
+        run_blocking(move || Self::open_all(&streams)).await.map_err(IoError::Aside)?
     }
 
     fn open_all(streams: &Streams) -> Result<Self, IoError> {

@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use super::{IoError, ends::unread, file_writer::FileWriter};
+use super::{IoError, file_writer::FileWriter, pipes::unread};
 
 const STACK: usize = 256 * 1024;
 
@@ -72,24 +72,24 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::io::progress::Patience;
+    use crate::io::progress::DrainLimits;
 
-    struct Log {
+    struct TestLog {
         pending: PendingLog,
         process: File,
         file: tempfile::NamedTempFile,
     }
 
-    fn log() -> Log {
+    fn log() -> TestLog {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (read, write) = io::pipe().unwrap();
         let pending = PendingLog::new(read.into(), file.reopen().unwrap().into(), file.path());
-        Log { pending, process: OwnedFd::from(write).into(), file }
+        TestLog { pending, process: OwnedFd::from(write).into(), file }
     }
 
     #[tokio::test]
-    async fn what_failed_tries_wrote_is_not_in_the_log_of_a_process() {
-        let Log { pending, mut process, file } = log();
+    async fn the_log_of_a_process_has_no_output_of_failed_tries() {
+        let TestLog { pending, mut process, file } = log();
         for _ in 0..3 {
             process.write_all(b"runc create failed\n").unwrap();
             pending.hold_back();
@@ -97,13 +97,13 @@ mod tests {
         process.write_all(b"its own\n").unwrap();
         drop(process);
         let long = Duration::from_secs(60);
-        pending.begin().unwrap().finish_or_stall(Patience { silent: long, whole: long }).await;
+        pending.begin().unwrap().finish_or_stall(DrainLimits { idle: long, total: long }).await;
         assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "its own\n");
     }
 
     #[test]
     fn the_last_failure_is_written_once() {
-        let Log { pending, mut process, file } = log();
+        let TestLog { pending, mut process, file } = log();
         for text in [&b"first\n"[..], b"again\n", b""] {
             process.write_all(text).unwrap();
             pending.hold_back();

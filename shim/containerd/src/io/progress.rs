@@ -16,16 +16,16 @@ use tokio::{sync::watch, time::Instant};
 
 /// Time limits for the rest of a stream.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct DrainLimits {
     /// With no bytes to pass on: a leftover process has the stream open.
-    pub(super) silent: Duration,
+    pub(super) idle: Duration,
     /// In total.
-    pub(super) whole: Duration,
+    pub(super) total: Duration,
 }
 
 /// The result of waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum DrainResult {
     /// All has arrived.
     Passed,
     /// No bytes move.
@@ -65,27 +65,27 @@ impl Mover {
     }
 
     /// Records whether bytes were read that the other end does not accept yet.
-    pub(super) fn holds(&self, some: bool) {
+    pub(super) fn set_holding(&self, some: bool) {
         self.holding.store(some, Ordering::Relaxed);
     }
 }
 
 impl Progress {
     /// Waits for the end of the stream.
-    pub(super) async fn rest(&self, patience: Patience) -> Rest {
+    pub(super) async fn drain(&self, limits: DrainLimits) -> DrainResult {
         let mut open = self.open.clone();
-        let end = Instant::now() + patience.whole;
+        let end = Instant::now() + limits.total;
         let mut before = self.moved.load(Ordering::Relaxed);
         // `changed` fails when the mover is gone.
-        while tokio::time::timeout(patience.silent, open.changed()).await.is_err() {
+        while tokio::time::timeout(limits.idle, open.changed()).await.is_err() {
             let now = self.moved.load(Ordering::Relaxed);
             match (now == before, Instant::now() >= end) {
-                (true, late) if late || !self.holding.load(Ordering::Relaxed) => return Rest::Stalled,
-                (false, true) => return Rest::Moving,
+                (true, late) if late || !self.holding.load(Ordering::Relaxed) => return DrainResult::Stalled,
+                (false, true) => return DrainResult::Moving,
                 _ => before = now,
             }
         }
-        Rest::Passed
+        DrainResult::Passed
     }
 }
 
@@ -94,33 +94,34 @@ mod tests {
     use super::*;
 
     /// For a paused clock, which stands still while any task works: the duration of that work does not matter.
-    const PATIENCE: Patience = Patience { silent: Duration::from_millis(20), whole: Duration::from_millis(200) };
+    const DRAIN_LIMITS: DrainLimits =
+        DrainLimits { idle: Duration::from_millis(20), total: Duration::from_millis(200) };
 
     #[tokio::test(start_paused = true)]
     async fn the_end_is_the_movers_end() {
         let (mover, progress) = progress();
         drop(mover);
-        assert_eq!(progress.rest(PATIENCE).await, Rest::Passed);
+        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Passed);
     }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_moving_is_a_stall() {
         let (mover, progress) = progress();
         mover.moved(1);
-        assert_eq!(progress.rest(PATIENCE).await, Rest::Stalled);
+        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Stalled);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_pauses_is_waited_for() {
         let (mover, progress) = progress();
-        mover.holds(true);
+        mover.set_holding(true);
         let begin = Instant::now();
-        assert_eq!(progress.rest(PATIENCE).await, Rest::Stalled);
-        assert!(begin.elapsed() >= PATIENCE.whole);
+        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Stalled);
+        assert!(begin.elapsed() >= DRAIN_LIMITS.total);
         tokio::spawn(async move {
-            tokio::time::sleep(PATIENCE.silent * 3).await;
+            tokio::time::sleep(DRAIN_LIMITS.idle * 3).await;
             drop(mover);
         });
-        assert_eq!(progress.rest(PATIENCE).await, Rest::Passed);
+        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Passed);
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct Program {
     /// Keys and values of the query, in order.
     pub(super) arguments: Vec<String>,
     /// True if an end without output counts as a failure: otherwise it counts as ready.
-    pub(super) has_to_say_ready: bool,
+    pub(super) must_signal_ready: bool,
 }
 
 /// A URI with an unknown scheme.
@@ -57,7 +57,7 @@ impl Stream {
             "binary" | "binary-v2" => Ok(Self::Logger(Program {
                 path: path(),
                 arguments: arguments(query),
-                has_to_say_ready: scheme == "binary-v2",
+                must_signal_ready: scheme == "binary-v2",
             })),
             _ => Err(UnknownScheme),
         }
@@ -125,8 +125,8 @@ mod tests {
         let program = logger("binary://host/bin/log?tag=web+1&to=a%2Fb&flag&tag=again#end");
         assert_eq!(program.path, PathBuf::from("/bin/log"));
         assert_eq!(program.arguments, ["tag", "web 1", "to", "a/b", "flag", ""]);
-        assert!(!program.has_to_say_ready);
-        assert!(logger("binary-v2:///bin/log").has_to_say_ready);
+        assert!(!program.must_signal_ready);
+        assert!(logger("binary-v2:///bin/log").must_signal_ready);
     }
 
     #[test]

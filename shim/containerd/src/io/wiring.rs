@@ -9,13 +9,13 @@ use std::{
 use tokio::io::Interest;
 
 use super::{
-    Attached, Author, Copy, IoError, Sink, Streams,
+    Attached, Copy, IoError, LoggedProcess, Sink, Streams,
     console::ConsoleSocket,
-    ends::{Owner, nonblocking, owned_pipe, readable, unread, watched, writable},
     fifo::Input,
     logger::Logger,
     open::{Opened, Outlet},
     pending_log::PendingLog,
+    pipes::{StreamOwner, nonblocking, owned_pipe, readable, unread, watched, writable},
     stream::Program,
 };
 
@@ -49,7 +49,11 @@ struct StdinPair {
 
 impl Wiring {
     /// Opens everything for these streams, and waits for a logging program to be ready.
-    pub(crate) async fn open(streams: &Streams, owner: Owner, author: Author<'_>) -> Result<Self, IoError> {
+    pub(crate) async fn open(
+        streams: &Streams,
+        owner: StreamOwner,
+        process: LoggedProcess<'_>,
+    ) -> Result<Self, IoError> {
         let opened = Opened::open(streams).await?;
         let mut wiring = Self::default();
         if let Some(input) = opened.stdin {
@@ -57,11 +61,11 @@ impl Wiring {
         }
         if streams.terminal {
             wiring.console = Some(ConsoleSocket::bind().map_err(IoError::Console)?);
-            wiring.take_console_output(opened.stdout, author).await?;
+            wiring.take_console_output(opened.stdout, process).await?;
             return Ok(wiring);
         }
         match opened.stdout {
-            Outlet::Logger(program) => wiring.start_logger(program, owner, author).await?,
+            Outlet::Logger(program) => wiring.start_logger(program, owner, process).await?,
             stdout => {
                 wiring.take_output(1, "stdout", stdout, owner)?;
                 wiring.take_output(2, "stderr", opened.stderr, owner)?;
@@ -70,7 +74,7 @@ impl Wiring {
         Ok(wiring)
     }
 
-    fn take_stdin(&mut self, input: Input, terminal: bool, owner: Owner) -> Result<(), IoError> {
+    fn take_stdin(&mut self, input: Input, terminal: bool, owner: StreamOwner) -> Result<(), IoError> {
         let mut to = None;
         if !terminal {
             let (read, write) = owned_pipe("stdin", owner)?;
@@ -82,7 +86,13 @@ impl Wiring {
         Ok(())
     }
 
-    fn take_output(&mut self, slot: usize, name: &'static str, outlet: Outlet, owner: Owner) -> Result<(), IoError> {
+    fn take_output(
+        &mut self,
+        slot: usize,
+        name: &'static str,
+        outlet: Outlet,
+        owner: StreamOwner,
+    ) -> Result<(), IoError> {
         self.child[slot] = match outlet {
             // Only stdout can be a program's, and `open` handles that.
             Outlet::Nowhere | Outlet::Logger(_) => None,
@@ -108,34 +118,39 @@ impl Wiring {
         name: &'static str,
         path: PathBuf,
         file: OwnedFd,
-        owner: Owner,
+        owner: StreamOwner,
     ) -> Result<OwnedFd, IoError> {
         let (read, write) = owned_pipe(name, owner)?;
         self.logs.push(PendingLog::new(read, file, &path));
         Ok(write)
     }
 
-    async fn start_logger(&mut self, program: Program, owner: Owner, author: Author<'_>) -> Result<(), IoError> {
+    async fn start_logger(
+        &mut self,
+        program: Program,
+        owner: StreamOwner,
+        process: LoggedProcess<'_>,
+    ) -> Result<(), IoError> {
         let (out, stdout) = owned_pipe("stdout", owner)?;
         let (err, stderr) = owned_pipe("stderr", owner)?;
-        self.sinks.push(Sink::Logger(Logger::start(program, author, [out, err]).await?));
+        self.sinks.push(Sink::Logger(Logger::start(program, process, [out, err]).await?));
         self.child[1] = Some(stdout);
         self.child[2] = Some(stderr);
         Ok(())
     }
 
     /// A terminal has one output, which passes through the shim: only the shim may read from the master.
-    async fn take_console_output(&mut self, outlet: Outlet, author: Author<'_>) -> Result<(), IoError> {
+    async fn take_console_output(&mut self, outlet: Outlet, process: LoggedProcess<'_>) -> Result<(), IoError> {
         const STREAM: &str = "stdout";
         let to = match outlet {
             Outlet::Nowhere | Outlet::SameLogFile => return Ok(()),
             Outlet::Fifo(to) | Outlet::File(to) => to,
-            Outlet::LogFile(path, file) => self.write_log_file(STREAM, path, file, Owner::default())?,
+            Outlet::LogFile(path, file) => self.write_log_file(STREAM, path, file, StreamOwner::default())?,
             Outlet::Logger(program) => {
-                let (out, stdout) = owned_pipe(STREAM, Owner::default())?;
+                let (out, stdout) = owned_pipe(STREAM, StreamOwner::default())?;
                 // Without a writer: the program sees the end of stderr at once.
-                let (err, _) = owned_pipe("stderr", Owner::default())?;
-                self.sinks.push(Sink::Logger(Logger::start(program, author, [out, err]).await?));
+                let (err, _) = owned_pipe("stderr", StreamOwner::default())?;
+                self.sinks.push(Sink::Logger(Logger::start(program, process, [out, err]).await?));
                 stdout
             }
         };
@@ -145,7 +160,7 @@ impl Wiring {
     }
 
     /// The process's stdin, stdout and stderr, if it has them; each run of the runtime borrows them.
-    pub(crate) fn child_ends(&self) -> [Option<BorrowedFd<'_>>; 3] {
+    pub(crate) fn child_streams(&self) -> [Option<BorrowedFd<'_>>; 3] {
         self.child.each_ref().map(|end| end.as_ref().map(AsFd::as_fd))
     }
 

@@ -14,7 +14,7 @@ use std::{
 use nix::libc;
 use rustix::{io::fcntl_dupfd_cloexec, process::getpid};
 
-use super::signals::{OF_THE_C_LIBRARY, set_by_the_kernel};
+use super::signals::{LIBC_SIGNALS, set_disposition};
 
 /// The kernel kills the child when the thread that starts it ends, see prctl(2). So the event loop's thread must start it.
 pub(crate) fn die_with_this_thread(command: &mut Command) {
@@ -34,7 +34,7 @@ pub(crate) fn with_default_signals(command: &mut Command) {
     // SAFETY: the closure makes system calls that take numbers and a struct on its own stack.
     unsafe {
         command.pre_exec(|| {
-            OF_THE_C_LIBRARY.iter().for_each(|signal| set_by_the_kernel(*signal, libc::SIG_DFL));
+            LIBC_SIGNALS.iter().for_each(|signal| set_disposition(*signal, libc::SIG_DFL));
             Ok(())
         });
     }
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_child_has_the_default_signals_and_dies_with_its_parent() {
-        OF_THE_C_LIBRARY.iter().for_each(|signal| set_by_the_kernel(*signal, libc::SIG_IGN));
+        LIBC_SIGNALS.iter().for_each(|signal| set_disposition(*signal, libc::SIG_IGN));
         let mut status = Command::new("cat");
         status.arg("/proc/self/status");
         let ignored = |command: &mut Command| {
@@ -103,7 +103,7 @@ mod tests {
             let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
             u64::from_str_radix(mask, 16).unwrap()
         };
-        let of_the_library = OF_THE_C_LIBRARY.iter().map(|signal| 1 << (signal - 1)).sum::<u64>();
+        let of_the_library = LIBC_SIGNALS.iter().map(|signal| 1 << (signal - 1)).sum::<u64>();
         assert_eq!(ignored(&mut status) & of_the_library, of_the_library);
         with_default_signals(&mut status);
         assert_eq!(ignored(&mut status) & (of_the_library | 1 << (libc::SIGPIPE - 1)), 0);

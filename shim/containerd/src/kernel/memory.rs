@@ -23,7 +23,7 @@ pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
 }
 
 /// Returns the unused pages of the heap to the system, also those between pages in use.
-pub(crate) fn give_back_heap() {
+pub(crate) fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) takes a number and locks the heaps itself.
     unsafe {
@@ -34,7 +34,7 @@ pub(crate) fn give_back_heap() {
 /// Returns the pages that deeper calls left on the calling thread's stack to the system. The stack must have 128 KiB below the
 /// caller, used or not: the event loop's stack has them, and those of this crate's own threads.
 #[inline(never)]
-pub(crate) fn give_back_stack() {
+pub(crate) fn release_stack() {
     let here = 0_u8;
     let here = std::hint::black_box(&raw const here).addr();
     let end = (here - MARGIN) & !(PAGE - 1);
@@ -69,18 +69,18 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_given_back() {
+    fn unused_stack_pages_are_released() {
         let thread = std::thread::Builder::new().stack_size(512 * 1024).spawn(|| {
             go_deep();
             let before = pages_below();
-            give_back_stack();
+            release_stack();
             (before, pages_below())
         });
         assert_eq!(thread.unwrap().join().unwrap(), (16, 0));
     }
 
     #[test]
-    fn holes_in_the_heap_are_given_back() {
+    fn free_heap_pages_are_released() {
         let resident = || {
             let mut statm = String::new();
             File::open("/proc/self/statm").unwrap().read_to_string(&mut statm).unwrap();
@@ -90,7 +90,7 @@ mod tests {
         let mut boxes: Vec<_> = (0..100_000).map(|number| Some(Box::new([number; 60]))).collect();
         boxes.iter_mut().enumerate().filter(|(number, _)| number % 100 != 0).for_each(|(_, one)| drop(one.take()));
         let before = resident();
-        give_back_heap();
+        trim_heap();
         assert!(resident() + 3000 < before, "{before} pages before, {} after", resident());
         drop(boxes);
     }

@@ -22,9 +22,9 @@ use signal_hook::low_level::register;
 /// The signals that the kernel sends for a fault of the program itself, which must end it.
 const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 /// The faults after which the program would continue.
-const FAULTS_THAT_PASS: [c_int; 2] = [libc::SIGTRAP, libc::SIGSYS];
+const RESUMABLE_FAULTS: [c_int; 2] = [libc::SIGTRAP, libc::SIGSYS];
 /// Signals that have another use here or do nothing, and SIGPIPE, which Rust ignores. SIGTERM and SIGINT request the end.
-const LEFT_ALONE: [c_int; 8] = [
+const UNCHANGED: [c_int; 8] = [
     libc::SIGKILL,
     libc::SIGSTOP,
     libc::SIGTERM,
@@ -35,15 +35,15 @@ const LEFT_ALONE: [c_int; 8] = [
     libc::SIGWINCH,
 ];
 /// The signals of the C library itself, which its sigaction(3) does not set.
-pub(super) const OF_THE_C_LIBRARY: [c_int; 2] = [32, 33];
+pub(super) const LIBC_SIGNALS: [c_int; 2] = [32, 33];
 
 /// The former actions of the faults.
-static BEFORE: OnceLock<[Option<libc::sigaction>; FAULTS.len()]> = OnceLock::new();
+static FORMER_ACTIONS: OnceLock<[Option<libc::sigaction>; FAULTS.len()]> = OnceLock::new();
 
 /// From now on a signal sets the flag and sends a byte through the socket, instead of its former action.
-pub(crate) fn forward_signal(signal: c_int, came: Arc<AtomicBool>, socket: Arc<UnixStream>) -> io::Result<()> {
+pub(crate) fn forward_signal(signal: c_int, arrived: Arc<AtomicBool>, socket: Arc<UnixStream>) -> io::Result<()> {
     let forward = move || {
-        came.store(true, Ordering::Release);
+        arrived.store(true, Ordering::Release);
         // A full socket has enough bytes to wake its reader.
         let _ = send(&*socket, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     };
@@ -53,10 +53,9 @@ pub(crate) fn forward_signal(signal: c_int, came: Arc<AtomicBool>, socket: Arc<U
 }
 
 /// Makes this process ignore all signals that other processes send, except requests to end. Call it once.
-pub(crate) fn pass_over_signals() {
-    let all =
-        (1..=libc::SIGRTMAX()).filter(|signal| !LEFT_ALONE.contains(signal) && !OF_THE_C_LIBRARY.contains(signal));
-    let _ = BEFORE.set(FAULTS.map(action_of));
+pub(crate) fn ignore_stray_signals() {
+    let all = (1..=libc::SIGRTMAX()).filter(|signal| !UNCHANGED.contains(signal) && !LIBC_SIGNALS.contains(signal));
+    let _ = FORMER_ACTIONS.set(FAULTS.map(action_of));
     // Ignored already: by Rust, or by the program that started containerd.
     let is_ignored = |signal: &c_int| action_of(*signal).is_none_or(|action| action.sa_sigaction == libc::SIG_IGN);
     for signal in all.filter(|signal| !is_ignored(signal)) {
@@ -64,7 +63,7 @@ pub(crate) fn pass_over_signals() {
         // functions that signal-safety(7) allows.
         let set = unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
-            action.sa_sigaction = pass_over as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
+            action.sa_sigaction = ignore_signal as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
             // One at a time: the frames of many pending signals would not fit into the alternate stack.
             libc::sigfillset(&raw mut action.sa_mask);
@@ -74,11 +73,11 @@ pub(crate) fn pass_over_signals() {
             tracing::warn!(signal, error = %io::Error::last_os_error(), "this signal would end the shim");
         }
     }
-    OF_THE_C_LIBRARY.iter().for_each(|signal| set_by_the_kernel(*signal, libc::SIG_IGN));
+    LIBC_SIGNALS.iter().for_each(|signal| set_disposition(*signal, libc::SIG_IGN));
 }
 
 /// Sets SIG_IGN or SIG_DFL, by the kernel's own call.
-pub(super) fn set_by_the_kernel(signal: c_int, disposition: libc::sighandler_t) {
+pub(super) fn set_disposition(signal: c_int, disposition: libc::sighandler_t) {
     // The kernel's struct on 64-bit machines: the handler, flags, the restorer, a mask of 64 signals.
     let action = [disposition, 0, 0, 0];
     // SAFETY: rt_sigaction(2) reads the struct, whose mask has the size of the last argument, and writes nothing.
@@ -93,17 +92,17 @@ fn action_of(signal: c_int) -> Option<libc::sigaction> {
     unsafe { (libc::sigaction(signal, null(), action.as_mut_ptr()) == 0).then(|| action.assume_init()) }
 }
 
-extern "C" fn pass_over(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+extern "C" fn ignore_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let fault = FAULTS.iter().position(|fault| *fault == signal);
     // SAFETY: with SA_SIGINFO the kernel passes a siginfo. The code of a signal that a process sent is not positive.
     let fault = fault.filter(|_| unsafe { (*info).si_code } > 0);
-    let before = fault.and_then(|place| BEFORE.get()?.get(place)?.as_ref());
+    let before = fault.and_then(|index| FORMER_ACTIONS.get()?.get(index)?.as_ref());
     if let Some(before) = before {
         // The fault happens again, this time with the former action: Rust reports an exhausted stack.
         // SAFETY: the action is one that the kernel returned; raise(3) takes a number.
         unsafe {
             libc::sigaction(signal, before, null_mut());
-            if FAULTS_THAT_PASS.contains(&signal) {
+            if RESUMABLE_FAULTS.contains(&signal) {
                 libc::raise(signal);
             }
         }
@@ -136,13 +135,13 @@ mod tests {
     }
 
     fn sent() -> impl Iterator<Item = c_int> {
-        (1..=64).filter(|signal| !LEFT_ALONE.contains(signal)).flat_map(|signal| [signal; 2])
+        (1..=64).filter(|signal| !UNCHANGED.contains(signal)).flat_map(|signal| [signal; 2])
     }
 
     #[test]
     fn in_the_child() {
         let Ok(what) = env::var(CHILD) else { return };
-        pass_over_signals();
+        ignore_stray_signals();
         match what.as_str() {
             "sent" => {
                 for signal in sent() {
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_is_passed_over_and_a_fault_is_not() {
+    fn sent_signals_are_ignored_and_faults_are_not() {
         assert_eq!(status("sent").signal(), None);
         assert!(status("sent").success());
         assert_eq!(status("fault").signal(), Some(libc::SIGSEGV));
@@ -171,7 +170,7 @@ mod tests {
 
     /// Signals that come to a stopped process arrive together when it continues: on one small stack.
     #[test]
-    fn many_pending_signals_are_passed_over() {
+    fn many_pending_signals_are_ignored() {
         let mut child = child("wait").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains(READY)));

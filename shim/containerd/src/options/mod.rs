@@ -15,7 +15,7 @@ use containerd_shim_protos::shim::oci;
 use protobuf::{Message, well_known_types::any::Any};
 use serde::{Deserialize, Serialize};
 
-use crate::aside::aside;
+use crate::blocking::run_blocking;
 use wire::Generic;
 
 /// The type for a runtime type that containerd does not know.
@@ -104,7 +104,7 @@ impl Options {
     pub(crate) async fn of_request(any: Option<&Any>) -> Result<Self, OptionsError> {
         match any.filter(|any| any.type_url.ends_with(GENERIC)).cloned() {
             None => Self::from_any(any),
-            Some(any) => aside(move || Self::from_any(Some(&any))).await.map_err(OptionsError::Aside)?,
+            Some(any) => run_blocking(move || Self::from_any(Some(&any))).await.map_err(OptionsError::Aside)?,
         }
     }
 

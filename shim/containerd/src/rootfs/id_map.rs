@@ -55,17 +55,17 @@ impl IdMap {
         attach(&mapped, target)
     }
 
-    /// Names the lower directories by a mapped mount at `place`. Drop it when the overlay is mounted.
-    pub(super) fn layers(&self, words: &[String], place: PathBuf) -> io::Result<(MappedLayers, Vec<String>)> {
+    /// Names the lower directories by a mapped mount at `directory`. Drop it when the overlay is mounted.
+    pub(super) fn layers(&self, words: &[String], directory: PathBuf) -> io::Result<(MappedLayers, Vec<String>)> {
         let unusable = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let lower = words.iter().find_map(|word| word.strip_prefix("lowerdir="));
         let lower: Vec<&Path> =
             lower.ok_or_else(|| unusable("no lowerdir to map"))?.split(':').map(Path::new).collect();
         let parent = common_parent(&lower).ok_or_else(|| unusable("the lower directories have no common parent"))?;
         let mapped = self.clone_of(&parent, true)?;
-        fs::create_dir(&place)?;
-        let layers = MappedLayers { place };
-        attach(&mapped, &layers.place)?;
+        fs::create_dir(&directory)?;
+        let layers = MappedLayers { directory };
+        attach(&mapped, &layers.directory)?;
         let names: Vec<String> =
             lower.iter().filter_map(|path| path.strip_prefix(&parent).ok()).map(|path| layers.name(path)).collect();
         let lower = format!("lowerdir={}", names.join(":"));
@@ -84,21 +84,21 @@ impl IdMap {
 /// The mapped parent of an overlay's lower directories; unmounted when dropped.
 #[derive(Debug)]
 pub(super) struct MappedLayers {
-    place: PathBuf,
+    directory: PathBuf,
 }
 
 impl MappedLayers {
     fn name(&self, layer: &Path) -> String {
-        self.place.join(layer).display().to_string()
+        self.directory.join(layer).display().to_string()
     }
 }
 
 impl Drop for MappedLayers {
     fn drop(&mut self) {
         // Unmounted already, or never mounted; without the directory there is nothing to remove either.
-        let _ = umount2(&self.place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
-        if let Err(error) = fs::remove_dir(&self.place) {
-            tracing::warn!(path = %self.place.display(), %error, "cannot remove the place of an overlay's mapped layers");
+        let _ = umount2(&self.directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        if let Err(error) = fs::remove_dir(&self.directory) {
+            tracing::warn!(path = %self.directory.display(), %error, "cannot remove the place of an overlay's mapped layers");
         }
     }
 }

@@ -18,7 +18,7 @@ use nix::{
     sys::statvfs::{FsFlags, statvfs},
 };
 
-use super::{RootfsError, call, mount_all, take_down, unmount_all};
+use super::{RootfsError, call, mount_all, unmount_all, unmount_and_remove};
 
 /// The folder has an empty `rootfs` and is on the machine's own disk: not every filesystem supports id-mapped mounts.
 fn in_namespace(tell: impl FnOnce(&Path) + Send + 'static) {
@@ -102,15 +102,15 @@ fn a_bind_with_other_ids() {
 }
 
 #[test]
-fn the_mount_point_goes_and_a_full_directory_stays() {
+fn the_mount_point_is_removed_and_a_full_directory_stays() {
     in_namespace(|dir| {
         let rootfs = dir.join("rootfs");
         mount_all(&[mount("tmpfs", Path::new("t"), "", "ro")], &rootfs).unwrap();
-        take_down(&rootfs).unwrap();
+        unmount_and_remove(&rootfs).unwrap();
         assert!(!rootfs.try_exists().unwrap());
-        take_down(&rootfs).unwrap();
+        unmount_and_remove(&rootfs).unwrap();
         fs::write(make(rootfs.clone()).join("file"), "").unwrap();
-        take_down(&rootfs).unwrap();
+        unmount_and_remove(&rootfs).unwrap();
         assert!(rootfs.join("file").try_exists().unwrap());
         assert_eq!(mounts_below(dir), 0);
     });
@@ -141,13 +141,13 @@ fn an_overlay_with_other_ids() {
 }
 
 #[test]
-fn a_file_by_way_of_a_loop_device() {
+fn a_file_through_a_loop_device() {
     in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,ro"));
 }
 
 /// On a filesystem without direct I/O the kernel attaches the file anyway, and uses the page cache.
 #[test]
-fn a_file_by_way_of_a_loop_device_past_the_page_cache() {
+fn a_file_through_a_loop_device_without_the_page_cache() {
     in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,direct-io,ro"));
 }
 
@@ -201,7 +201,7 @@ fn a_mount_below_another() {
 }
 
 #[test]
-fn nothing_stays_of_mounts_that_fail() {
+fn failed_mounts_leave_nothing_mounted() {
     in_namespace(|dir| {
         let (base, rootfs) = (make(dir.join("base")), dir.join("rootfs"));
         let wrong = mount("bind", &dir.join("missing"), "", "rbind");

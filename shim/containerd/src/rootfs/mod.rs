@@ -11,8 +11,8 @@ mod live;
 mod loop_device;
 mod mount_options;
 mod overlay;
-mod place;
-mod take_down;
+mod target;
+mod unmount;
 
 use std::{
     fs::DirBuilder,
@@ -24,13 +24,13 @@ use std::{
 use containerd_shim_protos::types::mount::Mount;
 use nix::{mount::MsFlags, sys::statvfs::FsFlags};
 
-use crate::aside::aside;
+use crate::blocking::run_blocking;
 use fuse::Fuse;
 use id_map::IdMap;
 use loop_device::LoopDevice;
 use mount_options::MountOptions;
-use overlay::What;
-use take_down::{take_down, unmount_all};
+use overlay::OverlayMount;
+use unmount::{unmount_all, unmount_and_remove};
 
 /// The flags for access times.
 const ATIME: MsFlags =
@@ -96,13 +96,13 @@ pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), Roo
         return Ok(());
     }
     let target = rootfs.clone();
-    aside(move || mount_all(&mounts, &rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
+    run_blocking(move || mount_all(&mounts, &rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
 }
 
 /// Unmounts everything there, and removes the mount point. It is no error if nothing is mounted.
 pub(crate) async fn unmount(rootfs: PathBuf) -> Result<(), RootfsError> {
     let target = rootfs.clone();
-    aside(move || take_down(&rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
+    run_blocking(move || unmount_and_remove(&rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
 }
 
 fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), RootfsError> {
@@ -136,7 +136,7 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
             source,
         }
     };
-    let target = place::beneath(rootfs, &mount.target).map_err(failed("find the place of"))?;
+    let target = target::resolve(rootfs, &mount.target).map_err(failed("resolve the target of"))?;
     if let Some(fuse) = Fuse::of_type(&mount.type_) {
         return fuse.mount(mount, &target).map_err(failed("mount"));
     }
@@ -173,12 +173,12 @@ fn mount_itself(
     let source = Path::new(&mount.source);
     let device = options.loop_device.map(|mode| LoopDevice::attach(source, mode)).transpose()?;
     let source = device.as_ref().map_or(source, |device| &device.path);
-    let what = What { kind: &mount.type_, source, flags: options.flags, data: &options.data };
+    let what = OverlayMount { kind: &mount.type_, source, flags: options.flags, data: &options.data };
     match id_map.filter(|_| mount.type_ == OVERLAY) {
         None => overlay::mount_maybe_long(&what, target),
         Some(map) => {
             let (_until_it_is_mounted, data) = map.layers(&options.data, rootfs.with_file_name(MAPPED_LAYERS))?;
-            overlay::mount_maybe_long(&What { data: &data, ..what }, target)
+            overlay::mount_maybe_long(&OverlayMount { data: &data, ..what }, target)
         }
     }
 }

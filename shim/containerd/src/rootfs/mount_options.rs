@@ -9,46 +9,46 @@ use crate::kernel::LoopMode;
 
 /// The effect of an option on the flags.
 #[derive(Clone, Copy)]
-enum Word {
+enum OptionEffect {
     Set(MsFlags),
     Clear(MsFlags),
     Propagate(MsFlags),
 }
 
-const WORDS: &[(&str, Word)] = &[
-    ("async", Word::Clear(MsFlags::MS_SYNCHRONOUS)),
-    ("atime", Word::Clear(MsFlags::MS_NOATIME)),
-    ("bind", Word::Set(MsFlags::MS_BIND)),
-    ("defaults", Word::Set(MsFlags::empty())),
-    ("dev", Word::Clear(MsFlags::MS_NODEV)),
-    ("diratime", Word::Clear(MsFlags::MS_NODIRATIME)),
-    ("dirsync", Word::Set(MsFlags::MS_DIRSYNC)),
-    ("exec", Word::Clear(MsFlags::MS_NOEXEC)),
-    ("mand", Word::Set(MsFlags::MS_MANDLOCK)),
-    ("noatime", Word::Set(MsFlags::MS_NOATIME)),
-    ("nodev", Word::Set(MsFlags::MS_NODEV)),
-    ("nodiratime", Word::Set(MsFlags::MS_NODIRATIME)),
-    ("noexec", Word::Set(MsFlags::MS_NOEXEC)),
-    ("nomand", Word::Clear(MsFlags::MS_MANDLOCK)),
-    ("norelatime", Word::Clear(MsFlags::MS_RELATIME)),
-    ("nostrictatime", Word::Clear(MsFlags::MS_STRICTATIME)),
-    ("nosuid", Word::Set(MsFlags::MS_NOSUID)),
-    ("private", Word::Propagate(MsFlags::MS_PRIVATE)),
-    ("rbind", Word::Set(MsFlags::MS_BIND.union(MsFlags::MS_REC))),
-    ("relatime", Word::Set(MsFlags::MS_RELATIME)),
-    ("remount", Word::Set(MsFlags::MS_REMOUNT)),
-    ("ro", Word::Set(MsFlags::MS_RDONLY)),
-    ("rprivate", Word::Propagate(MsFlags::MS_PRIVATE.union(MsFlags::MS_REC))),
-    ("rshared", Word::Propagate(MsFlags::MS_SHARED.union(MsFlags::MS_REC))),
-    ("rslave", Word::Propagate(MsFlags::MS_SLAVE.union(MsFlags::MS_REC))),
-    ("runbindable", Word::Propagate(MsFlags::MS_UNBINDABLE.union(MsFlags::MS_REC))),
-    ("rw", Word::Clear(MsFlags::MS_RDONLY)),
-    ("shared", Word::Propagate(MsFlags::MS_SHARED)),
-    ("slave", Word::Propagate(MsFlags::MS_SLAVE)),
-    ("strictatime", Word::Set(MsFlags::MS_STRICTATIME)),
-    ("suid", Word::Clear(MsFlags::MS_NOSUID)),
-    ("sync", Word::Set(MsFlags::MS_SYNCHRONOUS)),
-    ("unbindable", Word::Propagate(MsFlags::MS_UNBINDABLE)),
+const OPTIONS: &[(&str, OptionEffect)] = &[
+    ("async", OptionEffect::Clear(MsFlags::MS_SYNCHRONOUS)),
+    ("atime", OptionEffect::Clear(MsFlags::MS_NOATIME)),
+    ("bind", OptionEffect::Set(MsFlags::MS_BIND)),
+    ("defaults", OptionEffect::Set(MsFlags::empty())),
+    ("dev", OptionEffect::Clear(MsFlags::MS_NODEV)),
+    ("diratime", OptionEffect::Clear(MsFlags::MS_NODIRATIME)),
+    ("dirsync", OptionEffect::Set(MsFlags::MS_DIRSYNC)),
+    ("exec", OptionEffect::Clear(MsFlags::MS_NOEXEC)),
+    ("mand", OptionEffect::Set(MsFlags::MS_MANDLOCK)),
+    ("noatime", OptionEffect::Set(MsFlags::MS_NOATIME)),
+    ("nodev", OptionEffect::Set(MsFlags::MS_NODEV)),
+    ("nodiratime", OptionEffect::Set(MsFlags::MS_NODIRATIME)),
+    ("noexec", OptionEffect::Set(MsFlags::MS_NOEXEC)),
+    ("nomand", OptionEffect::Clear(MsFlags::MS_MANDLOCK)),
+    ("norelatime", OptionEffect::Clear(MsFlags::MS_RELATIME)),
+    ("nostrictatime", OptionEffect::Clear(MsFlags::MS_STRICTATIME)),
+    ("nosuid", OptionEffect::Set(MsFlags::MS_NOSUID)),
+    ("private", OptionEffect::Propagate(MsFlags::MS_PRIVATE)),
+    ("rbind", OptionEffect::Set(MsFlags::MS_BIND.union(MsFlags::MS_REC))),
+    ("relatime", OptionEffect::Set(MsFlags::MS_RELATIME)),
+    ("remount", OptionEffect::Set(MsFlags::MS_REMOUNT)),
+    ("ro", OptionEffect::Set(MsFlags::MS_RDONLY)),
+    ("rprivate", OptionEffect::Propagate(MsFlags::MS_PRIVATE.union(MsFlags::MS_REC))),
+    ("rshared", OptionEffect::Propagate(MsFlags::MS_SHARED.union(MsFlags::MS_REC))),
+    ("rslave", OptionEffect::Propagate(MsFlags::MS_SLAVE.union(MsFlags::MS_REC))),
+    ("runbindable", OptionEffect::Propagate(MsFlags::MS_UNBINDABLE.union(MsFlags::MS_REC))),
+    ("rw", OptionEffect::Clear(MsFlags::MS_RDONLY)),
+    ("shared", OptionEffect::Propagate(MsFlags::MS_SHARED)),
+    ("slave", OptionEffect::Propagate(MsFlags::MS_SLAVE)),
+    ("strictatime", OptionEffect::Set(MsFlags::MS_STRICTATIME)),
+    ("suid", OptionEffect::Clear(MsFlags::MS_NOSUID)),
+    ("sync", OptionEffect::Set(MsFlags::MS_SYNCHRONOUS)),
+    ("unbindable", OptionEffect::Propagate(MsFlags::MS_UNBINDABLE)),
 ];
 
 /// Options that containerd's mount manager should have applied and removed; the filesystem would not know them.
@@ -71,20 +71,20 @@ pub(super) struct MountOptions {
 
 impl MountOptions {
     /// Sorts the options; the error is one that cannot be applied.
-    pub(super) fn parse(words: &[String]) -> Result<Self, String> {
+    pub(super) fn parse(options: &[String]) -> Result<Self, String> {
         let (mut flags, mut propagation) = (MsFlags::empty(), MsFlags::empty());
         let (mut data, mut is_loop, mut users, mut groups) = (Vec::new(), false, None, None);
-        for word in words {
-            match WORDS.iter().find(|(name, _)| name == word) {
-                Some((_, Word::Set(bits))) => flags |= *bits,
-                Some((_, Word::Clear(bits))) => flags -= *bits,
-                Some((_, Word::Propagate(bits))) => propagation = *bits,
-                None if word.starts_with(INTERNAL) => return Err(word.clone()),
-                None => match word.split_once('=').unwrap_or((word, "")) {
+        for option in options {
+            match OPTIONS.iter().find(|(name, _)| name == option) {
+                Some((_, OptionEffect::Set(bits))) => flags |= *bits,
+                Some((_, OptionEffect::Clear(bits))) => flags -= *bits,
+                Some((_, OptionEffect::Propagate(bits))) => propagation = *bits,
+                None if option.starts_with(INTERNAL) => return Err(option.clone()),
+                None => match option.split_once('=').unwrap_or((option, "")) {
                     ("loop", "") => is_loop = true,
                     ("uidmap", map) => users = Some(map.to_owned()),
                     ("gidmap", map) => groups = Some(map.to_owned()),
-                    _ => data.push(word.clone()),
+                    _ => data.push(option.clone()),
                 },
             }
         }
@@ -102,7 +102,7 @@ impl MountOptions {
 /// `direct-io` is an option of the loop device, not of the filesystem.
 fn take_loop_mode(data: &mut Vec<String>, flags: MsFlags) -> LoopMode {
     let before = data.len();
-    data.retain(|word| word != "direct-io");
+    data.retain(|option| option != "direct-io");
     LoopMode { read_only: flags.contains(MsFlags::MS_RDONLY), direct_io: data.len() < before }
 }
 
@@ -115,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn an_overlay_keeps_its_own_words_in_order() {
+    fn an_overlay_keeps_its_own_options_in_order() {
         let options = parse("index=off,workdir=/w,upperdir=/u,lowerdir=/a:/b").unwrap();
         assert!(options.flags.is_empty() && options.propagation.is_empty());
         assert_eq!(options.data, ["index=off", "workdir=/w", "upperdir=/u", "lowerdir=/a:/b"]);
     }
 
     #[test]
-    fn later_words_win_and_propagation_stands_apart() {
+    fn later_options_win_and_propagation_is_separate() {
         let options = parse("rbind,ro,rw,ro,rslave").unwrap();
         assert_eq!(options.flags, MsFlags::MS_BIND | MsFlags::MS_REC | MsFlags::MS_RDONLY);
         assert_eq!(options.propagation, MsFlags::MS_SLAVE | MsFlags::MS_REC);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_ask_for_more_than_a_mount() {
+    fn options_that_need_more_than_a_mount() {
         let options = parse("ro,loop,direct-io,errors=continue").unwrap();
         assert_eq!(options.loop_device, Some(LoopMode { read_only: true, direct_io: true }));
         assert_eq!(options.data, ["errors=continue"]);
@@ -141,12 +141,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_not_skipped() {
+    fn an_unsupported_option_is_an_error() {
         assert_eq!(parse("ro,X-containerd.mkfs.fs=ext4"), Err("X-containerd.mkfs.fs=ext4".into()));
     }
 
     #[test]
     fn the_table_is_sorted_and_has_no_doubles() {
-        assert!(WORDS.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        assert!(OPTIONS.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 }

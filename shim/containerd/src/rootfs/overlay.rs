@@ -20,7 +20,7 @@ use super::call;
 const LONGEST: usize = 4096 - 1;
 
 /// The mount to make.
-pub(super) struct What<'a> {
+pub(super) struct OverlayMount<'a> {
     /// The filesystem's type.
     pub(super) kind: &'a str,
     /// A directory, a device or a name.
@@ -32,7 +32,7 @@ pub(super) struct What<'a> {
 }
 
 /// mount(2), with shortened options if they are too long.
-pub(super) fn mount_maybe_long(what: &What<'_>, target: &Path) -> io::Result<()> {
+pub(super) fn mount_maybe_long(what: &OverlayMount<'_>, target: &Path) -> io::Result<()> {
     let mut data = what.data.join(",");
     if what.kind == "overlay"
         && data.len() > LONGEST
@@ -114,7 +114,7 @@ mod tests {
             format!("lowerdir={}", lower.join(":")),
         ];
         let source = Path::new("overlay");
-        let what = What { kind: "overlay", source, flags: MsFlags::empty(), data: &words };
+        let what = OverlayMount { kind: "overlay", source, flags: MsFlags::empty(), data: &words };
         mount_maybe_long(&what, &merged)?;
         fs::metadata(merged.join("from-0")).and(fs::metadata(merged.join("from-99"))).map(drop)
     }

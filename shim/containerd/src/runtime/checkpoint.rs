@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use super::{
     Runtime,
-    guard_door::{Created, GuardTerms, Making},
+    guard::{Created, GuardSettings, Making},
     invoke::RuntimeError,
 };
 use crate::io::Wiring;
@@ -45,7 +45,7 @@ pub(crate) struct RestoreCall<'a> {
     /// The process's streams.
     pub(crate) wiring: &'a Wiring,
     /// The guard's settings.
-    pub(crate) terms: &'a GuardTerms,
+    pub(crate) settings: &'a GuardSettings,
 }
 
 impl CheckpointCall {
@@ -88,8 +88,8 @@ impl Runtime {
         args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
         // The shim is the subreaper: the restored process becomes its child.
         args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
-        let RestoreCall { wiring, terms, .. } = *call;
-        self.make(&Making { verb: "restore", args, id, wiring, terms }).await
+        let RestoreCall { wiring, settings, .. } = *call;
+        self.make(&Making { verb: "restore", args, id, wiring, settings }).await
     }
 }
 

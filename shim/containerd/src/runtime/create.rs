@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use super::{
     Runtime,
-    guard_door::{Created, GuardTerms, Making},
+    guard::{Created, GuardSettings, Making},
     invoke::RuntimeError,
 };
 use crate::io::Wiring;
@@ -20,14 +20,14 @@ pub(crate) struct CreateCall<'a> {
     /// Keep the session keyring.
     pub(crate) no_new_keyring: bool,
     /// The guard's settings.
-    pub(crate) terms: &'a GuardTerms,
+    pub(crate) settings: &'a GuardSettings,
 }
 
 impl Runtime {
     /// Creates the container, admitted by the guard if there is one.
     pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
-        let CreateCall { id, wiring, terms, .. } = *call;
-        self.make(&Making { verb: "create", args: self.create_args(call), id, wiring, terms }).await
+        let CreateCall { id, wiring, settings, .. } = *call;
+        self.make(&Making { verb: "create", args: self.create_args(call), id, wiring, settings }).await
     }
 
     fn create_args(&self, call: &CreateCall<'_>) -> Vec<OsString> {

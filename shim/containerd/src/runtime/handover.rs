@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_of_the_contract() {
+    fn the_first_lines_of_the_protocol() {
         assert_eq!(word(b"handover\n"), Some(Word::Handover { verify: false }));
         assert_eq!(word(b"handover verify\n"), Some(Word::Handover { verify: true }));
         assert_eq!(word(b"handover at once\n"), Some(Word::Handover { verify: false }));

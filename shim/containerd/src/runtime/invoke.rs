@@ -167,7 +167,7 @@ impl Call {
         };
         let [stdin, stdout, stderr] = match ends {
             Ends::Caught | Ends::Answer => [None; 3],
-            Ends::Process(wiring) => wiring.child_ends(),
+            Ends::Process(wiring) => wiring.child_streams(),
         };
         let caught = complaint.as_ref().map(AsFd::as_fd);
         let stdout = match ends {

@@ -28,7 +28,7 @@ pub(crate) struct LogFile {
 
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
-struct Line {
+struct RuntimeLogLine {
     level: String,
     msg: String,
 }
@@ -79,12 +79,12 @@ impl Drop for LogFile {
     }
 }
 
-fn parse(text: &str) -> Vec<Line> {
+fn parse(text: &str) -> Vec<RuntimeLogLine> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-fn last_error(lines: Vec<Line>) -> Option<String> {
-    let is_error = |line: &Line| matches!(line.level.as_str(), "error" | "fatal" | "panic");
+fn last_error(lines: Vec<RuntimeLogLine>) -> Option<String> {
+    let is_error = |line: &RuntimeLogLine| matches!(line.level.as_str(), "error" | "fatal" | "panic");
     lines.into_iter().rfind(is_error).map(|line| line.msg.trim().to_owned())
 }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_goes_with_the_call() {
+    fn the_log_file_is_removed_with_its_call() {
         let dir = tempfile::tempdir().unwrap();
         let log = LogFile::in_bundle(dir.path(), "create");
         assert_ne!(log.path(), LogFile::in_bundle(dir.path(), "create").path());

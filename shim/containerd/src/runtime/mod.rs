@@ -1,11 +1,11 @@
 //! The OCI runtime's command line: one method per verb.
 //!
-//! `create` and `restore` go through the guard (`guard_door`), all other verbs directly to runc, crun or the program that the
+//! `create` and `restore` go through the guard (`guard`), all other verbs directly to runc, crun or the program that the
 //! options name. The runtime's *text* is passed on, never parsed: decisions depend on exit codes, files and pidfds.
 
 mod checkpoint;
 mod create;
-mod guard_door;
+mod guard;
 mod handover;
 mod invoke;
 mod log_file;
@@ -21,7 +21,7 @@ use std::{
 
 pub(crate) use checkpoint::{CheckpointCall, RestoreCall};
 pub(crate) use create::CreateCall;
-pub(crate) use guard_door::GuardTerms;
+pub(crate) use guard::GuardSettings;
 pub(crate) use invoke::RuntimeError;
 
 use crate::{bundle::Bundle, exits::Exits, io::Wiring, options::Options};

@@ -7,7 +7,7 @@ use std::{ffi::OsString, time::Duration};
 
 use super::{
     Runtime,
-    guard_door::guard_program,
+    guard::guard_program,
     invoke::{Call, Ends},
 };
 
@@ -15,7 +15,7 @@ const VERB: &str = "bindguard-verify";
 
 impl Runtime {
     /// Starts a check of the container with this init, for at most `patience`.
-    pub(crate) fn verify_apart(&self, id: &str, pid: u32, patience: Duration) {
+    pub(crate) fn spawn_verification(&self, id: &str, pid: u32, patience: Duration) {
         let Some(guard) = guard_program() else { return };
         let args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into(), pid.to_string().into()];
         let mut look = Call::new(self, guard, VERB, args);

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     events::timestamp,
-    task::{Surroundings, Task, TaskError},
+    task::{SharedState, Task, TaskError},
 };
 
 /// The time limit for the `Create` of a container whose `start` was answered; it usually follows within milliseconds.
@@ -35,11 +35,11 @@ const UNUSED_LIMIT: Duration = Duration::from_secs(60);
 /// The containers, and their shared state.
 #[derive(Debug)]
 pub(crate) struct Containers {
-    around: Surroundings,
+    shared: SharedState,
     register: Mutex<Register>,
-    over: Notify,
+    shutdown: Notify,
     /// The first container arrived, or the last one was removed.
-    peopled: Notify,
+    occupancy_changed: Notify,
     calls: Arc<Calls>,
 }
 
@@ -63,11 +63,11 @@ enum Slot {
 
 impl Containers {
     /// Without containers.
-    pub(crate) fn new(around: Surroundings) -> Self {
+    pub(crate) fn new(shared: SharedState) -> Self {
         let (by_id, expected) = (HashMap::new(), HashMap::new());
         let register = Register { by_id, expected, deserted_at: Instant::now() + UNUSED_LIMIT, closed: false };
-        let (over, peopled, calls) = (Notify::new(), Notify::new(), Arc::default());
-        Self { around, register: Mutex::new(register), over, peopled, calls }
+        let (shutdown, occupancy_changed, calls) = (Notify::new(), Notify::new(), Arc::default());
+        Self { shared, register: Mutex::new(register), shutdown, occupancy_changed, calls }
     }
 
     /// Begins a call of the service; it is pending until the result is dropped.
@@ -85,7 +85,7 @@ impl Containers {
             }
         }
         lines.extend(self.calls.describe());
-        lines.push(format!("events that containerd has not received yet: {}", self.around.events.waiting()));
+        lines.push(format!("events that containerd has not received yet: {}", self.shared.events.waiting()));
         lines
     }
 
@@ -99,10 +99,10 @@ impl Containers {
 
     /// Creates a container; returns the pid of its init.
     pub(super) async fn create(&self, request: CreateTaskRequest) -> Result<u32, Refusal> {
-        let place = self.reserve(&request.id)?;
-        let task = Task::create(&self.around, request).await?;
+        let name = self.reserve(&request.id)?;
+        let task = Task::create(&self.shared, request).await?;
         let pid = task.pid();
-        place.fill(task);
+        name.fill(task);
         Ok(pid)
     }
 
@@ -137,7 +137,7 @@ impl Containers {
         let mut register = self.register();
         if register.is_empty() {
             register.closed = true;
-            self.over.notify_one();
+            self.shutdown.notify_one();
         }
     }
 
@@ -148,14 +148,14 @@ impl Containers {
             Slot::BeingCreated => true,
             Slot::Ready(task) => task.is_alive(),
         };
-        let busy = register.expects_somebody() || register.by_id.values().any(is_alive);
+        let busy = register.expects_containers() || register.by_id.values().any(is_alive);
         register.closed |= !busy;
         !busy
     }
 
     /// Resolves when the shim must end.
     pub(crate) async fn shutdown_requested(&self) {
-        self.over.notified().await;
+        self.shutdown.notified().await;
     }
 
     /// Resolves after some time without a container and without a request to end.
@@ -163,7 +163,7 @@ impl Containers {
         while !self.close_if_deserted() {
             let moment = self.may_be_deserted();
             tokio::select! {
-                () = self.peopled.notified() => {}
+                () = self.occupancy_changed.notified() => {}
                 () = tokio::time::sleep_until(moment.unwrap_or_else(Instant::now).into()), if moment.is_some() => {}
             }
         }
@@ -187,11 +187,11 @@ impl Containers {
         register.by_id.remove(id);
         if register.by_id.is_empty() {
             register.deserted_at = Instant::now() + DESERTED_LIMIT;
-            self.peopled.notify_one();
+            self.occupancy_changed.notify_one();
         }
     }
 
-    fn reserve(&self, id: &str) -> Result<Place<'_>, Refusal> {
+    fn reserve(&self, id: &str) -> Result<ReservedName<'_>, Refusal> {
         let mut register = self.register();
         if register.closed {
             return Err(Refusal::shutting_down());
@@ -199,13 +199,13 @@ impl Containers {
         register.expected.remove(id);
         if register.by_id.is_empty() {
             // A shim in use does not wait for its own end: that timer would wake an idle process.
-            self.peopled.notify_one();
+            self.occupancy_changed.notify_one();
         }
         match register.by_id.entry(id.to_owned()) {
             Entry::Occupied(_) => Err(TaskError::AlreadyExists(id.to_owned()).into()),
             Entry::Vacant(free) => {
                 free.insert(Slot::BeingCreated);
-                Ok(Place { containers: self, id: id.to_owned() })
+                Ok(ReservedName { containers: self, id: id.to_owned() })
             }
         }
     }
@@ -217,10 +217,10 @@ impl Containers {
 
 impl Register {
     fn is_empty(&mut self) -> bool {
-        self.by_id.is_empty() && !self.expects_somebody()
+        self.by_id.is_empty() && !self.expects_containers()
     }
 
-    fn expects_somebody(&mut self) -> bool {
+    fn expects_containers(&mut self) -> bool {
         let now = Instant::now();
         self.expected.retain(|_, until| *until > now);
         !self.expected.is_empty()
@@ -228,18 +228,18 @@ impl Register {
 }
 
 /// A reserved name; dropping it, also by a panic, frees it.
-struct Place<'a> {
+struct ReservedName<'a> {
     containers: &'a Containers,
     id: String,
 }
 
-impl Place<'_> {
+impl ReservedName<'_> {
     fn fill(self, task: Arc<Task>) {
         self.containers.register().by_id.insert(self.id.clone(), Slot::Ready(task));
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ReservedName<'_> {
     fn drop(&mut self) {
         let is_free_again = matches!(self.containers.register().by_id.get(&self.id), Some(Slot::BeingCreated));
         if is_free_again {
@@ -257,18 +257,18 @@ pub(super) mod tests {
     pub(crate) fn containers() -> Containers {
         let events = Events::publish_to("/nonexistent".into(), "n".into());
         let exits = Arc::new(Exits::default());
-        Containers::new(Surroundings { namespace: "n".into(), events, exits })
+        Containers::new(SharedState { namespace: "n".into(), events, exits })
     }
 
     #[tokio::test]
     async fn a_name_is_taken_from_the_beginning_and_free_after_a_failure() {
         let containers = containers();
-        let place = containers.reserve("a").ok();
+        let name = containers.reserve("a").ok();
         assert!(containers.reserve("a").is_err());
         assert!(containers.find("a").is_err());
         containers.shut_down();
         assert!(!containers.close_if_idle());
-        drop(place);
+        drop(name);
         assert!(containers.reserve("a").is_ok());
     }
 
@@ -281,12 +281,12 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_container_that_was_promised_this_shim_finds_it() {
+    async fn an_expected_container_finds_its_shim() {
         let containers = containers();
         containers.expect("b").unwrap();
         containers.shut_down();
-        let place = containers.reserve("b").unwrap();
-        drop(place);
+        let name = containers.reserve("b").unwrap();
+        drop(name);
         containers.shut_down();
         assert!(containers.expect("c").is_err());
     }
@@ -295,9 +295,9 @@ pub(super) mod tests {
     async fn a_shim_without_containers_ends_by_itself() {
         let containers = containers();
         containers.register().deserted_at = Instant::now();
-        let place = containers.reserve("a").unwrap();
+        let name = containers.reserve("a").unwrap();
         assert!(!containers.close_if_deserted());
-        drop(place);
+        drop(name);
         assert!(!containers.close_if_deserted(), "containerd may still ask it to");
         containers.register().deserted_at = Instant::now();
         containers.deserted().await;

@@ -17,7 +17,7 @@ use ttrpc::{
 
 use super::{
     Containers,
-    question::{ask, has_hung_up},
+    client::{call_server, has_hung_up},
 };
 
 pub(super) const SERVICE: &str = "bindguard.shim.v1.Group";
@@ -34,7 +34,7 @@ pub(crate) enum Expectation {
 
 /// Calls the server behind this connection.
 pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
-    match ask(server, SERVICE, METHOD, id).await {
+    match call_server(server, SERVICE, METHOD, id).await {
         Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => Expectation::Ends,
         // The server hung up before, during or after the call.
         Err(error) if has_hung_up(&error) => Expectation::Ends,
@@ -103,18 +103,18 @@ mod tests {
     async fn a_server_that_hangs_up_is_dead_and_does_not_wait() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        for heard in [None, Some(1), Some(100)] {
+        for read_limit in [None, Some(1), Some(100)] {
             let listener = UnixListener::bind(&path).unwrap();
             let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
             let server = thread::spawn(move || {
-                let Some(most) = heard else { return };
+                let Some(most) = read_limit else { return };
                 for _ in 0..2 {
                     let _ = listener.accept().unwrap().0.read(&mut vec![0; most]);
                 }
             });
             let [one, other] = clients;
-            assert!(!is_alive(one, "c").await, "{heard:?}");
-            assert_eq!(expect(other, "c").await, Expectation::Ends, "{heard:?}");
+            assert!(!is_alive(one, "c").await, "{read_limit:?}");
+            assert_eq!(expect(other, "c").await, Expectation::Ends, "{read_limit:?}");
             server.join().unwrap();
             fs::remove_file(&path).unwrap();
         }

@@ -5,10 +5,10 @@
 //! containerd that the container is gone.
 
 mod calls;
+mod client;
 mod containers;
+mod dispatch;
 mod expectation;
-mod guarded;
-mod question;
 mod refusal;
 
 use std::{collections::HashMap, sync::Arc};
@@ -27,10 +27,10 @@ use protobuf::{MessageField, well_known_types::empty::Empty};
 use ttrpc::asynchronous::{Service, TtrpcContext};
 
 use calls::PendingCall;
+pub(crate) use client::is_alive;
 pub(crate) use containers::Containers;
+use dispatch::{panic_on_request, run_cancellable, run_to_end};
 pub(crate) use expectation::{Expectation, expect};
-use guarded::{answered, break_on, detached};
-pub(crate) use question::is_alive;
 
 use crate::events::timestamp;
 
@@ -58,109 +58,109 @@ impl TaskService {
     }
 }
 
-type Answer<T> = ttrpc::Result<T>;
+type Reply<T> = ttrpc::Result<T>;
 
 #[async_trait]
 impl TaskMethods for TaskService {
-    async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> Answer<CreateTaskResponse> {
+    async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> Reply<CreateTaskResponse> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("create", &request.id, ""), async move {
-            break_on("create", &request.id);
+        run_to_end(self.begin("create", &request.id, ""), async move {
+            panic_on_request("create", &request.id);
             let pid = containers.create(request).await?;
             Ok(CreateTaskResponse { pid, ..Default::default() })
         })
         .await
     }
 
-    async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Answer<StartResponse> {
+    async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Reply<StartResponse> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("start", &request.id, &request.exec_id), async move {
-            break_on("start", &request.id);
+        run_to_end(self.begin("start", &request.id, &request.exec_id), async move {
+            panic_on_request("start", &request.id);
             let pid = containers.find(&request.id)?.start(&request.exec_id).await?;
             Ok(StartResponse { pid, ..Default::default() })
         })
         .await
     }
 
-    async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Answer<Empty> {
+    async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Reply<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("exec", &request.id, &request.exec_id), async move {
+        run_to_end(self.begin("exec", &request.id, &request.exec_id), async move {
             containers.find(&request.id)?.add_exec(request)?;
             Ok(Empty::new())
         })
         .await
     }
 
-    async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> Answer<DeleteResponse> {
+    async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> Reply<DeleteResponse> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("delete", &request.id, &request.exec_id), async move {
+        run_to_end(self.begin("delete", &request.id, &request.exec_id), async move {
             containers.delete(&request.id, &request.exec_id).await
         })
         .await
     }
 
-    async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Answer<Empty> {
+    async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Reply<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("kill", &request.id, &request.exec_id), async move {
+        run_to_end(self.begin("kill", &request.id, &request.exec_id), async move {
             containers.find(&request.id)?.kill(&request.exec_id, request.signal, request.all).await?;
             Ok(Empty::new())
         })
         .await
     }
 
-    async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> Answer<Empty> {
+    async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> Reply<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("pause", &request.id, ""), async move {
+        run_to_end(self.begin("pause", &request.id, ""), async move {
             containers.find(&request.id)?.pause().await?;
             Ok(Empty::new())
         })
         .await
     }
 
-    async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> Answer<Empty> {
+    async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> Reply<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("resume", &request.id, ""), async move {
+        run_to_end(self.begin("resume", &request.id, ""), async move {
             containers.find(&request.id)?.resume().await?;
             Ok(Empty::new())
         })
         .await
     }
 
-    async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> Answer<Empty> {
+    async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> Reply<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("update", &request.id, ""), async move {
+        run_to_end(self.begin("update", &request.id, ""), async move {
             containers.find(&request.id)?.update(&request.resources.value).await?;
             Ok(Empty::new())
         })
         .await
     }
 
-    async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Answer<StateResponse> {
-        answered(self.begin("state", &request.id, &request.exec_id), async {
-            break_on("state", &request.id);
+    async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Reply<StateResponse> {
+        run_cancellable(self.begin("state", &request.id, &request.exec_id), async {
+            panic_on_request("state", &request.id);
             Ok(self.containers.find(&request.id)?.state(&request.exec_id)?)
         })
         .await
     }
 
-    async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Answer<PidsResponse> {
-        answered(self.begin("pids", &request.id, ""), async {
+    async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Reply<PidsResponse> {
+        run_cancellable(self.begin("pids", &request.id, ""), async {
             let processes = self.containers.find(&request.id)?.pids().await?;
             Ok(PidsResponse { processes, ..Default::default() })
         })
         .await
     }
 
-    async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> Answer<WaitResponse> {
-        answered(self.begin("wait", &request.id, &request.exec_id), async {
+    async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> Reply<WaitResponse> {
+        run_cancellable(self.begin("wait", &request.id, &request.exec_id), async {
             let exit = self.containers.find(&request.id)?.wait(&request.exec_id).await?;
             Ok(WaitResponse { exit_status: exit.status, exited_at: timestamp(exit.at), ..Default::default() })
         })
         .await
     }
 
-    async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> Answer<Empty> {
-        answered(self.begin("close io", &request.id, &request.exec_id), async {
+    async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> Reply<Empty> {
+        run_cancellable(self.begin("close io", &request.id, &request.exec_id), async {
             let task = self.containers.find(&request.id)?;
             if request.stdin {
                 task.close_stdin(&request.exec_id)?;
@@ -170,16 +170,16 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Answer<Empty> {
-        answered(self.begin("resize", &request.id, &request.exec_id), async {
+    async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Reply<Empty> {
+        run_cancellable(self.begin("resize", &request.id, &request.exec_id), async {
             self.containers.find(&request.id)?.resize(&request.exec_id, request.width, request.height)?;
             Ok(Empty::new())
         })
         .await
     }
 
-    async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Answer<ConnectResponse> {
-        answered(self.begin("connect", &request.id, ""), async {
+    async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Reply<ConnectResponse> {
+        run_cancellable(self.begin("connect", &request.id, ""), async {
             // Answered for an unknown container as well: this is how a restarted containerd finds the shim.
             let task_pid = self.containers.find(&request.id).map_or(0, |task| task.pid());
             let shim_pid = std::process::id();
@@ -188,8 +188,8 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Answer<Empty> {
-        answered(self.begin("shutdown", &request.id, ""), async {
+    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Reply<Empty> {
+        run_cancellable(self.begin("shutdown", &request.id, ""), async {
             // Ignores `now`, like every other shim: a shim's end is its containers' end.
             self.containers.shut_down();
             Ok(Empty::new())
@@ -197,17 +197,17 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Answer<Empty> {
+    async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Reply<Empty> {
         let containers = Arc::clone(&self.containers);
-        detached(self.begin("checkpoint", &request.id, ""), async move {
+        run_to_end(self.begin("checkpoint", &request.id, ""), async move {
             containers.find(&request.id)?.checkpoint(request).await?;
             Ok(Empty::new())
         })
         .await
     }
 
-    async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> Answer<StatsResponse> {
-        answered(self.begin("stats", &request.id, ""), async {
+    async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> Reply<StatsResponse> {
+        run_cancellable(self.begin("stats", &request.id, ""), async {
             let stats = self.containers.find(&request.id)?.stats()?;
             Ok(StatsResponse { stats: MessageField::some(stats), ..Default::default() })
         })
@@ -218,16 +218,16 @@ impl TaskMethods for TaskService {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{events::Events, exits::Exits, task::Surroundings};
+    use crate::{events::Events, exits::Exits, task::SharedState};
 
     #[tokio::test]
     async fn both_names_have_all_methods() {
-        let around = Surroundings {
+        let shared = SharedState {
             namespace: "n".into(),
             events: Events::publish_to("/nonexistent".into(), "n".into()),
             exits: Arc::new(Exits::default()),
         };
-        let services = services(&Arc::new(Containers::new(around)));
+        let services = services(&Arc::new(Containers::new(shared)));
         assert_eq!(services.len(), 3);
         for name in [V2, V3] {
             assert_eq!(services[name].methods.len(), 17, "{name}");

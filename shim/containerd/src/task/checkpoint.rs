@@ -18,9 +18,9 @@ use containerd_shim_protos::{
 };
 use protobuf::{Message, UnknownValueRef, well_known_types::any::Any};
 
-use super::{Task, TaskError, terms::guard_terms};
+use super::{Task, TaskError, guard_settings::guard_settings};
 use crate::{
-    aside::aside,
+    blocking::run_blocking,
     bundle::Bundle,
     exits::Watched,
     io::Wiring,
@@ -58,7 +58,7 @@ impl Task {
         // A directory that the client names stays for the client to inspect.
         let own = options.work_path.is_empty().then(|| self.bundle.work().join("criu-work"));
         let call = CheckpointCall {
-            images: place(options.image_path, request.path).into(),
+            images: images_directory(options.image_path, request.path).into(),
             parent,
             work: own.clone().unwrap_or_else(|| options.work_path.into()),
             exit: options.exit,
@@ -82,14 +82,14 @@ impl Task {
     async fn keep_log(&self, work: &Path) -> PathBuf {
         let kept = self.bundle.path().join(DUMP_LOG);
         let (from, to) = (work.join("dump.log"), kept.clone());
-        if let Err(error) = aside(move || fs::copy(from, to)).await.and_then(|copied| copied) {
+        if let Err(error) = run_blocking(move || fs::copy(from, to)).await.and_then(|copied| copied) {
             tracing::debug!(id = self.id, %error, "criu left no log");
         }
         kept
     }
 
     /// Prepares a container for the restore at its start.
-    pub(super) async fn ready_restoration(
+    pub(super) async fn prepare_restoration(
         &self,
         request: &CreateTaskRequest,
         options: &Options,
@@ -98,7 +98,7 @@ impl Task {
             images: images_of(request, options).to_owned(),
             parent: request.parent_checkpoint.clone(),
             no_pivot_root: options.no_pivot_root,
-            wiring: Wiring::open(self.init.streams(), self.owner, self.author(&self.id)).await?,
+            wiring: Wiring::open(self.init.streams(), self.owner, self.logged_process(&self.id)).await?,
         };
         *self.restoration() = Some(restoration);
         Ok(())
@@ -111,31 +111,31 @@ impl Task {
             "" => self.bundle.work(),
             path => path.into(),
         };
-        let pending = self.around.exits.pending_process();
-        let terms = guard_terms(&self.bundle.spec()?).await;
+        let pending = self.shared.exits.pending_process();
+        let settings = guard_settings(&self.bundle.spec()?).await;
         let call = RestoreCall {
             images: &from.images,
             parent: &from.parent,
             work,
             no_pivot_root: from.no_pivot_root,
             wiring: &from.wiring,
-            terms: &terms,
+            settings: &settings,
         };
         let restored = match self.runtime.restore(&self.id, &call).await {
             Ok(restored) => restored,
             Err(source) => {
                 // A half-restored container is useless; the start may be tried again.
-                self.runtime.clear_away(&self.id).await;
+                self.runtime.remove_failed_create(&self.id).await;
                 *self.restoration() = Some(from);
                 return Err(TaskError::runtime("restore")(source));
             }
         };
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
-        if restored.is_worth_verifying {
-            self.runtime.verify_apart(&self.id, pid, terms.deadline);
+        if restored.needs_verification {
+            self.runtime.spawn_verification(&self.id, pid, settings.deadline);
         }
         let watched = Arc::new(pending.watch(pid)?);
-        self.init.born(Arc::clone(&watched), from.wiring.attach()?);
+        self.init.set_running_process(Arc::clone(&watched), from.wiring.attach()?);
         Ok(watched)
     }
 
@@ -150,7 +150,7 @@ pub(super) fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options
 }
 
 /// The directory for the images. The client expects the images in the directory that it names.
-fn place(named: String, offered: String) -> String {
+fn images_directory(named: String, offered: String) -> String {
     if named.is_empty() { offered } else { named }
 }
 
@@ -185,9 +185,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_options_directory_counts_under_a_foreign_name() {
-        assert_eq!(place(String::new(), "/tmp/ctrd-checkpoint1".into()), "/tmp/ctrd-checkpoint1");
-        assert_eq!(place("/images".into(), "/tmp/ctrd-checkpoint1".into()), "/images");
+    fn the_directory_in_the_options_is_used() {
+        assert_eq!(images_directory(String::new(), "/tmp/ctrd-checkpoint1".into()), "/tmp/ctrd-checkpoint1");
+        assert_eq!(images_directory("/images".into(), "/tmp/ctrd-checkpoint1".into()), "/images");
 
         let named = Options { criu_image_path: "/images".into(), ..Options::default() };
         let given = CreateTaskRequest { checkpoint: "/given".into(), ..CreateTaskRequest::default() };

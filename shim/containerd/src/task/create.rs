@@ -12,14 +12,14 @@ use std::{
 use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
 use protobuf::MessageField;
 
-use super::{Process, Surroundings, Task, TaskError, checkpoint::images_of, terms::guard_terms};
+use super::{SharedState, Task, TaskError, TaskProcess, checkpoint::images_of, guard_settings::guard_settings};
 use crate::{
-    bundle::{Bundle, SpecView},
+    bundle::{Bundle, ShimSpec},
     causes::with_causes,
-    cgroup::{Cgroup, is_systemd, remove_remains},
+    cgroup::{Cgroup, is_systemd, remove_leftover_cgroup},
     events::Event,
     exits::Watched,
-    io::{Owner, Streams, Wiring},
+    io::{StreamOwner, Streams, Wiring},
     options::Options,
     rootfs,
     runtime::{CreateCall, Runtime},
@@ -41,8 +41,8 @@ impl Rollback<'_> {
     /// Removes the container from the runtime, in any state, and also the parts that the runtime no longer knows: its cgroup,
     /// its root filesystem.
     pub(crate) async fn run(self) {
-        self.runtime.clear_away(self.id).await;
-        remove_remains(self.cgroups_path).await;
+        self.runtime.remove_failed_create(self.id).await;
+        remove_leftover_cgroup(self.cgroups_path).await;
         if let Err(error) = rootfs::unmount(self.rootfs).await {
             tracing::warn!(id = self.id, error = with_causes(&error), "the root filesystem stays mounted");
         }
@@ -51,29 +51,29 @@ impl Rollback<'_> {
 
 impl Task {
     /// Creates the container and queues the event for containerd.
-    pub(crate) async fn create(around: &Surroundings, request: CreateTaskRequest) -> Result<Arc<Self>, TaskError> {
+    pub(crate) async fn create(shared: &SharedState, request: CreateTaskRequest) -> Result<Arc<Self>, TaskError> {
         let mut options = Options::of_request(request.options.as_ref()).await?;
         let bundle = Bundle::at(&request.bundle);
         let spec = bundle.spec()?;
         options.systemd_cgroup = Some(is_systemd(options.systemd_cgroup, spec.has_systemds_path()));
         bundle.write_options(&options)?;
-        let exits = Arc::clone(&around.exits);
-        let runtime = Runtime::new(&options, &around.namespace, bundle.clone(), exits);
+        let exits = Arc::clone(&shared.exits);
+        let runtime = Runtime::new(&options, &shared.namespace, bundle.clone(), exits);
         // Refused here, not by the runtime: a failed create ends with a forced delete, and this container is not ours.
         if runtime.knows(&request.id) {
             return Err(TaskError::AlreadyExists(request.id));
         }
-        let task = Self::prepare(around, &request, &options, bundle, runtime, &spec);
+        let task = Self::prepare(shared, &request, &options, bundle, runtime, &spec);
 
         task.mount_rootfs(&request).await?;
         let made = match images_of(&request, &options).is_empty() {
-            true => task.make_init(&options, &spec).await.map(Some),
-            false => task.ready_restoration(&request, &options).await.map(|()| None),
+            true => task.create_init(&options, &spec).await.map(Some),
+            false => task.prepare_restoration(&request, &options).await.map(|()| None),
         };
         match made {
             Ok(watched) => {
                 let task = Arc::new(task);
-                task.announce(request);
+                task.publish_created(request);
                 if let Some(watched) = watched {
                     task.await_init(watched);
                 }
@@ -88,12 +88,12 @@ impl Task {
     }
 
     fn prepare(
-        around: &Surroundings,
+        shared: &SharedState,
         request: &CreateTaskRequest,
         options: &Options,
         bundle: Bundle,
         runtime: Runtime,
-        spec: &SpecView,
+        spec: &ShimSpec,
     ) -> Self {
         let streams = Streams {
             stdin: request.stdin.clone(),
@@ -105,16 +105,16 @@ impl Task {
             id: request.id.clone(),
             bundle,
             runtime,
-            owner: Owner { uid: options.io_uid, gid: options.io_gid },
+            owner: StreamOwner { uid: options.io_uid, gid: options.io_gid },
             outlives_init: !spec.has_own_pid_namespace(),
-            init: Arc::new(Process::new(request.id.clone(), streams)),
+            init: Arc::new(TaskProcess::new(request.id.clone(), streams)),
             cgroup: OnceLock::new(),
             restoration: Mutex::default(),
             execs: Mutex::new(HashMap::new()),
             turn: tokio::sync::Mutex::new(()),
             signals: tokio::sync::RwLock::new(()),
             delete_turn: tokio::sync::Mutex::new(()),
-            around: around.clone(),
+            shared: shared.clone(),
         }
     }
 
@@ -122,28 +122,28 @@ impl Task {
         Ok(rootfs::mount(request.rootfs.clone(), self.bundle.rootfs()).await?)
     }
 
-    async fn make_init(&self, options: &Options, spec: &SpecView) -> Result<Arc<Watched>, TaskError> {
-        let wiring = Wiring::open(self.init.streams(), self.owner, self.author(&self.id)).await?;
-        let pending = self.around.exits.pending_process();
-        let terms = guard_terms(spec).await;
+    async fn create_init(&self, options: &Options, spec: &ShimSpec) -> Result<Arc<Watched>, TaskError> {
+        let wiring = Wiring::open(self.init.streams(), self.owner, self.logged_process(&self.id)).await?;
+        let pending = self.shared.exits.pending_process();
+        let settings = guard_settings(spec).await;
         let call = CreateCall {
             id: &self.id,
             wiring: &wiring,
             no_pivot_root: options.no_pivot_root,
             no_new_keyring: options.no_new_keyring,
-            terms: &terms,
+            settings: &settings,
         };
         let created = self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
-        if created.is_worth_verifying {
-            self.runtime.verify_apart(&self.id, pid, terms.deadline);
+        if created.needs_verification {
+            self.runtime.spawn_verification(&self.id, pid, settings.deadline);
         }
         let watched = Arc::new(pending.watch(pid)?);
         // A process that has ended already is in no cgroup any more, and another process may have its pid.
         if !watched.has_ended() {
             self.find_cgroup(pid);
         }
-        self.init.born(Arc::clone(&watched), wiring.attach()?);
+        self.init.set_running_process(Arc::clone(&watched), wiring.attach()?);
         Ok(watched)
     }
 
@@ -158,7 +158,7 @@ impl Task {
         }
     }
 
-    fn announce(&self, request: CreateTaskRequest) {
+    fn publish_created(&self, request: CreateTaskRequest) {
         let io = proto::TaskIO {
             stdin: request.stdin,
             stdout: request.stdout,
@@ -166,7 +166,7 @@ impl Task {
             terminal: request.terminal,
             ..Default::default()
         };
-        self.around.events.send(&Event::Created(proto::TaskCreate {
+        self.shared.events.send(&Event::Created(proto::TaskCreate {
             container_id: self.id.clone(),
             bundle: request.bundle,
             rootfs: request.rootfs,

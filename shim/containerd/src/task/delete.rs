@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use containerd_shim_protos::events::task as proto;
 
-use super::{Process, Task, TaskError, exec::Exec, state::ProcessState};
+use super::{Task, TaskError, TaskProcess, exec::Exec, state::ProcessState};
 use crate::{
     events::{Event, timestamp},
     exits::Exit,
@@ -19,7 +19,7 @@ const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 impl Task {
     /// Removes an exec, or the container; returns the process and its exit, if it had one.
-    pub(crate) async fn delete(&self, exec_id: &str) -> Result<(Arc<Process>, Option<Exit>), TaskError> {
+    pub(crate) async fn delete(&self, exec_id: &str) -> Result<(Arc<TaskProcess>, Option<Exit>), TaskError> {
         let process = self.process(exec_id)?;
         match exec_id {
             "" => self.delete_init().await?,
@@ -60,7 +60,7 @@ impl Task {
         rootfs::unmount(self.bundle.rootfs()).await?;
         self.bundle.settle();
         self.init.advance(ProcessState::deleted)?;
-        self.tell_deleted();
+        self.publish_deleted();
         Ok(())
     }
 
@@ -72,9 +72,9 @@ impl Task {
         }
     }
 
-    fn tell_deleted(&self) {
+    fn publish_deleted(&self) {
         let exit = self.init.exit();
-        self.around.events.send(&Event::Deleted(proto::TaskDelete {
+        self.shared.events.send(&Event::Deleted(proto::TaskDelete {
             container_id: self.id.clone(),
             pid: self.init.pid(),
             exit_status: exit.map_or(0, |exit| exit.status),
@@ -84,7 +84,7 @@ impl Task {
     }
 }
 
-async fn release(process: &Process) {
+async fn release(process: &TaskProcess) {
     if let Some(attached) = process.attached() {
         attached.drained().await;
     }

@@ -8,14 +8,14 @@ use std::{collections::hash_map::Entry, fmt::Write as _, sync::Arc};
 use bindguard_core::spec::RawObject;
 use containerd_shim_protos::{api::ExecProcessRequest, events::task as proto};
 
-use super::{Process, Task, TaskError};
+use super::{Task, TaskError, TaskProcess};
 use crate::{events::Event, io::Streams};
 
 /// An added process.
 #[derive(Debug)]
 pub(super) struct Exec {
     /// The process.
-    pub(super) process: Arc<Process>,
+    pub(super) process: Arc<TaskProcess>,
     /// The OCI process, as JSON.
     pub(super) spec: Vec<u8>,
     /// Held while it is being started or deleted.
@@ -39,14 +39,17 @@ impl Task {
             stderr: request.stderr,
             terminal: request.terminal,
         };
-        let exec =
-            Exec { process: Arc::new(Process::new(exec_id.clone(), streams)), spec, turn: tokio::sync::Mutex::new(()) };
+        let exec = Exec {
+            process: Arc::new(TaskProcess::new(exec_id.clone(), streams)),
+            spec,
+            turn: tokio::sync::Mutex::new(()),
+        };
         match self.execs().entry(exec_id.clone()) {
             Entry::Occupied(_) => return Err(TaskError::AlreadyExists(exec_id)),
             Entry::Vacant(free) => free.insert(Arc::new(exec)),
         };
         let added = proto::TaskExecAdded { container_id: self.id.clone(), exec_id, ..Default::default() };
-        self.around.events.send(&Event::ExecAdded(added));
+        self.shared.events.send(&Event::ExecAdded(added));
         Ok(())
     }
 }
@@ -70,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_terminal_is_said_anew() {
+    fn only_the_terminal_field_is_replaced() {
         let sent = br#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/"}"#;
         let got = String::from_utf8(with_terminal(sent, true).unwrap()).unwrap();
         assert_eq!(got, r#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/","terminal":true}"#);

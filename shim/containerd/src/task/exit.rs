@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use containerd_shim_protos::events::task as proto;
 use nix::libc::SIGKILL;
 
-use super::{Process, Task, exec::Exec};
+use super::{Task, TaskProcess, exec::Exec};
 use crate::{
     causes::with_causes,
     cgroup::OomWatch,
@@ -27,7 +27,7 @@ impl Task {
         tokio::spawn(async move {
             let exit = task.end_of_init(&watched).await;
             if task.outlives_init {
-                task.kill_the_rest().await;
+                task.kill_remaining_processes().await;
             }
             if tokio::time::timeout(EXECS_LIMIT, task.execs_ended()).await.is_err() {
                 tracing::warn!(id = task.id, "an exec outlives its container's init");
@@ -37,7 +37,7 @@ impl Task {
             if tokio::time::timeout(SIGNALS_LIMIT, task.signals.write()).await.is_err() {
                 tracing::warn!(id = task.id, "the runtime hangs with a signal to an init that has ended");
             }
-            task.tell_end(&task.init, exit);
+            task.publish_exit(&task.init, exit);
         });
     }
 
@@ -47,11 +47,11 @@ impl Task {
         let exit = loop {
             tokio::select! {
                 exit = watched.exit() => break exit,
-                Some(_) = ooms.next() => self.tell_kill(),
+                Some(_) = ooms.next() => self.publish_oom(),
             }
         };
-        if ooms.is_untold() {
-            self.tell_kill();
+        if ooms.take_unreported() {
+            self.publish_oom();
         }
         exit
     }
@@ -67,23 +67,23 @@ impl Task {
         }
     }
 
-    fn tell_kill(&self) {
+    fn publish_oom(&self) {
         let killed = proto::TaskOOM { container_id: self.id.clone(), ..Default::default() };
-        self.around.events.send(&Event::OutOfMemory(killed));
+        self.shared.events.send(&Event::OutOfMemory(killed));
     }
 
     /// Waits for an exec in a task of its own.
-    pub(super) fn await_exec(self: &Arc<Self>, process: Arc<Process>, watched: Arc<Watched>) {
+    pub(super) fn await_exec(self: &Arc<Self>, process: Arc<TaskProcess>, watched: Arc<Watched>) {
         let task = Arc::clone(self);
         tokio::spawn(async move {
             let exit = watched.exit().await;
-            task.tell_end(&process, exit);
+            task.publish_exit(&process, exit);
         });
     }
 
-    fn tell_end(&self, process: &Process, exit: Exit) {
+    fn publish_exit(&self, process: &TaskProcess, exit: Exit) {
         process.ended(exit);
-        self.around.events.send(&Event::Exited(proto::TaskExit {
+        self.shared.events.send(&Event::Exited(proto::TaskExit {
             container_id: self.id.clone(),
             id: process.id().to_owned(),
             pid: process.pid(),
@@ -94,7 +94,7 @@ impl Task {
     }
 
     /// Without its own pid namespace the container's other processes continue to run.
-    async fn kill_the_rest(&self) {
+    async fn kill_remaining_processes(&self) {
         if let Err(error) = self.runtime.kill(&self.id, SIGKILL.unsigned_abs(), true).await {
             tracing::debug!(id = self.id, %error, "kill what the init left");
         }

@@ -11,12 +11,12 @@ mod create;
 mod delete;
 mod exec;
 mod exit;
-mod look;
+mod guard_settings;
 mod process;
+mod queries;
 mod signal;
 mod start;
 mod state;
-mod terms;
 
 use std::{
     collections::HashMap,
@@ -25,15 +25,15 @@ use std::{
 };
 
 pub(crate) use create::Rollback;
-pub(crate) use process::Process;
+pub(crate) use process::TaskProcess;
 pub(crate) use state::IllegalMove;
 
 use crate::{
-    bundle::{Bundle, BundleError},
+    bundle::{Bundle, BundleFileError},
     cgroup::{Cgroup, CgroupError},
     events::Events,
     exits::{Exits, WatchError},
-    io::{Author, IoError, Owner},
+    io::{IoError, LoggedProcess, StreamOwner},
     options::OptionsError,
     rootfs::RootfsError,
     runtime::{Runtime, RuntimeError},
@@ -43,7 +43,7 @@ use exec::Exec;
 
 /// The state that all tasks of this shim share.
 #[derive(Debug, Clone)]
-pub(crate) struct Surroundings {
+pub(crate) struct SharedState {
     /// containerd's namespace.
     pub(crate) namespace: String,
     /// The queue of events.
@@ -58,10 +58,10 @@ pub(crate) struct Task {
     id: String,
     bundle: Bundle,
     runtime: Runtime,
-    owner: Owner,
+    owner: StreamOwner,
     /// The other processes are not in a pid namespace that ends with the init, so they may outlive it.
     outlives_init: bool,
-    init: Arc<Process>,
+    init: Arc<TaskProcess>,
     /// Present while the container waits to be restored.
     restoration: Mutex<Option<Restoration>>,
     /// Found when the init was created; it stays readable when the init is dead.
@@ -71,7 +71,7 @@ pub(crate) struct Task {
     /// Read while the init is being signalled.
     signals: tokio::sync::RwLock<()>,
     delete_turn: tokio::sync::Mutex<()>,
-    around: Surroundings,
+    shared: SharedState,
 }
 
 /// A request that a task could not complete.
@@ -94,7 +94,7 @@ pub(crate) enum TaskError {
     Options(#[from] OptionsError),
     /// The bundle.
     #[error(transparent)]
-    Bundle(#[from] BundleError),
+    Bundle(#[from] BundleFileError),
     /// The root filesystem.
     #[error(transparent)]
     Rootfs(#[from] RootfsError),
@@ -151,12 +151,12 @@ impl Task {
             .ok_or_else(|| TaskError::NotFound(format!("process does not exist {exec_id}")))
     }
 
-    fn author<'a>(&'a self, id: &'a str) -> Author<'a> {
-        Author { id, namespace: &self.around.namespace, exits: &self.around.exits }
+    fn logged_process<'a>(&'a self, id: &'a str) -> LoggedProcess<'a> {
+        LoggedProcess { id, namespace: &self.shared.namespace, exits: &self.shared.exits }
     }
 
     /// The init where the exec id is empty, as in containerd's requests.
-    pub(crate) fn process(&self, exec_id: &str) -> Result<Arc<Process>, TaskError> {
+    pub(crate) fn process(&self, exec_id: &str) -> Result<Arc<TaskProcess>, TaskError> {
         match exec_id {
             "" => Ok(Arc::clone(&self.init)),
             _ => Ok(Arc::clone(&self.exec(exec_id)?.process)),

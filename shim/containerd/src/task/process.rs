@@ -12,7 +12,7 @@ use crate::{
 
 /// The state of a process. The locks inside are held for a read or write only.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct TaskProcess {
     id: String,
     streams: Streams,
     life: Mutex<Life>,
@@ -27,7 +27,7 @@ struct Life {
     attached: Option<Arc<Attached>>,
 }
 
-impl Process {
+impl TaskProcess {
     /// A process that has only a name yet.
     pub(super) fn new(id: String, streams: Streams) -> Self {
         let life = Life { state: ProcessState::Created, pid: 0, watched: None, attached: None };
@@ -55,7 +55,7 @@ impl Process {
     }
 
     /// Records that the kernel has a process for it now.
-    pub(super) fn born(&self, watched: Arc<Watched>, attached: Attached) {
+    pub(super) fn set_running_process(&self, watched: Arc<Watched>, attached: Attached) {
         let mut life = self.life();
         life.pid = watched.pid();
         life.watched = Some(watched);
@@ -121,8 +121,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_who_wait_hear_of_the_end() {
-        let process = Arc::new(Process::new("p".into(), Streams::default()));
+    async fn all_waiters_get_the_exit() {
+        let process = Arc::new(TaskProcess::new("p".into(), Streams::default()));
         let early = tokio::spawn(Arc::clone(&process).wait());
         tokio::task::yield_now().await;
         let exit = Exit { status: 3, at: SystemTime::now() };
@@ -133,8 +133,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiting_for_what_is_deleted_before_it_ran_ends() {
-        let process = Arc::new(Process::new("p".into(), Streams::default()));
+    async fn a_wait_ends_when_the_process_is_deleted_before_it_ran() {
+        let process = Arc::new(TaskProcess::new("p".into(), Streams::default()));
         let waiting = tokio::spawn(Arc::clone(&process).wait());
         tokio::task::yield_now().await;
         drop(process);

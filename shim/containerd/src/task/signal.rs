@@ -5,7 +5,7 @@
 
 use nix::libc::ESRCH;
 
-use super::{Process, Task, TaskError, state::ProcessState};
+use super::{Task, TaskError, TaskProcess, state::ProcessState};
 
 impl Task {
     /// Sends the signal.
@@ -32,7 +32,7 @@ impl Task {
     }
 }
 
-fn kill_exec(process: &Process, signal: u32) -> Result<(), TaskError> {
+fn kill_exec(process: &TaskProcess, signal: u32) -> Result<(), TaskError> {
     let Some(watched) = process.watched() else {
         return match process.state() {
             state @ ProcessState::Created => Err(super::IllegalMove { verb: "kill", state }.into()),
@@ -50,11 +50,11 @@ fn kill_exec(process: &Process, signal: u32) -> Result<(), TaskError> {
     }
 }
 
-fn has_ended(process: &Process) -> bool {
+fn has_ended(process: &TaskProcess) -> bool {
     process.watched().is_none_or(|watched| watched.has_ended())
 }
 
-fn finished(process: &Process) -> TaskError {
+fn finished(process: &TaskProcess) -> TaskError {
     tracing::debug!(id = process.id(), "signalled after its end");
     TaskError::NotFound("process already finished".to_owned())
 }

@@ -5,7 +5,7 @@ use std::{fs, sync::Arc, time::SystemTime};
 use containerd_shim_protos::events::task as proto;
 use nix::libc::SIGKILL;
 
-use super::{Process, Task, TaskError, exec::Exec, state::ProcessState};
+use super::{Task, TaskError, TaskProcess, exec::Exec, state::ProcessState};
 use crate::{
     bundle::Bundle,
     events::Event,
@@ -40,7 +40,7 @@ impl Task {
         self.init.advance(ProcessState::started)?;
         let pid = self.init.pid();
         let started = proto::TaskStart { container_id: self.id.clone(), pid, ..Default::default() };
-        self.around.events.send(&Event::Started(started));
+        self.shared.events.send(&Event::Started(started));
         if let Some(watched) = restored {
             self.await_init(watched);
         }
@@ -50,7 +50,7 @@ impl Task {
     async fn start_exec(self: &Arc<Self>, exec: Arc<Exec>) -> Result<u32, TaskError> {
         let _turn = exec.turn.lock().await;
         exec.process.state().started()?;
-        let watched = match self.make_exec(&exec).await {
+        let watched = match self.create_exec(&exec).await {
             Ok(watched) => watched,
             Err(error) => {
                 // It has ended for all waiters, but there is no event: no process was started.
@@ -60,7 +60,7 @@ impl Task {
         };
         exec.process.advance(ProcessState::started)?;
         let pid = watched.pid();
-        self.around.events.send(&Event::ExecStarted(proto::TaskExecStarted {
+        self.shared.events.send(&Event::ExecStarted(proto::TaskExecStarted {
             container_id: self.id.clone(),
             exec_id: exec.process.id().to_owned(),
             pid,
@@ -71,16 +71,16 @@ impl Task {
         Ok(pid)
     }
 
-    async fn make_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
+    async fn create_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
         self.init.state().admits_exec()?;
-        let process: &Process = &exec.process;
-        let wiring = Wiring::open(process.streams(), self.owner, self.author(process.id())).await?;
+        let process: &TaskProcess = &exec.process;
+        let wiring = Wiring::open(process.streams(), self.owner, self.logged_process(process.id())).await?;
         let spec_file = self.bundle.exec_spec_file(process.id());
         let pid_file = self.bundle.exec_pid_file(process.id());
         fs::write(&spec_file, &exec.spec)
             .map_err(|source| TaskError::Os { what: format!("write {}", spec_file.display()), source })?;
 
-        let pending = self.around.exits.pending_process();
+        let pending = self.shared.exits.pending_process();
         let call = ExecCall { process: &spec_file, pid_file: &pid_file, wiring: &wiring };
         let made = self.runtime.exec(&self.id, &call).await;
         let pid = made.map_err(TaskError::runtime("exec")).and_then(|()| Ok(Bundle::read_pid(&pid_file)?));
@@ -89,7 +89,7 @@ impl Task {
 
         let watched = Arc::new(pending.watch(pid?)?);
         match wiring.attach() {
-            Ok(attached) => process.born(Arc::clone(&watched), attached),
+            Ok(attached) => process.set_running_process(Arc::clone(&watched), attached),
             Err(error) => {
                 // The client gets an error, so the process must not run. The orphans' reaper reaps it.
                 let _ = watched.signal(SIGKILL);
@@ -110,7 +110,7 @@ impl Task {
         }
         self.init.advance(ProcessState::paused)?;
         let paused = proto::TaskPaused { container_id: self.id.clone(), ..Default::default() };
-        self.around.events.send(&Event::Paused(paused));
+        self.shared.events.send(&Event::Paused(paused));
         Ok(())
     }
 
@@ -121,7 +121,7 @@ impl Task {
         self.runtime.resume(&self.id).await.map_err(TaskError::runtime("resume"))?;
         self.init.advance(ProcessState::resumed)?;
         let resumed = proto::TaskResumed { container_id: self.id.clone(), ..Default::default() };
-        self.around.events.send(&Event::Resumed(resumed));
+        self.shared.events.send(&Event::Resumed(resumed));
         Ok(())
     }
 

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_and_where() {
+    fn a_refusal_names_the_verb_and_the_state() {
         let refused = ProcessState::Running.deleted().unwrap_err();
         assert_eq!(refused.to_string(), "cannot delete a process that is running");
     }

@@ -49,7 +49,7 @@ fn gos_killed(link: &Path) {
 }
 
 fn is_gone(socket: &Path) -> bool {
-    matches!(remove_stale(socket), Listener::Gone)
+    matches!(remove_stale(socket), SocketState::Gone)
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_server_that_ends_does_not_keep_its_group() {
 }
 
 #[test]
-fn a_link_that_was_taken_by_mistake_is_put_back() {
+fn a_link_removed_by_mistake_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("group");
     let own = new(&link);
@@ -148,7 +148,7 @@ fn every_start_gets_a_server() {
 
 /// Every process that can read the folder can hold flock(2) on it.
 #[test]
-fn a_lock_on_the_folder_delays_nobody() {
+fn a_lock_on_the_folder_delays_no_start() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("group");
     let reader = fs::File::open(dir.path()).unwrap();
@@ -166,7 +166,7 @@ fn only_a_stale_socket_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("group");
     let own = new(&link);
-    assert!(matches!(remove_stale(&own.path), Listener::Accepts(_)));
+    assert!(matches!(remove_stale(&own.path), SocketState::Accepts(_)));
     assert_eq!(names(dir.path()), 2);
     let socket = killed(own);
     assert!(is_gone(&socket));
@@ -183,7 +183,7 @@ fn a_server_that_does_not_accept_is_not_gone() {
     while let Some(connection) = connect_to(&own.path).unwrap() {
         waiting.push(connection);
     }
-    assert!(matches!(remove_stale(&own.path), Listener::Silent));
+    assert!(matches!(remove_stale(&own.path), SocketState::Silent));
 }
 
 /// The bundle of an older shim, or Go's, names the group itself.
@@ -194,7 +194,7 @@ fn a_link_at_the_place_of_an_older_socket_is_kept_for_its_living_server() {
     let own = new(&link);
     remove(&link);
     assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
-    assert!(matches!(remove_stale(&link), Listener::Accepts(_)));
+    assert!(matches!(remove_stale(&link), SocketState::Accepts(_)));
     killed(own);
     assert!(is_gone(&link));
     assert_eq!(names(dir.path()), 0);

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{RealCgroup, skipped};
-use crate::cgroup::{Cgroup, CgroupError, Metrics, Version, directory::Directory, v1};
+use crate::cgroup::{Cgroup, CgroupError, CgroupHierarchy, Metrics, directory::Directory, v1};
 
 /// The shell executes another program: the shell's own memory is not counted in this cgroup.
 const BUSY: &str = "exec sh -c 'while :; do :; done'";
@@ -15,7 +15,7 @@ fn a_process_in_version_1_has_all_figures_while_it_lives_and_afterwards() {
     cgroup.write("memory.limit_in_bytes", "67108864");
     let pid = cgroup.run(BUSY);
     let found = Cgroup::of_process(pid).unwrap();
-    let Version::V1(controllers) = &found.0 else { panic!("{found:?}") };
+    let CgroupHierarchy::V1(controllers) = &found.0 else { panic!("{found:?}") };
     assert_eq!(controllers.memory().map(Directory::path), Some(cgroup.path()));
 
     wait_until(|| v1_of(&found).cpu.usage.user > 0 && v1_of(&found).memory.usage.usage > 0);
@@ -41,7 +41,7 @@ fn without_a_memory_controller_there_is_still_processor_time() {
     cgroup.run("exec sleep 60");
     let mut controllers = v1::Controllers::default();
     controllers.put("cpuacct", Directory::at(cgroup.path()));
-    let metrics = v1_of(&Cgroup(Version::V1(controllers)));
+    let metrics = v1_of(&Cgroup(CgroupHierarchy::V1(controllers)));
     assert!(metrics.cpu.usage.is_some() && metrics.memory.is_none() && metrics.pids.is_none());
 }
 
@@ -49,7 +49,7 @@ fn without_a_memory_controller_there_is_still_processor_time() {
 fn the_unified_hierarchy_has_processor_time_and_pressure_without_controllers() {
     let Some(mut cgroup) = RealCgroup::new(&["unified"]) else { return };
     cgroup.run(BUSY);
-    let found = Cgroup(Version::V2(Directory::at(cgroup.path())));
+    let found = Cgroup(CgroupHierarchy::V2(Directory::at(cgroup.path())));
     let figures = || match found.metrics().unwrap() {
         Metrics::V2(message) => message,
         Metrics::V1(message) => panic!("{message:?}"),

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::{RealCgroup, skipped};
 use crate::cgroup::{
-    Version,
+    CgroupHierarchy,
     directory::Directory,
     oom::{Killed, OomError, OomWatch},
     v1::Controllers,
@@ -36,33 +36,33 @@ fn limited() -> Option<RealCgroup> {
 fn watch(cgroup: &RealCgroup) -> OomWatch {
     let mut controllers = Controllers::default();
     controllers.put("memory", Directory::at(cgroup.path()));
-    OomWatch::open(&Version::V1(controllers)).unwrap()
+    OomWatch::open(&CgroupHierarchy::V1(controllers)).unwrap()
 }
 
 #[tokio::test]
-async fn a_kill_is_told_once_and_the_watch_ends_with_the_cgroup() {
+async fn a_kill_is_reported_once_and_the_watch_ends_with_the_cgroup() {
     let Some(mut cgroup) = limited() else { return };
     let mut ooms = watch(&cgroup);
-    assert!(!ooms.is_untold());
+    assert!(!ooms.take_unreported());
     cgroup.run(EAT);
     assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), Some(Killed));
     cgroup.wait();
-    assert!(!ooms.is_untold());
+    assert!(!ooms.take_unreported());
     cgroup.remove();
     assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), None);
     assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), None);
-    assert!(!ooms.is_untold());
+    assert!(!ooms.take_unreported());
 }
 
 #[tokio::test]
-async fn when_the_victim_has_been_waited_for_its_kill_can_be_told() {
+async fn the_kill_of_a_reaped_victim_is_reported() {
     let Some(mut cgroup) = limited() else { return };
     let mut ooms = watch(&cgroup);
     for _ in 0..3 {
         cgroup.run(EAT);
         cgroup.wait();
-        assert!(ooms.is_untold());
-        assert!(!ooms.is_untold());
+        assert!(ooms.take_unreported());
+        assert!(!ooms.take_unreported());
     }
     cgroup.run(EAT);
     cgroup.wait();
@@ -71,7 +71,7 @@ async fn when_the_victim_has_been_waited_for_its_kill_can_be_told() {
 }
 
 #[tokio::test]
-async fn a_neighbour_killed_by_the_limit_of_the_pod_is_not_told() {
+async fn a_neighbour_killed_by_the_limit_of_the_pod_is_not_reported() {
     let Some(pod) = limited() else { return };
     let (mut eater, mut neighbour) = (pod.below("eater"), pod.below("neighbour"));
     let (mut of_eater, mut of_neighbour) = (watch(&eater), watch(&neighbour));
@@ -80,22 +80,22 @@ async fn a_neighbour_killed_by_the_limit_of_the_pod_is_not_told() {
     assert_eq!(timeout(LONG, of_eater.next()).await.unwrap(), Some(Killed));
     eater.wait();
     assert!(timeout(QUIET, of_neighbour.next()).await.is_err());
-    assert!(!of_neighbour.is_untold());
+    assert!(!of_neighbour.take_unreported());
 }
 
 #[tokio::test]
-async fn a_kill_in_a_cgroup_below_is_told() {
+async fn a_kill_in_a_cgroup_below_is_reported() {
     let Some(container) = limited() else { return };
     let mut below = container.below("below");
     let mut ooms = watch(&container);
     below.run(EAT);
     assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), Some(Killed));
     below.wait();
-    assert!(!ooms.is_untold());
+    assert!(!ooms.take_unreported());
 }
 
 #[tokio::test]
-async fn a_container_that_may_not_be_killed_runs_out_of_memory_all_the_same() {
+async fn lack_of_memory_is_reported_where_kills_are_disabled() {
     let Some(mut cgroup) = limited() else { return };
     cgroup.write("memory.oom_control", "1");
     let mut ooms = watch(&cgroup);
@@ -104,7 +104,7 @@ async fn a_container_that_may_not_be_killed_runs_out_of_memory_all_the_same() {
 }
 
 #[tokio::test]
-async fn looking_may_be_broken_off_at_any_time() {
+async fn a_cancelled_wait_loses_no_kill() {
     let Some(mut cgroup) = limited() else { return };
     let mut ooms = watch(&cgroup);
     cgroup.run(EAT);
@@ -119,28 +119,28 @@ async fn looking_may_be_broken_off_at_any_time() {
 }
 
 #[tokio::test]
-async fn an_end_without_a_kill_tells_nothing() {
+async fn an_end_without_a_kill_reports_nothing() {
     let Some(mut cgroup) = limited() else { return };
     let mut ooms = watch(&cgroup);
     cgroup.run("exit 3");
     cgroup.wait();
-    assert!(!ooms.is_untold());
+    assert!(!ooms.take_unreported());
     cgroup.remove();
     assert_eq!(timeout(LONG, ooms.next()).await.unwrap(), None);
-    assert!(!ooms.is_untold());
+    assert!(!ooms.take_unreported());
 }
 
 #[tokio::test]
-async fn nothing_of_the_cgroup_is_held_open() {
+async fn the_cgroup_has_no_open_descriptor_afterwards() {
     let Some(cgroup) = limited() else { return };
     let _watch = watch(&cgroup);
     assert_eq!(cgroup.open_files(), 0);
 }
 
 #[tokio::test]
-async fn no_memory_controller_is_said() {
-    let nothing = OomWatch::open(&Version::V1(Controllers::default()));
+async fn a_missing_memory_controller_is_an_error() {
+    let nothing = OomWatch::open(&CgroupHierarchy::V1(Controllers::default()));
     assert!(matches!(nothing, Err(OomError::NoController)));
     let directory = super::Fixture::of(&[]);
-    assert!(matches!(OomWatch::open(&Version::V2(directory.directory())), Err(OomError::NoController)));
+    assert!(matches!(OomWatch::open(&CgroupHierarchy::V2(directory.directory())), Err(OomError::NoController)));
 }

@@ -9,7 +9,7 @@
 //!         Some(_) = ooms.next() => send(TaskOOM),
 //!     }
 //! };
-//! if ooms.is_untold() { send(TaskOOM) }      // at once, and again just before TaskExit if something was awaited
+//! if ooms.take_unreported() { send(TaskOOM) }      // at once, and again just before TaskExit if something was awaited
 //! send(TaskExit)
 //! ```
 //! It reports processes that the kernel *killed* in this container, for any limit: its own, its pod's, the node's. A kill in a
@@ -25,7 +25,7 @@ mod v2;
 
 use std::{io, path::PathBuf};
 
-use super::Version;
+use super::CgroupHierarchy;
 
 /// The kernel killed at least one process in the container for lack of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,13 +66,13 @@ pub(crate) enum OomWatch {
 }
 
 impl OomWatch {
-    pub(super) fn open(version: &Version) -> Result<Self, OomError> {
+    pub(super) fn open(version: &CgroupHierarchy) -> Result<Self, OomError> {
         match version {
-            Version::V1(controllers) => {
+            CgroupHierarchy::V1(controllers) => {
                 let memory = controllers.memory().ok_or(OomError::NoController)?;
                 v1::Watch::open(memory.clone()).map(Self::V1)
             }
-            Version::V2(directory) => v2::Watch::open(directory).map(Self::V2),
+            CgroupHierarchy::V2(directory) => v2::Watch::open(directory).map(Self::V2),
         }
     }
 
@@ -89,10 +89,10 @@ impl OomWatch {
     ///
     /// The kernel counts a kill before it kills, so after the victim was reaped its kill is visible. A cgroup that is gone has
     /// no count any more, and systemd removes a scope as soon as it is empty: call this before anything else.
-    pub(crate) fn is_untold(&mut self) -> bool {
+    pub(crate) fn take_unreported(&mut self) -> bool {
         match self {
-            Self::V1(watch) => watch.is_untold(),
-            Self::V2(watch) => watch.is_untold(),
+            Self::V1(watch) => watch.take_unreported(),
+            Self::V2(watch) => watch.take_unreported(),
         }
     }
 }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kill_is_told_once() {
+    fn each_kill_is_reported_once() {
         let mut tally = Tally(2);
         assert!(!tally.grew_to(2));
         assert!(tally.grew_to(3));

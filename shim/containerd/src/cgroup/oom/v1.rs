@@ -20,7 +20,7 @@ use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeye
 
 /// After an alarm the count is read again after these pauses, in milliseconds. The kill follows at once, unless the kernel must
 /// search thousands of processes for the victim.
-const LOOKS: [u64; 6] = [2, 8, 30, 100, 300, 1000];
+const CHECK_PAUSES: [u64; 6] = [2, 8, 30, 100, 300, 1000];
 
 /// A memory cgroup under watch.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub(crate) struct Watch {
     directory: Directory,
     alarm: AsyncFd<OwnedFd>,
     tally: Tally,
-    /// The remaining pauses: the last ones of [`LOOKS`].
-    looks_left: usize,
+    /// The remaining pauses: the last ones of [`CHECK_PAUSES`].
+    checks_left: usize,
     has_ended: bool,
 }
 
@@ -45,23 +45,23 @@ impl Watch {
         });
         register(&directory, &event)?;
         let alarm = crate::kernel::watch(event, Interest::READABLE).map_err(OomError::io("wait for", &path))?;
-        Ok(Self { directory, alarm, tally, looks_left: 0, has_ended: false })
+        Ok(Self { directory, alarm, tally, checks_left: 0, has_ended: false })
     }
 
     pub(super) async fn next(&mut self) -> Option<Killed> {
         loop {
-            if self.is_untold() {
+            if self.take_unreported() {
                 return Some(Killed);
             }
             if self.has_ended {
                 return None;
             }
-            match self.looks_left {
+            match self.checks_left {
                 0 => self.wait_for_alarm().await,
                 left => {
-                    tokio::time::sleep(Duration::from_millis(LOOKS[LOOKS.len() - left])).await;
+                    tokio::time::sleep(Duration::from_millis(CHECK_PAUSES[CHECK_PAUSES.len() - left])).await;
                     // Decremented after the pause: a cancelled pause is repeated.
-                    self.looks_left = left - 1;
+                    self.checks_left = left - 1;
                 }
             }
         }
@@ -75,34 +75,34 @@ impl Watch {
         }
     }
 
-    pub(super) fn is_untold(&mut self) -> bool {
+    pub(super) fn take_unreported(&mut self) -> bool {
         let alarms = take(self.alarm.get_ref());
         let control = match Control::read(&self.directory) {
             Ok(control) => control,
-            Err(error) => return self.no_look(&error, alarms),
+            Err(error) => return self.count_unreadable(&error, alarms),
         };
         let kills = control.kills.map(|_| kills_below(self.directory.path()));
         let grew = kills.is_some_and(|kills| self.tally.grew_to(kills));
-        let told = grew || (alarms > 0 && control.alarm_is_enough());
-        if told {
-            self.looks_left = 0;
+        let is_new = grew || (alarms > 0 && control.alarm_is_enough());
+        if is_new {
+            self.checks_left = 0;
         } else if alarms > 0 {
-            self.looks_left = LOOKS.len();
+            self.checks_left = CHECK_PAUSES.len();
         }
-        told
+        is_new
     }
 
     /// The count cannot be read. If the cgroup is gone, its removal has raised the alarm, or soon will. More than that one
     /// alarm means that memory had run out, and no file shows any more which process was killed.
-    fn no_look(&mut self, error: &io::Error, alarms: u64) -> bool {
-        let pending = u64::from(self.looks_left > 0);
+    fn count_unreadable(&mut self, error: &io::Error, alarms: u64) -> bool {
+        let pending = u64::from(self.checks_left > 0);
         if says_absent(error) {
-            (self.has_ended, self.looks_left) = (true, 0);
+            (self.has_ended, self.checks_left) = (true, 0);
             return alarms + pending > 1;
         }
         tracing::warn!(%error, path = %self.directory.path().display(), "memory.oom_control cannot be read");
         if alarms > 0 {
-            self.looks_left = LOOKS.len();
+            self.checks_left = CHECK_PAUSES.len();
         }
         false
     }
@@ -113,7 +113,7 @@ impl Watch {
 struct Control {
     /// The kills in this very cgroup; kernels before 4.13 do not count them.
     kills: Option<u64>,
-    kills_nobody: bool,
+    kills_disabled: bool,
 }
 
 impl Control {
@@ -123,12 +123,12 @@ impl Control {
 
     fn parse(text: &str) -> Self {
         let lines = FlatKeyed::parse(text);
-        Self { kills: lines.get("oom_kill"), kills_nobody: lines.of("oom_kill_disable") != 0 }
+        Self { kills: lines.get("oom_kill"), kills_disabled: lines.of("oom_kill_disable") != 0 }
     }
 
     /// True if kills are never counted: the kernel cannot, or may not kill and lets the container wait for memory for ever.
     fn alarm_is_enough(&self) -> bool {
-        self.kills.is_none() || self.kills_nobody
+        self.kills.is_none() || self.kills_disabled
     }
 }
 
@@ -164,7 +164,7 @@ mod tests {
     use crate::cgroup::live::Fixture;
 
     #[test]
-    fn when_the_alarm_has_to_do() {
+    fn the_alarm_alone_counts_where_kills_are_not_counted() {
         let newer = Control::parse("oom_kill_disable 0\nunder_oom 1\noom_kill 3\n");
         assert_eq!((newer.kills, newer.alarm_is_enough()), (Some(3), false));
         assert!(Control::parse("oom_kill_disable 0\nunder_oom 1\n").alarm_is_enough());

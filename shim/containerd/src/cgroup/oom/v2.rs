@@ -32,7 +32,7 @@ impl Watch {
         loop {
             // The population is read first: a kill that emptied the cgroup has been counted by then.
             self.has_ended |= !self.is_populated();
-            if self.is_untold() {
+            if self.take_unreported() {
                 return Some(Killed);
             }
             if self.has_ended || self.changed().await.is_err() {
@@ -49,7 +49,7 @@ impl Watch {
         }
     }
 
-    pub(super) fn is_untold(&mut self) -> bool {
+    pub(super) fn take_unreported(&mut self) -> bool {
         match self.memory.read() {
             Ok(events) => self.tally.grew_to(kills(&events)),
             Err(error) => {
@@ -97,7 +97,7 @@ mod tests {
         let end = tokio::join!(timeout(LONG, watch.next()), async { cgroup.remove() }).0;
         assert_eq!(end.unwrap(), None);
         assert_eq!(timeout(LONG, watch.next()).await.unwrap(), None);
-        assert!(!watch.is_untold());
+        assert!(!watch.take_unreported());
     }
 
     #[tokio::test]

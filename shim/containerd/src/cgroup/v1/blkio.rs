@@ -13,7 +13,7 @@ use crate::cgroup::{
     text::{device, number},
 };
 
-type Names = HashMap<(u64, u64), String>;
+type DeviceNames = HashMap<(u64, u64), String>;
 
 /// All lists; none if the controller has no file of them.
 pub(super) fn stat(directory: &Directory) -> Option<BlkIOStat> {
@@ -88,8 +88,8 @@ fn name_devices(stat: &mut BlkIOStat) {
 }
 
 /// The lines of /proc/partitions: `major minor  #blocks  name`, after a heading. The first of two names is used.
-fn device_names(partitions: &str) -> Names {
-    let mut names = Names::new();
+fn device_names(partitions: &str) -> DeviceNames {
+    let mut names = DeviceNames::new();
     for line in partitions.lines() {
         let mut words = line.split_ascii_whitespace();
         let (Some(major), Some(minor), Some(name)) = (words.next(), words.next(), words.nth(1)) else { continue };

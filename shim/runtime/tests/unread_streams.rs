@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::pipe::fcntl_setpipe_size;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 struct Scene {
     folder: TempDir,
@@ -50,7 +50,7 @@ impl Scene {
 }
 
 fn ends(mut guard: Child) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     while guard.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             guard.kill().unwrap();
@@ -62,29 +62,29 @@ fn ends(mut guard: Child) {
 }
 
 #[test]
-fn a_long_annotation_fills_no_pipe_and_keeps_no_line_from_the_journal() {
+fn a_long_annotation_is_cut_on_stderr_and_in_the_journal() {
     let scene = Scene::new();
     let (mut read, write) = pipe().unwrap();
     ends(scene.guard(write, None));
-    let mut said = String::new();
-    read.read_to_string(&mut said).unwrap();
-    assert!(said.contains("bindguard.io/mode") && said.len() < 4096, "{} bytes: {said:.300}", said.len());
+    let mut output = String::new();
+    read.read_to_string(&mut output).unwrap();
+    assert!(output.contains("bindguard.io/mode") && output.len() < 4096, "{} bytes: {output:.300}", output.len());
     let journal = scene.journal();
     assert!(journal.contains("is not one of its values") && journal.len() < 4096, "{journal:.300}");
 }
 
 #[test]
-fn a_stderr_without_room_keeps_nobody_waiting() {
+fn a_full_stderr_does_not_block_the_guard() {
     let scene = Scene::new();
     let (_read, mut write) = pipe().unwrap();
-    let room = fcntl_setpipe_size(&write, 4096).unwrap();
-    std::io::Write::write_all(&mut write, &vec![b'x'; room]).unwrap();
+    let capacity = fcntl_setpipe_size(&write, 4096).unwrap();
+    std::io::Write::write_all(&mut write, &vec![b'x'; capacity]).unwrap();
     ends(scene.guard(write, None));
     assert!(scene.journal().contains("is not one of its values"));
 }
 
 #[test]
-fn a_log_that_nobody_reads_keeps_nobody_waiting() {
+fn a_log_fifo_without_a_reader_does_not_block_the_guard() {
     let scene = Scene::new();
     let fifo = scene.folder.path().join("log");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());

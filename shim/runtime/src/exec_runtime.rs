@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 use nix::unistd::{execv, execve};
 
-use crate::remarks::Remarks;
-use crate::{as_called, handover};
+use crate::messages::Messages;
+use crate::{handover, inherited_state};
 
 /// Names the real runtime in the environment: a path, or a name on `PATH`.
 const ENVIRONMENT: &str = "BINDGUARD_RUNTIME";
@@ -30,16 +30,16 @@ enum NoRuntime {
 }
 
 /// Replaces this process by the real runtime. Returns only if that is impossible.
-pub fn exec(args: &[OsString], configured: &Path, remarks: &Remarks) -> ExitCode {
+pub fn exec(args: &[OsString], configured: &Path, messages: &Messages) -> ExitCode {
     let runtime = match find(configured) {
         Ok(runtime) => runtime,
         Err(error) => {
-            remarks.fatal(&error.to_string());
+            messages.fatal(&error.to_string());
             return ExitCode::from(CANNOT_RUN);
         }
     };
     let error = execute(&runtime, args);
-    remarks.fatal(&format!("run the OCI runtime {}: {error}", runtime.display()));
+    messages.fatal(&format!("run the OCI runtime {}: {error}", runtime.display()));
     ExitCode::from(CANNOT_RUN)
 }
 
@@ -47,13 +47,13 @@ pub fn exec(args: &[OsString], configured: &Path, remarks: &Remarks) -> ExitCode
 fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
     let Ok(path) = CString::new(runtime.as_os_str().as_bytes()) else { return io::ErrorKind::InvalidInput.into() };
     // Arguments came through an execve themselves: none contains a NUL.
-    let words = args.iter().filter_map(|arg| CString::new(arg.as_bytes()).ok());
-    let words: Vec<CString> = iter::once(path.clone()).chain(words).collect();
-    as_called::restore();
+    let argv = args.iter().filter_map(|arg| CString::new(arg.as_bytes()).ok());
+    let argv: Vec<CString> = iter::once(path.clone()).chain(argv).collect();
+    inherited_state::restore();
     let Err(errno) = if own_variables().any(|name| env::var_os(name).is_some()) {
-        execve(&path, &words, &environment_of_runtime())
+        execve(&path, &argv, &environment_of_runtime())
     } else {
-        execv(&path, &words)
+        execv(&path, &argv)
     };
     errno.into()
 }
@@ -73,8 +73,8 @@ fn own_variables() -> impl Iterator<Item = &'static str> {
 /// The environment's runtime, else the config's. Either may turn out to be this very program (an installation in runc's place,
 /// or a `BinaryName` that names it): then the next `runc` on `PATH` is used.
 fn find(configured: &Path) -> Result<PathBuf, NoRuntime> {
-    let asked = env::var_os(ENVIRONMENT).filter(|name| !name.is_empty()).map(PathBuf::from);
-    let candidates = [asked.as_deref(), Some(configured), Some(Path::new("runc"))];
+    let from_environment = env::var_os(ENVIRONMENT).filter(|name| !name.is_empty()).map(PathBuf::from);
+    let candidates = [from_environment.as_deref(), Some(configured), Some(Path::new("runc"))];
     let mut first_error = None;
     for candidate in candidates.into_iter().flatten() {
         match locate(candidate) {

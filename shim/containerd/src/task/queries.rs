@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use containerd_shim_protos::{api::StateResponse, shim::oci::ProcessDetails, types::task::ProcessInfo};
 use protobuf::{EnumOrUnknown, Message, MessageField, well_known_types::any::Any};
 
-use super::{Process, Task, TaskError, state::ProcessState};
+use super::{Task, TaskError, TaskProcess, state::ProcessState};
 use crate::{cgroup::CgroupError, events::timestamp};
 
 impl Task {
@@ -32,7 +32,8 @@ impl Task {
 
     /// The container and its execs, one line each.
     pub(crate) fn describe(&self) -> Vec<String> {
-        let line = |process: &Process| format!("{}, pid {}", process.state().within(self.init.state()), process.pid());
+        let line =
+            |process: &TaskProcess| format!("{}, pid {}", process.state().within(self.init.state()), process.pid());
         let is_busy = if self.turn.try_lock().is_err() { ", a call changes it" } else { "" };
         let mut lines = vec![format!("container {}: {}{is_busy}", self.id, line(&self.init))];
         let execs = self.execs();

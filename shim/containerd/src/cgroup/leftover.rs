@@ -17,7 +17,7 @@ const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Removes the empty cgroup that a spec names by `cgroupsPath`, in every hierarchy. systemd cleans up paths in systemd's form.
-pub(crate) async fn remove_remains(cgroups_path: &str) {
+pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str) {
     let Some(path) = below_the_root(cgroups_path) else { return };
     for hierarchy in hierarchies() {
         let directory = hierarchy.join(path);

@@ -15,7 +15,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Unmounts, and removes the mount point. If a bundle still has one, containerd 2 reads the node's whole mount table before it
 /// removes the bundle, see `UnmountRecursive` in its `mount` package.
-pub(super) fn take_down(rootfs: &Path) -> Result<(), RootfsError> {
+pub(super) fn unmount_and_remove(rootfs: &Path) -> Result<(), RootfsError> {
     unmount_all(rootfs)?;
     // A directory with files in it is not only a mount point, and stays.
     let _ = fs::remove_dir(rootfs);

@@ -6,7 +6,7 @@ use bindguard_config::{Config, Loaded};
 use bindguard_core::{annotations::policy_of_pod, error_chain};
 use tokio::{sync::Semaphore, time::timeout};
 
-use crate::{aside::aside, bundle::SpecView, runtime::GuardTerms};
+use crate::{blocking::run_blocking, bundle::ShimSpec, runtime::GuardSettings};
 
 /// The time limit for reading the config: it may be on a server that hangs, and the event loop serves the whole pod.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -15,11 +15,11 @@ const PATIENCE: Duration = Duration::from_millis(700);
 static READINGS: Semaphore = Semaphore::const_new(64);
 
 /// Read for each create and restore, so that a change of the config also affects a pod that runs for months.
-pub(super) async fn guard_terms(spec: &SpecView) -> GuardTerms {
+pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
     let config = active_config().await;
     // The guard itself reports the annotations that are ignored.
     let (policy, _) = policy_of_pod(config.policy(), |name| spec.annotations.get(name).map(String::as_str));
-    GuardTerms { deadline: config.deadline(), policy: policy.into_owned() }
+    GuardSettings { deadline: config.deadline(), policy: policy.into_owned() }
 }
 
 async fn active_config() -> Config {
@@ -35,7 +35,7 @@ async fn active_config() -> Config {
 }
 
 async fn read() -> io::Result<Loaded> {
-    aside(reading(&READINGS, bindguard_config::load)?).await
+    run_blocking(reading(&READINGS, bindguard_config::load)?).await
 }
 
 /// The slot belongs to the reading, so that it is free again when the reading ends, panics, or gets no thread.
@@ -56,13 +56,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_reading_gives_its_slot_back_however_it_ends() {
+    async fn a_config_read_frees_its_slot_however_it_ends() {
         static SLOTS: Semaphore = Semaphore::const_new(1);
         let without_a_thread = reading(&SLOTS, || ()).unwrap();
         assert!(reading(&SLOTS, || ()).is_err(), "two readings in one slot");
         drop(without_a_thread);
-        assert!(aside(reading(&SLOTS, || panic!("no config")).unwrap()).await.is_err());
-        aside(reading(&SLOTS, || ()).unwrap()).await.unwrap();
+        assert!(run_blocking(reading(&SLOTS, || panic!("no config")).unwrap()).await.is_err());
+        run_blocking(reading(&SLOTS, || ()).unwrap()).await.unwrap();
         assert_eq!(SLOTS.available_permits(), 1);
     }
 }

@@ -13,7 +13,7 @@ use super::IoError;
 
 /// The owner of the pipes: the container's user, so that it can reopen /dev/stdout.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Owner {
+pub(crate) struct StreamOwner {
     /// User id.
     pub(crate) uid: u32,
     /// Group id.
@@ -21,7 +21,7 @@ pub(crate) struct Owner {
 }
 
 /// A pipe: the read end, the write end.
-pub(super) fn owned_pipe(stream: &'static str, owner: Owner) -> Result<(OwnedFd, OwnedFd), IoError> {
+pub(super) fn owned_pipe(stream: &'static str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd), IoError> {
     let make = || {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         if owner.uid != 0 || owner.gid != 0 {

@@ -48,7 +48,7 @@ const CALLERS: [&str; 12] = [
 const CALLS: [&str; 5] = ["create -b BUNDLE c", "run c", "state c", "", "create -b /nowhere c"];
 
 #[test]
-fn the_runtime_finds_what_it_would_without_bindguard() {
+fn the_runtime_gets_the_same_process_state_as_without_bindguard() {
     let scene = Scene::new();
     let mut different = Vec::new();
     for caller in CALLERS {
@@ -57,7 +57,7 @@ fn the_runtime_finds_what_it_would_without_bindguard() {
             let directly = scene.found(caller, &scene.path("runtime"), &call);
             let through = scene.found(caller, &PathBuf::from(env!("CARGO_BIN_EXE_bindguard-runtime")), &call);
             if directly != through {
-                different.push(format!("{caller} … {call}: {}", directly.beside(&through)));
+                different.push(format!("{caller} … {call}: {}", directly.difference_to(&through)));
             }
         }
     }
@@ -65,16 +65,16 @@ fn the_runtime_finds_what_it_would_without_bindguard() {
 }
 
 #[test]
-fn a_user_whose_journal_it_is_not_hears_nothing_of_it() {
+fn a_user_without_access_to_the_journal_gets_no_warning() {
     let scene = Scene::with_journal("/proc/nowhere/journal.jsonl");
     let guard = PathBuf::from(env!("CARGO_BIN_EXE_bindguard-runtime"));
-    let told = |caller: &str| scene.found(caller, &guard, "run c").output.stderr;
+    let stderr = |caller: &str| scene.found(caller, &guard, "run c").output.stderr;
     let users = ["exec unshare -Ur", "exec setpriv --bounding-set -sys_admin"];
     for user in users.into_iter().filter(|user| works(user)) {
-        assert_eq!(String::from_utf8_lossy(&told(user)), "said\n", "{user}");
+        assert_eq!(String::from_utf8_lossy(&stderr(user)), "said\n", "{user}");
     }
     if works("exec setpriv --bounding-set +sys_admin") {
-        assert!(String::from_utf8_lossy(&told("exec")).contains("bindguard: "), "the node's root is told");
+        assert!(String::from_utf8_lossy(&stderr("exec")).contains("bindguard: "), "the node's root gets the warning");
     }
 }
 
@@ -87,26 +87,26 @@ fn works(caller: &str) -> bool {
 }
 
 #[test]
-fn callers_can_be_told_apart() {
+fn the_script_distinguishes_its_callers() {
     let scene = Scene::new();
     let runtime = scene.path("runtime");
     let [plain, ignoring, closed] = [CALLERS[0], CALLERS[1], CALLERS[6]].map(|c| scene.found(c, &runtime, "state c"));
     assert_eq!(plain.output.status.code(), Some(42));
-    assert_ne!(plain.words, ignoring.words);
-    assert_ne!(plain.words, closed.words);
+    assert_ne!(plain.record, ignoring.record);
+    assert_ne!(plain.record, closed.record);
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
-    words: String,
+    record: String,
     output: Output,
 }
 
 impl Found {
     /// Only the differences.
-    fn beside(&self, other: &Self) -> String {
+    fn difference_to(&self, other: &Self) -> String {
         let lines = |found: &Self, than: &Self| {
-            let lines = found.words.lines().filter(|line| !than.words.lines().any(|l| l == *line));
+            let lines = found.record.lines().filter(|line| !than.record.lines().any(|l| l == *line));
             lines.collect::<Vec<_>>().join("\n  ")
         };
         let [directly, through] = [lines(self, other), lines(other, self)];
@@ -156,8 +156,8 @@ impl Scene {
         shell.current_dir(self.path("bundle")).stdin(Stdio::from(fs::File::open(self.path("stdin")).unwrap()));
         shell.env("BINDGUARD_CONFIG", self.path("config.toml")).env_remove("BINDGUARD_RUNTIME");
         let output = shell.output().unwrap();
-        let words = fs::read_to_string(self.path("found")).unwrap();
+        let record = fs::read_to_string(self.path("found")).unwrap();
         fs::remove_file(self.path("found")).unwrap();
-        Found { words, output }
+        Found { record, output }
     }
 }

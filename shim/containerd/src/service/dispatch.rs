@@ -11,16 +11,16 @@ use super::{calls::PendingCall, refusal::Refusal};
 
 /// Makes a method panic for the container that is named after it, in a build with fault points.
 #[cfg(feature = "fault-points")]
-pub(super) fn break_on(method: &str, id: &str) {
+pub(super) fn panic_on_request(method: &str, id: &str) {
     assert!(id.strip_prefix("breaks-in-") != Some(method), "a fault point");
 }
 
 /// This build has no fault points.
 #[cfg(not(feature = "fault-points"))]
-pub(super) fn break_on(_: &str, _: &str) {}
+pub(super) fn panic_on_request(_: &str, _: &str) {}
 
 /// Runs a method that changes something to its end, even if the client disconnects.
-pub(super) async fn detached<T: Send + 'static>(
+pub(super) async fn run_to_end<T: Send + 'static>(
     call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> ttrpc::Result<T> {
@@ -36,7 +36,7 @@ pub(super) async fn detached<T: Send + 'static>(
 }
 
 /// Runs a method that only reads; it may be dropped at any time.
-pub(super) async fn answered<T>(
+pub(super) async fn run_cancellable<T>(
     call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send,
 ) -> ttrpc::Result<T> {
@@ -71,16 +71,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_answered() {
-        assert_eq!(code(detached(call(), async { panic!("no") }).await), ttrpc::Code::INTERNAL);
-        assert_eq!(code(answered(call(), async { panic!("no") }).await), ttrpc::Code::INTERNAL);
+        assert_eq!(code(run_to_end(call(), async { panic!("no") }).await), ttrpc::Code::INTERNAL);
+        assert_eq!(code(run_cancellable(call(), async { panic!("no") }).await), ttrpc::Code::INTERNAL);
     }
 
     #[tokio::test]
-    async fn a_change_is_finished_though_nobody_listens() {
-        let (go_on, told) = oneshot::channel();
+    async fn a_change_is_finished_after_the_client_disconnects() {
+        let (go_on, resumed) = oneshot::channel();
         let (done, seen) = oneshot::channel();
-        let work = detached(call(), async move {
-            told.await.unwrap();
+        let work = run_to_end(call(), async move {
+            resumed.await.unwrap();
             done.send(()).unwrap();
             Ok(())
         });

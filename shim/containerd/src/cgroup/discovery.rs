@@ -13,12 +13,12 @@ use std::{
 
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-use super::{CgroupError, Version, directory::Directory, mounts::CgroupMount, v1::Controllers};
+use super::{CgroupError, CgroupHierarchy, directory::Directory, mounts::CgroupMount, v1::Controllers};
 
 const USUAL: &str = "/sys/fs/cgroup";
 
 /// Finds the directories of a living process's cgroup.
-pub(super) fn find(pid: u32) -> Result<Version, CgroupError> {
+pub(super) fn find(pid: u32) -> Result<CgroupHierarchy, CgroupError> {
     let text = read(format!("/proc/{pid}/cgroup").into())?;
     let memberships: Vec<Membership<'_>> = text.lines().filter_map(Membership::parse).collect();
     let search = Search { pid, mounts: OnceCell::new() };
@@ -67,7 +67,7 @@ struct Search {
 }
 
 impl Search {
-    fn v1(&self, memberships: &[Membership<'_>]) -> Result<Option<Version>, CgroupError> {
+    fn v1(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, CgroupError> {
         let mut controllers = Controllers::default();
         for name in Controllers::NAMES {
             let Some(membership) = memberships.iter().find(|membership| membership.has(name)) else { continue };
@@ -75,14 +75,14 @@ impl Search {
                 controllers.put(name, directory);
             }
         }
-        Ok((controllers != Controllers::default()).then_some(Version::V1(controllers)))
+        Ok((controllers != Controllers::default()).then_some(CgroupHierarchy::V1(controllers)))
     }
 
-    fn v2(&self, memberships: &[Membership<'_>]) -> Result<Option<Version>, CgroupError> {
+    fn v2(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, CgroupError> {
         let Some(unified) = memberships.iter().find(|membership| membership.controllers.is_empty()) else {
             return Ok(None);
         };
-        Ok(self.directory(None, unified.path)?.map(Version::V2))
+        Ok(self.directory(None, unified.path)?.map(CgroupHierarchy::V2))
     }
 
     /// The directory in the hierarchy of a controller, or in the unified one.

@@ -1,6 +1,6 @@
-//! The guard's remarks, and their destinations.
+//! The guard's messages, and their destinations.
 //!
-//! Under a shim, stderr is the container's own. Remarks then go to the runtime's log file, which shims read, at levels that are
+//! Under a shim, stderr is the container's own. Messages then go to the runtime's log file, which shims read, at levels that are
 //! never mistaken for the runtime's last error. Without a log file they go to stderr. A problem that stops the guard (for
 //! example a broken config.json) goes to both, unless bindguard's own shim is the caller: it passes the log file on to
 //! containerd's log, and the container's log stays clean.
@@ -23,64 +23,64 @@ use crate::stderr;
 /// The limit of a remark, in bytes: two paths and the text about them.
 const LONGEST: usize = 16 << 10;
 
-/// The destinations of remarks.
+/// The destinations of messages.
 #[derive(Debug)]
-pub struct Remarks {
-    log: Option<Log>,
-    log_is_passed_on: bool,
+pub struct Messages {
+    log: Option<RuntimeLog>,
+    log_is_forwarded: bool,
 }
 
 #[derive(Debug)]
-struct Log {
+struct RuntimeLog {
     path: PathBuf,
     json: bool,
 }
 
-impl Remarks {
-    /// For a call that creates a container. `log_is_passed_on`: the caller shows the log file's content, whatever the result of
+impl Messages {
+    /// For a call that creates a container. `log_is_forwarded`: the caller shows the log file's content, whatever the result of
     /// the call.
-    pub fn for_invocation(invocation: &Invocation, log_is_passed_on: bool) -> Self {
-        let log = invocation.log.clone().map(|path| Log { path, json: invocation.log_is_json });
-        Self { log, log_is_passed_on }
+    pub fn for_invocation(invocation: &Invocation, log_is_forwarded: bool) -> Self {
+        let log = invocation.log.clone().map(|path| RuntimeLog { path, json: invocation.log_is_json });
+        Self { log, log_is_forwarded }
     }
 
     /// For a call that is not checked.
     pub fn on_stderr() -> Self {
-        Self { log: None, log_is_passed_on: false }
+        Self { log: None, log_is_forwarded: false }
     }
 
     /// Reports the findings and the actions.
-    pub fn tell(&self, report: &Report) {
+    pub fn report_findings(&self, report: &Report) {
         for problem in &report.problems {
             self.problem(&in_bundle(report, problem));
         }
         for (loudness, remark) in report.binds.iter().filter_map(BindReport::remark) {
             let written = self.log.as_ref().is_some_and(|log| log.append(level(loudness), &remark).is_ok());
             if !written && loudness == Loudness::Warning {
-                stderr::say(&remark);
+                stderr::write_line(&remark);
             }
         }
     }
 
     /// Reports a problem that stopped the guard.
     pub fn problem(&self, problem: &str) {
-        self.say("warning", problem);
+        self.write("warning", problem);
     }
 
     /// Reports why the real runtime cannot run.
     pub fn fatal(&self, problem: &str) {
-        self.say("error", problem);
+        self.write("error", problem);
     }
 
-    fn say(&self, level: &str, text: &str) {
+    fn write(&self, level: &str, text: &str) {
         let written = self.log.as_ref().is_some_and(|log| log.append(level, text).is_ok());
-        if !(written && self.log_is_passed_on) {
-            stderr::say(text);
+        if !(written && self.log_is_forwarded) {
+            stderr::write_line(text);
         }
     }
 }
 
-impl Log {
+impl RuntimeLog {
     /// Appends a line in the format of runc's own lines.
     fn append(&self, level: &str, text: &str) -> io::Result<()> {
         let time = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();

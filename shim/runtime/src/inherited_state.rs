@@ -23,9 +23,9 @@ static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 #[used]
 // SAFETY: the section is for functions; this one makes system calls and needs nothing that is initialized later.
 #[unsafe(link_section = ".init_array")]
-static NOTE: extern "C" fn() = note;
+static RECORD: extern "C" fn() = record;
 
-extern "C" fn note() {
+extern "C" fn record() {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: it changes nothing, and fills `action` when it returns 0.
     let ignored = unsafe {

@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 use crate::kernel;
 
 /// Runs `work` on its own thread. An error means that no thread could start, or that the work panicked.
-pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let (send, receive) = oneshot::channel();
     thread::Builder::new().stack_size(256 * 1024).spawn(move || {
         let done = work();
         // glibc keeps the stack for the next thread.
-        kernel::give_back_stack();
+        kernel::release_stack();
         drop(send.send(done));
     })?;
     receive.await.map_err(io::Error::other)
@@ -25,7 +25,7 @@ pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + '
 mod tests {
     #[tokio::test]
     async fn a_panic_is_an_error() {
-        assert_eq!(super::aside(|| 7).await.unwrap(), 7);
-        assert!(super::aside(|| panic!("no")).await.is_err());
+        assert_eq!(super::run_blocking(|| 7).await.unwrap(), 7);
+        assert!(super::run_blocking(|| panic!("no")).await.is_err());
     }
 }

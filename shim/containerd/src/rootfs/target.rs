@@ -13,14 +13,14 @@ use std::{
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 /// The path to mount on. It must exist, as for mount(2).
-pub(super) fn beneath(rootfs: &Path, target: &str) -> io::Result<PathBuf> {
+pub(super) fn resolve(rootfs: &Path, target: &str) -> io::Result<PathBuf> {
     if target.trim_matches('/').is_empty() {
         return Ok(rootfs.to_owned());
     }
     let root = File::open(rootfs)?;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let place = openat2(&root, target, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
-    read_link(format!("/proc/self/fd/{}", place.as_raw_fd()))
+    let target_fd = openat2(&root, target, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
+    read_link(format!("/proc/self/fd/{}", target_fd.as_raw_fd()))
 }
 
 #[cfg(test)]
@@ -37,9 +37,9 @@ mod tests {
         create_dir(rootfs.join("etc")).unwrap();
         symlink("/etc", rootfs.join("data")).unwrap();
         symlink("../../..", rootfs.join("up")).unwrap();
-        assert_eq!(beneath(&rootfs, "/data").unwrap(), rootfs.join("etc"));
-        assert_eq!(beneath(&rootfs, "up/etc").unwrap(), rootfs.join("etc"));
-        assert_eq!(beneath(&rootfs, "/").unwrap(), rootfs);
-        assert!(beneath(&rootfs, "missing").is_err());
+        assert_eq!(resolve(&rootfs, "/data").unwrap(), rootfs.join("etc"));
+        assert_eq!(resolve(&rootfs, "up/etc").unwrap(), rootfs.join("etc"));
+        assert_eq!(resolve(&rootfs, "/").unwrap(), rootfs);
+        assert!(resolve(&rootfs, "missing").is_err());
     }
 }

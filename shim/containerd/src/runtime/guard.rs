@@ -54,12 +54,12 @@ pub(super) struct Making<'a> {
     /// Its streams.
     pub(super) wiring: &'a Wiring,
     /// The guard's settings.
-    pub(super) terms: &'a GuardTerms,
+    pub(super) settings: &'a GuardSettings,
 }
 
 /// The settings of the guard, and the policy for a container that it could not check.
 #[derive(Debug)]
-pub(crate) struct GuardTerms {
+pub(crate) struct GuardSettings {
     /// The guard's time limit.
     pub(crate) deadline: Duration,
     /// Decides whether an unchecked container is refused.
@@ -69,8 +69,8 @@ pub(crate) struct GuardTerms {
 /// A new container.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Created {
-    /// The guard wants to check it: see [`Runtime::verify_apart`].
-    pub(crate) is_worth_verifying: bool,
+    /// The guard wants to check it: see [`Runtime::spawn_verification`].
+    pub(crate) needs_verification: bool,
 }
 
 /// The result of one run of the guard.
@@ -107,7 +107,7 @@ impl Runtime {
     async fn make_again(&self, guard: &Path, call: &Making<'_>, first: RuntimeError) -> Result<Created, RuntimeError> {
         let mut failure = first;
         for attempt in 1..=RETRIES {
-            self.clear_away(call.id).await;
+            self.remove_failed_create(call.id).await;
             call.wiring.hold_back();
             match self.pass(guard, call, attempt).await? {
                 Passage::Created(created) => {
@@ -127,7 +127,7 @@ impl Runtime {
     }
 
     async fn make_unguarded(&self, call: &Making<'_>, why: &str) -> Result<Created, RuntimeError> {
-        if let Some(reason) = refusal_of_unseen(why, &call.terms.policy) {
+        if let Some(reason) = refusal_of_unseen(why, &call.settings.policy) {
             return Err(RuntimeError::Refused { reason });
         }
         tracing::warn!(id = call.id, "{why}: the container is created without a check of its mounts");
@@ -146,13 +146,13 @@ impl Runtime {
             Err(error) => return Ok(Passage::NoGuard(error.to_string())),
         };
         let mut said = Vec::new();
-        if tokio::time::timeout(call.terms.deadline, hear(&mut line, &mut said)).await.is_err() {
+        if tokio::time::timeout(call.settings.deadline, hear(&mut line, &mut said)).await.is_err() {
             self.abandon(running, &mut line, &mut said, call.id).await;
-            return Ok(Passage::NoGuard(format!("no answer within {:?}", call.terms.deadline)));
+            return Ok(Passage::NoGuard(format!("no answer within {:?}", call.settings.deadline)));
         }
         match word(&said) {
             Some(Word::Handover { verify }) => Ok(match running.finish().await {
-                Ok(_) => Passage::Created(Created { is_worth_verifying: verify }),
+                Ok(_) => Passage::Created(Created { needs_verification: verify }),
                 Err(error) => Passage::RuntimeFailed(error.beside(hear_reason(&mut line, &mut said).await)),
             }),
             other => {
@@ -187,7 +187,7 @@ impl Runtime {
         self.dismiss(running, KILL_GRACE).await;
         let _ = line.try_read_buf(said);
         if matches!(word(said), Some(Word::Handover { .. })) || self.knows(id) {
-            self.clear_away(id).await;
+            self.remove_failed_create(id).await;
         }
     }
 
@@ -203,7 +203,7 @@ impl Runtime {
     }
 
     /// Removes the remains of a failed create, so that the next one finds the name free.
-    pub(crate) async fn clear_away(&self, id: &str) {
+    pub(crate) async fn remove_failed_create(&self, id: &str) {
         let _ = std::fs::remove_file(self.bundle.init_pid_file());
         if let Err(error) = self.force_delete(id).await {
             // crun returns an error when there is nothing to remove.
