@@ -147,7 +147,7 @@ pub fn binaries_under_test() -> Result<PathBuf> {
 pub fn folder_with_fault_points() -> Option<PathBuf> {
     let apart = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
     let has_them = |folder: &PathBuf| {
-        contains(&folder.join(GUARD), b"BINDGUARD_FAULT") && contains(&folder.join(SHIM), b"breaks-in-")
+        contains(&folder.join(GUARD), b"BINDGUARD_FAULT") && contains(&folder.join(SHIM), b"panic-in-")
     };
     apart.into_iter().chain(binaries_under_test().ok()).find(has_them)
 }

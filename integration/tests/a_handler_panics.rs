@@ -25,17 +25,17 @@ fn story(node: &Node) -> Result<()> {
     client.create(&lasting.request())?;
     client.start("lasting", "")?;
 
-    let broken = Bundle::create(node, "breaks-in-create", &words)?;
+    let broken = Bundle::create(node, "panic-in-create", &words)?;
     ensure!(code(client.create(&broken.request()))? == Code::INTERNAL);
     // the name is free again, and breaks again
     ensure!(code(client.create(&broken.request()))? == Code::INTERNAL);
 
-    let broken = Bundle::create(node, "breaks-in-start", &words)?;
+    let broken = Bundle::create(node, "panic-in-start", &words)?;
     client.create(&broken.request())?;
     ensure!(code(client.start(broken.id(), ""))? == Code::INTERNAL);
     client.delete(broken.id(), "")?;
 
-    let broken = Bundle::create(node, "breaks-in-state", &words)?;
+    let broken = Bundle::create(node, "panic-in-state", &words)?;
     client.create(&broken.request())?;
     ensure!(code(client.state(broken.id(), ""))? == Code::INTERNAL);
     client.start(broken.id(), "")?;

@@ -189,7 +189,7 @@ mod tests {
     fn a_bundle_is_settled_before_the_runtime_is_called_and_after_all_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let bundle = Bundle::at(dir.path());
-        assert!(!bundle.is_settled(), "no spec: nobody knows");
+        assert!(!bundle.is_settled(), "no spec: unknown");
         fs::write(dir.path().join(CONFIG), "{}").unwrap();
         assert!(bundle.is_settled());
         bundle.write_options(&Options::default()).unwrap();

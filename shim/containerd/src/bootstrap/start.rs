@@ -36,7 +36,7 @@ pub(crate) enum StartError {
     /// The answer.
     #[error("encode the answer")]
     Encode(#[from] protobuf::Error),
-    /// A step on the way.
+    /// A step of the start.
     #[error("{step}")]
     Step {
         /// Which.

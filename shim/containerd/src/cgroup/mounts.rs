@@ -38,7 +38,7 @@ impl CgroupMount {
     /// True if it shows the hierarchy of this controller, or the unified one.
     pub(super) fn shows(&self, controller: Option<&str>) -> bool {
         match (&self.controllers, controller) {
-            (Some(has), Some(asked)) => has.iter().any(|name| name == asked),
+            (Some(has), Some(wanted)) => has.iter().any(|name| name == wanted),
             (None, None) => true,
             _ => false,
         }

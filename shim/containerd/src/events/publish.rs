@@ -30,7 +30,7 @@ const REJECTIONS: u32 = 8;
 
 enum Failure {
     /// containerd could not be reached.
-    Way(String),
+    Transport(String),
     /// containerd rejected the event.
     Rejected(String),
 }
@@ -66,7 +66,7 @@ impl Publisher {
                         return;
                     }
                 }
-                Err(Failure::Way(why)) => {
+                Err(Failure::Transport(why)) => {
                     self.client = None;
                     tracing::debug!(topic = event.topic, "containerd cannot be reached: {why}");
                 }
@@ -86,7 +86,7 @@ impl Publisher {
             {
                 Err(Failure::Rejected(status.message))
             }
-            Err(error) => Err(Failure::Way(error.to_string())),
+            Err(error) => Err(Failure::Transport(error.to_string())),
         }
     }
 
@@ -97,8 +97,8 @@ impl Publisher {
                 let path = self.address.strip_prefix("unix://").unwrap_or(&self.address);
                 let connecting = tokio::time::timeout(ANSWER_LIMIT, UnixStream::connect(path)).await;
                 let stream = connecting
-                    .map_err(|elapsed| Failure::Way(elapsed.to_string()))?
-                    .map_err(|error| Failure::Way(format!("connect to {path}: {error}")))?;
+                    .map_err(|elapsed| Failure::Transport(elapsed.to_string()))?
+                    .map_err(|error| Failure::Transport(format!("connect to {path}: {error}")))?;
                 EventsClient::new(Client::new(Socket::from(stream)))
             }
         };

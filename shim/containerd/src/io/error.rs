@@ -26,8 +26,8 @@ pub(crate) enum IoError {
         uri: String,
     },
     /// No thread could open them.
-    #[error("open the process's streams aside from the event loop")]
-    Aside(#[source] io::Error),
+    #[error("open the process's streams in a thread")]
+    Thread(#[source] io::Error),
     /// A pipe between shim and process.
     #[error("make the pipe for {stream}")]
     Pipe {

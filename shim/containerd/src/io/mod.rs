@@ -10,7 +10,7 @@
 //! ```
 //! First everything is opened (`Wiring`), then the runtime runs with the container's ends, and only after its success do the
 //! copies begin (`Attached`). A second try of a create uses the same wiring, without the output of the failed try
-//! (`Wiring::hold_back`). A logging program reads its pipes itself, so it also gets the output of failed tries.
+//! (`Wiring::withhold_output`). A logging program reads its pipes itself, so it also gets the output of failed tries.
 
 mod console;
 mod copy;

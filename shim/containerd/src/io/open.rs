@@ -49,7 +49,7 @@ impl Opened {
             return Ok(Self::default());
         }
         let streams = streams.clone();
-        run_blocking(move || Self::open_all(&streams)).await.map_err(IoError::Aside)?
+        run_blocking(move || Self::open_all(&streams)).await.map_err(IoError::Thread)?
     }
 
     fn open_all(streams: &Streams) -> Result<Self, IoError> {

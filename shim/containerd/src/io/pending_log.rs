@@ -33,7 +33,7 @@ impl PendingLog {
     }
 
     /// Removes the output of a failed try from the pipe: another try may follow.
-    pub(super) fn hold_back(&self) -> Vec<u8> {
+    pub(super) fn withhold_output(&self) -> Vec<u8> {
         let text = unread(&self.pipe);
         if !text.is_empty() {
             self.failure().clone_from(&text);
@@ -92,7 +92,7 @@ mod tests {
         let TestLog { pending, mut process, file } = log();
         for _ in 0..3 {
             process.write_all(b"runc create failed\n").unwrap();
-            pending.hold_back();
+            pending.withhold_output();
         }
         process.write_all(b"its own\n").unwrap();
         drop(process);
@@ -106,7 +106,7 @@ mod tests {
         let TestLog { pending, mut process, file } = log();
         for text in [&b"first\n"[..], b"again\n", b""] {
             process.write_all(text).unwrap();
-            pending.hold_back();
+            pending.withhold_output();
         }
         pending.write_failure().unwrap();
         pending.write_failure().unwrap();

@@ -20,7 +20,7 @@ use super::{
 };
 
 /// The number of bytes of a failed try's output that an error quotes.
-const LAST_WORDS: usize = 2048;
+const LAST_OUTPUT: usize = 2048;
 
 /// Opened streams that wait for their process.
 #[derive(Default)]
@@ -31,7 +31,7 @@ pub(crate) struct Wiring {
     console: Option<ConsoleSocket>,
     console_out: Option<OwnedFd>,
     logs: Vec<PendingLog>,
-    last_words: Mutex<Vec<u8>>,
+    last_output: Mutex<Vec<u8>>,
     sinks: Vec<Sink>,
 }
 
@@ -170,20 +170,20 @@ impl Wiring {
     }
 
     /// After a failed try of the runtime: keeps its output out of that of a container that another try makes.
-    pub(crate) fn hold_back(&self) {
+    pub(crate) fn withhold_output(&self) {
         let of_pairs = self.pairs.iter().map(|pair| unread(&pair.from));
-        let text = of_pairs.chain(self.logs.iter().map(PendingLog::hold_back)).collect::<Vec<_>>().concat();
+        let text = of_pairs.chain(self.logs.iter().map(PendingLog::withhold_output)).collect::<Vec<_>>().concat();
         if !text.is_empty() {
-            *self.last_words.lock().unwrap_or_else(PoisonError::into_inner) = text;
+            *self.last_output.lock().unwrap_or_else(PoisonError::into_inner) = text;
         }
     }
 
     /// The end of the last try's output, if it failed and wrote any.
-    pub(crate) fn last_words(&self) -> Option<String> {
-        self.hold_back();
-        let text = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = &text[text.len().saturating_sub(LAST_WORDS)..];
-        Some(String::from_utf8_lossy(end).trim().to_owned()).filter(|words| !words.is_empty())
+    pub(crate) fn last_output(&self) -> Option<String> {
+        self.withhold_output();
+        let text = self.last_output.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = &text[text.len().saturating_sub(LAST_OUTPUT)..];
+        Some(String::from_utf8_lossy(end).trim().to_owned()).filter(|output| !output.is_empty())
     }
 
     /// Writes the runtime's output into a log file when no other try follows. The reader of a fifo gets only the answer to

@@ -52,8 +52,8 @@ pub(crate) enum OptionsError {
         source: std::io::Error,
     },
     /// No thread could read them.
-    #[error("read the options aside from the event loop")]
-    Aside(#[source] std::io::Error),
+    #[error("read the options in a thread")]
+    Thread(#[source] std::io::Error),
 }
 
 /// The options of any of the types. Field names in JSON are Go's.
@@ -104,7 +104,7 @@ impl Options {
     pub(crate) async fn of_request(any: Option<&Any>) -> Result<Self, OptionsError> {
         match any.filter(|any| any.type_url.ends_with(GENERIC)).cloned() {
             None => Self::from_any(any),
-            Some(any) => run_blocking(move || Self::from_any(Some(&any))).await.map_err(OptionsError::Aside)?,
+            Some(any) => run_blocking(move || Self::from_any(Some(&any))).await.map_err(OptionsError::Thread)?,
         }
     }
 

@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::kernel;
 
 /// The limit of output that is kept for the error.
-const LONGEST_WORDS: u64 = 2048;
+const LONGEST_MESSAGE: u64 = 2048;
 
 /// A FUSE mount.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,22 +34,22 @@ impl<'a> Fuse<'a> {
 
     /// `mount.fuse3 SOURCE TARGET -o OPTION... -t PROGRAM`; the helper sorts the options.
     pub(super) fn mount(&self, mount: &Mount, target: &Path) -> io::Result<()> {
-        let mut said = File::from(memfd_create("mount-helper-output", MemfdFlags::CLOEXEC)?);
+        let mut output = File::from(memfd_create("mount-helper-output", MemfdFlags::CLOEXEC)?);
         let mut command = Command::new(self.helper);
         command.arg(&mount.source).arg(target).args(mount.options.iter().flat_map(|option| ["-o", option]));
         command.args(["-t", self.program]).current_dir("/").stdin(Stdio::null());
-        command.stdout(said.try_clone()?).stderr(said.try_clone()?);
+        command.stdout(output.try_clone()?).stderr(output.try_clone()?);
         kernel::with_default_signals(&mut command);
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.helper));
         let status = command.status().map_err(named)?;
         if status.success() {
             return Ok(());
         }
-        let mut words = Vec::new();
-        said.rewind()?;
-        said.take(LONGEST_WORDS).read_to_end(&mut words)?;
-        let words = String::from_utf8_lossy(&words).trim().replace('\n', "; ");
-        Err(io::Error::other(format!("{} {}: {status}: {words}", self.helper, self.program)))
+        let mut message = Vec::new();
+        output.rewind()?;
+        output.take(LONGEST_MESSAGE).read_to_end(&mut message)?;
+        let message = String::from_utf8_lossy(&message).trim().replace('\n', "; ");
+        Err(io::Error::other(format!("{} {}: {status}: {message}", self.helper, self.program)))
     }
 }
 

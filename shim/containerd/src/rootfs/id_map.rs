@@ -98,7 +98,7 @@ impl Drop for MappedLayers {
         // Unmounted already, or never mounted; without the directory there is nothing to remove either.
         let _ = umount2(&self.directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
         if let Err(error) = fs::remove_dir(&self.directory) {
-            tracing::warn!(path = %self.directory.display(), %error, "cannot remove the place of an overlay's mapped layers");
+            tracing::warn!(path = %self.directory.display(), %error, "cannot remove the mount point of an overlay's mapped layers");
         }
     }
 }

@@ -21,17 +21,17 @@ use nix::{
 use super::{RootfsError, call, mount_all, unmount_all, unmount_and_remove};
 
 /// The folder has an empty `rootfs` and is on the machine's own disk: not every filesystem supports id-mapped mounts.
-fn in_namespace(tell: impl FnOnce(&Path) + Send + 'static) {
+fn in_namespace(test: impl FnOnce(&Path) + Send + 'static) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_owned();
     create_dir(path.join("rootfs")).unwrap();
-    let told = thread::spawn(move || {
+    let finished = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS)?;
         call(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;
-        tell(&path);
+        test(&path);
         io::Result::Ok(())
     });
-    if let Err(error) = told.join().unwrap() {
+    if let Err(error) = finished.join().unwrap() {
         skipped(&format!("no mount namespace: {error}"));
     }
 }

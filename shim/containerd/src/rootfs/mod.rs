@@ -81,8 +81,8 @@ pub(crate) enum RootfsError {
         source: io::Error,
     },
     /// No thread could run the work.
-    #[error("work on {target} aside from the event loop")]
-    Aside {
+    #[error("work on {target} in a thread")]
+    Thread {
         /// The mount.
         target: PathBuf,
         /// Why not.
@@ -96,13 +96,13 @@ pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), Roo
         return Ok(());
     }
     let target = rootfs.clone();
-    run_blocking(move || mount_all(&mounts, &rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
+    run_blocking(move || mount_all(&mounts, &rootfs)).await.map_err(|source| RootfsError::Thread { target, source })?
 }
 
 /// Unmounts everything there, and removes the mount point. It is no error if nothing is mounted.
 pub(crate) async fn unmount(rootfs: PathBuf) -> Result<(), RootfsError> {
     let target = rootfs.clone();
-    run_blocking(move || unmount_and_remove(&rootfs)).await.map_err(|source| RootfsError::Aside { target, source })?
+    run_blocking(move || unmount_and_remove(&rootfs)).await.map_err(|source| RootfsError::Thread { target, source })?
 }
 
 fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), RootfsError> {
@@ -173,12 +173,12 @@ fn mount_itself(
     let source = Path::new(&mount.source);
     let device = options.loop_device.map(|mode| LoopDevice::attach(source, mode)).transpose()?;
     let source = device.as_ref().map_or(source, |device| &device.path);
-    let what = OverlayMount { kind: &mount.type_, source, flags: options.flags, data: &options.data };
+    let overlay_mount = OverlayMount { kind: &mount.type_, source, flags: options.flags, data: &options.data };
     match id_map.filter(|_| mount.type_ == OVERLAY) {
-        None => overlay::mount_maybe_long(&what, target),
+        None => overlay::mount_maybe_long(&overlay_mount, target),
         Some(map) => {
             let (_until_it_is_mounted, data) = map.layers(&options.data, rootfs.with_file_name(MAPPED_LAYERS))?;
-            overlay::mount_maybe_long(&OverlayMount { data: &data, ..what }, target)
+            overlay::mount_maybe_long(&OverlayMount { data: &data, ..overlay_mount }, target)
         }
     }
 }

@@ -32,11 +32,11 @@ pub(super) struct OverlayMount<'a> {
 }
 
 /// mount(2), with shortened options if they are too long.
-pub(super) fn mount_maybe_long(what: &OverlayMount<'_>, target: &Path) -> io::Result<()> {
-    let mut data = what.data.join(",");
-    if what.kind == "overlay"
+pub(super) fn mount_maybe_long(overlay: &OverlayMount<'_>, target: &Path) -> io::Result<()> {
+    let mut data = overlay.data.join(",");
+    if overlay.kind == "overlay"
         && data.len() > LONGEST
-        && let Some((directory, short)) = shorten(what.data)
+        && let Some((directory, short)) = shorten(overlay.data)
     {
         unshare(CloneFlags::CLONE_FS)?;
         std::env::set_current_dir(directory)?;
@@ -45,7 +45,7 @@ pub(super) fn mount_maybe_long(what: &OverlayMount<'_>, target: &Path) -> io::Re
     if data.len() > LONGEST {
         return Err(io::Error::new(io::ErrorKind::ArgumentListTooLong, "more options than mount(2) takes"));
     }
-    call(Some(what.source), target, Some(what.kind), what.flags, Some(&data))
+    call(Some(overlay.source), target, Some(overlay.kind), overlay.flags, Some(&data))
 }
 
 /// The lower directories' common parent, and the options with names relative to it.
@@ -114,8 +114,8 @@ mod tests {
             format!("lowerdir={}", lower.join(":")),
         ];
         let source = Path::new("overlay");
-        let what = OverlayMount { kind: "overlay", source, flags: MsFlags::empty(), data: &words };
-        mount_maybe_long(&what, &merged)?;
+        let overlay = OverlayMount { kind: "overlay", source, flags: MsFlags::empty(), data: &words };
+        mount_maybe_long(&overlay, &merged)?;
         fs::metadata(merged.join("from-0")).and(fs::metadata(merged.join("from-99"))).map(drop)
     }
 

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use super::{
     Runtime,
-    guard::{Created, GuardSettings, Making},
+    guard::{Created, GuardSettings, GuardedCall},
     invoke::RuntimeError,
 };
 use crate::io::Wiring;
@@ -89,7 +89,7 @@ impl Runtime {
         // The shim is the subreaper: the restored process becomes its child.
         args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
         let RestoreCall { wiring, settings, .. } = *call;
-        self.make(&Making { verb: "restore", args, id, wiring, settings }).await
+        self.create_or_restore(&GuardedCall { verb: "restore", args, id, wiring, settings }).await
     }
 }
 

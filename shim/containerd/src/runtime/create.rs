@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use super::{
     Runtime,
-    guard::{Created, GuardSettings, Making},
+    guard::{Created, GuardSettings, GuardedCall},
     invoke::RuntimeError,
 };
 use crate::io::Wiring;
@@ -27,7 +27,8 @@ impl Runtime {
     /// Creates the container, admitted by the guard if there is one.
     pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
         let CreateCall { id, wiring, settings, .. } = *call;
-        self.make(&Making { verb: "create", args: self.create_args(call), id, wiring, settings }).await
+        self.create_or_restore(&GuardedCall { verb: "create", args: self.create_args(call), id, wiring, settings })
+            .await
     }
 
     fn create_args(&self, call: &CreateCall<'_>) -> Vec<OsString> {

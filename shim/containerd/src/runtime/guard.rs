@@ -32,8 +32,8 @@ use tokio::net::unix::pipe;
 
 use super::{
     Runtime,
-    handover::{Word, hear, hear_reason, word},
-    invoke::{Call, Ends, Running, RuntimeError},
+    handover::{GuardAnswer, parse_answer, read_answer, read_unrepaired},
+    invoke::{Call, RunStreams, Running, RuntimeError},
     is_program, look_up,
 };
 use crate::io::Wiring;
@@ -44,7 +44,7 @@ const RETRIES: u32 = 3;
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
 /// A call of the runtime that makes a container.
-pub(super) struct Making<'a> {
+pub(super) struct GuardedCall<'a> {
     /// `create` or `restore`.
     pub(super) verb: &'static str,
     /// The arguments after the verb.
@@ -74,7 +74,7 @@ pub(crate) struct Created {
 }
 
 /// The result of one run of the guard.
-enum Passage {
+enum GuardResult {
     Created(Created),
     RuntimeFailed(RuntimeError),
     Refused(String),
@@ -86,38 +86,40 @@ enum Passage {
 
 impl Runtime {
     /// Makes the container, admitted by the guard if there is one.
-    pub(super) async fn make(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
-        self.make_by_guard(call).await.map_err(|error| error.for_good(call.wiring))
+    pub(super) async fn create_or_restore(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
+        self.run_through_guard(call).await.map_err(|error| error.as_final(call.wiring))
     }
 
-    async fn make_by_guard(&self, call: &Making<'_>) -> Result<Created, RuntimeError> {
+    async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
         self.resolve_binary()?;
         let Some(guard) = guard_program() else {
-            return self.make_unguarded(call, &format!("{GUARD} is not installed")).await;
+            return self.run_unguarded(call, &format!("{GUARD} is not installed")).await;
         };
-        match self.pass(&guard, call, 0).await? {
-            Passage::Created(created) => Ok(created),
-            Passage::Refused(reason) => Err(RuntimeError::Refused { reason }),
-            Passage::RuntimeFailed(failure) => self.make_again(&guard, call, failure).await,
-            Passage::Unchanged(_) => self.make_unguarded(call, "the guard answered as for a retry").await,
-            Passage::NoGuard(why) => self.make_unguarded(call, &format!("the guard did not hand over ({why})")).await,
+        match self.run_guard(&guard, call, 0).await? {
+            GuardResult::Created(created) => Ok(created),
+            GuardResult::Refused(reason) => Err(RuntimeError::Refused { reason }),
+            GuardResult::RuntimeFailed(failure) => self.retry(&guard, call, failure).await,
+            GuardResult::Unchanged(_) => self.run_unguarded(call, "the guard answered as for a retry").await,
+            GuardResult::NoGuard(why) => {
+                self.run_unguarded(call, &format!("the guard did not hand over ({why})")).await
+            }
         }
     }
 
-    async fn make_again(&self, guard: &Path, call: &Making<'_>, first: RuntimeError) -> Result<Created, RuntimeError> {
+    async fn retry(&self, guard: &Path, call: &GuardedCall<'_>, first: RuntimeError) -> Result<Created, RuntimeError> {
         let mut failure = first;
         for attempt in 1..=RETRIES {
             self.remove_failed_create(call.id).await;
-            call.wiring.hold_back();
-            match self.pass(guard, call, attempt).await? {
-                Passage::Created(created) => {
+            call.wiring.withhold_output();
+            match self.run_guard(guard, call, attempt).await? {
+                GuardResult::Created(created) => {
                     tracing::info!(id = call.id, attempt, "created after a mount was repaired; before: {failure}");
                     return Ok(created);
                 }
-                Passage::Refused(reason) => return Err(RuntimeError::Refused { reason }),
-                Passage::RuntimeFailed(again) => failure = again,
-                Passage::Unchanged(unrepaired) => return Err(failure.beside(unrepaired)),
-                Passage::NoGuard(why) => {
+                GuardResult::Refused(reason) => return Err(RuntimeError::Refused { reason }),
+                GuardResult::RuntimeFailed(again) => failure = again,
+                GuardResult::Unchanged(unrepaired) => return Err(failure.with_unrepaired(unrepaired)),
+                GuardResult::NoGuard(why) => {
                     tracing::warn!(id = call.id, attempt, "no second check of the mounts: {why}");
                     return Err(failure);
                 }
@@ -126,74 +128,78 @@ impl Runtime {
         Err(failure)
     }
 
-    async fn make_unguarded(&self, call: &Making<'_>, why: &str) -> Result<Created, RuntimeError> {
+    async fn run_unguarded(&self, call: &GuardedCall<'_>, why: &str) -> Result<Created, RuntimeError> {
         if let Some(reason) = refusal_of_unseen(why, &call.settings.policy) {
             return Err(RuntimeError::Refused { reason });
         }
         tracing::warn!(id = call.id, "{why}: the container is created without a check of its mounts");
         // A guard that broke, or was killed when it had become the runtime, may have written to the container's stderr.
-        if let Some(words) = call.wiring.last_words() {
-            tracing::warn!(id = call.id, "the guard's last words: {words}");
+        if let Some(output) = call.wiring.last_output() {
+            tracing::warn!(id = call.id, "the guard's last output: {output}");
         }
         let program = self.resolve_binary()?;
         let plain = Call::new(self, program, call.verb, call.args.clone());
-        plain.run(Ends::Process(call.wiring)).await.map(|_| Created::default())
+        plain.run(RunStreams::Process(call.wiring)).await.map(|_| Created::default())
     }
 
-    async fn pass(&self, guard: &Path, call: &Making<'_>, attempt: u32) -> Result<Passage, RuntimeError> {
-        let (running, mut line) = match self.send_guard(guard, call, attempt) {
-            Ok(sent) => sent,
-            Err(error) => return Ok(Passage::NoGuard(error.to_string())),
+    async fn run_guard(&self, guard: &Path, call: &GuardedCall<'_>, attempt: u32) -> Result<GuardResult, RuntimeError> {
+        let (running, mut answers) = match self.spawn_guard(guard, call, attempt) {
+            Ok(spawned) => spawned,
+            Err(error) => return Ok(GuardResult::NoGuard(error.to_string())),
         };
-        let mut said = Vec::new();
-        if tokio::time::timeout(call.settings.deadline, hear(&mut line, &mut said)).await.is_err() {
-            self.abandon(running, &mut line, &mut said, call.id).await;
-            return Ok(Passage::NoGuard(format!("no answer within {:?}", call.settings.deadline)));
+        let mut received = Vec::new();
+        if tokio::time::timeout(call.settings.deadline, read_answer(&mut answers, &mut received)).await.is_err() {
+            self.kill_late_guard(running, &mut answers, &mut received, call.id).await;
+            return Ok(GuardResult::NoGuard(format!("no answer within {:?}", call.settings.deadline)));
         }
-        match word(&said) {
-            Some(Word::Handover { verify }) => Ok(match running.finish().await {
-                Ok(_) => Passage::Created(Created { needs_verification: verify }),
-                Err(error) => Passage::RuntimeFailed(error.beside(hear_reason(&mut line, &mut said).await)),
+        match parse_answer(&received) {
+            Some(GuardAnswer::Handover { verify }) => Ok(match running.finish().await {
+                Ok(_) => GuardResult::Created(Created { needs_verification: verify }),
+                Err(error) => GuardResult::RuntimeFailed(
+                    error.with_unrepaired(read_unrepaired(&mut answers, &mut received).await),
+                ),
             }),
             other => {
-                self.dismiss(running, KILL_GRACE).await;
+                self.finish_guard(running, KILL_GRACE).await;
                 Ok(match other {
-                    Some(Word::Refused(reason)) => Passage::Refused(reason),
-                    Some(Word::Unchanged) => Passage::Unchanged(hear_reason(&mut line, &mut said).await),
-                    _ => Passage::NoGuard(format!("it said {:?}", String::from_utf8_lossy(&said))),
+                    Some(GuardAnswer::Refused(reason)) => GuardResult::Refused(reason),
+                    Some(GuardAnswer::Unchanged) => {
+                        GuardResult::Unchanged(read_unrepaired(&mut answers, &mut received).await)
+                    }
+                    _ => GuardResult::NoGuard(format!("unexpected answer {:?}", String::from_utf8_lossy(&received))),
                 })
             }
         }
     }
 
-    fn send_guard(&self, guard: &Path, call: &Making<'_>, attempt: u32) -> io::Result<(Running, pipe::Receiver)> {
+    fn spawn_guard(&self, guard: &Path, call: &GuardedCall<'_>, attempt: u32) -> io::Result<(Running, pipe::Receiver)> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        let line = pipe::Receiver::from_owned_fd(read)?;
+        let answers = pipe::Receiver::from_owned_fd(read)?;
         let mut request = Call::new(self, guard.to_owned(), call.verb, call.args.clone());
         request.env("BINDGUARD_RUNTIME", &self.binary);
         request.env("BINDGUARD_HANDOVER_FD", write.as_raw_fd().to_string());
         request.env("BINDGUARD_ATTEMPT", attempt.to_string());
         // A probe that the guard forked holds the container's streams: it must be killed together with a late guard.
         request.lead_group();
-        request.keep(write);
-        let running = request.spawn(Ends::Process(call.wiring)).map_err(io::Error::other)?;
-        Ok((running, line))
+        request.inherit(write);
+        let running = request.spawn(RunStreams::Process(call.wiring)).map_err(io::Error::other)?;
+        Ok((running, answers))
     }
 
     /// Kills a late guard. It may, at the very last moment, have become the runtime: then the container that it began must be
     /// removed before the runtime runs again.
-    async fn abandon(&self, running: Running, line: &mut pipe::Receiver, said: &mut Vec<u8>, id: &str) {
+    async fn kill_late_guard(&self, running: Running, answers: &mut pipe::Receiver, received: &mut Vec<u8>, id: &str) {
         running.kill_group();
-        self.dismiss(running, KILL_GRACE).await;
-        let _ = line.try_read_buf(said);
-        if matches!(word(said), Some(Word::Handover { .. })) || self.knows(id) {
+        self.finish_guard(running, KILL_GRACE).await;
+        let _ = answers.try_read_buf(received);
+        if matches!(parse_answer(received), Some(GuardAnswer::Handover { .. })) || self.knows(id) {
             self.remove_failed_create(id).await;
         }
     }
 
     /// Lets a guard that has finished end. If it hangs in the kernel it cannot even be killed: it is left to a separate task
     /// and never waited for here.
-    async fn dismiss(&self, running: Running, grace: Duration) {
+    async fn finish_guard(&self, running: Running, grace: Duration) {
         let ended = tokio::time::timeout(grace, running.ended()).await.is_ok();
         running.forward_log();
         if !ended {
@@ -216,6 +222,6 @@ impl Runtime {
 
 /// The shim's own folder first: the two belong together, and PATH may have another version.
 pub(super) fn guard_program() -> Option<PathBuf> {
-    let beside = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(GUARD)));
-    beside.filter(|path| is_program(path)).or_else(|| look_up(GUARD))
+    let beside_shim = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(GUARD)));
+    beside_shim.filter(|path| is_program(path)).or_else(|| look_up(GUARD))
 }

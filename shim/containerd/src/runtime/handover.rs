@@ -12,11 +12,11 @@ use tokio::{io::AsyncReadExt, net::unix::pipe};
 const LONGEST_LINE: usize = 4096;
 
 /// For the second line, which is written together with the first: the pipe closes when the runtime begins.
-const REST: Duration = Duration::from_millis(500);
+const REST_LIMIT: Duration = Duration::from_millis(500);
 
 /// The guard's first line.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum GuardAnswer {
     /// From here on the process is the runtime.
     Handover {
         /// True if the container that it makes must be checked.
@@ -26,26 +26,26 @@ pub(super) enum Word {
     Refused(String),
     /// Nothing was stale, and no runtime ran.
     Unchanged,
-    /// Not a word of the protocol.
-    Garbled,
+    /// Not a line of the protocol.
+    Invalid,
 }
 
 /// Reads up to the end of the first line, or of the pipe.
-pub(super) async fn hear(line: &mut pipe::Receiver, said: &mut Vec<u8>) {
-    read_while(line, said, |said| !said.contains(&b'\n')).await;
+pub(super) async fn read_answer(answers: &mut pipe::Receiver, received: &mut Vec<u8>) {
+    read_while(answers, received, |received| !received.contains(&b'\n')).await;
 }
 
 /// Reads the rest, and returns a reason for which the runtime can have failed.
-pub(super) async fn hear_reason(line: &mut pipe::Receiver, said: &mut Vec<u8>) -> Option<String> {
-    let _ = tokio::time::timeout(REST, read_while(line, said, |_| true)).await;
-    let text = String::from_utf8_lossy(said);
+pub(super) async fn read_unrepaired(answers: &mut pipe::Receiver, received: &mut Vec<u8>) -> Option<String> {
+    let _ = tokio::time::timeout(REST_LIMIT, read_while(answers, received, |_| true)).await;
+    let text = String::from_utf8_lossy(received);
     let reason = text.lines().skip(1).find_map(|line| line.strip_prefix("unrepaired "));
     reason.map(str::to_owned)
 }
 
-async fn read_while(line: &mut pipe::Receiver, said: &mut Vec<u8>, wants_more: impl Fn(&[u8]) -> bool) {
-    while said.len() < LONGEST_LINE && wants_more(said) {
-        match line.read_buf(said).await {
+async fn read_while(answers: &mut pipe::Receiver, received: &mut Vec<u8>, wants_more: impl Fn(&[u8]) -> bool) {
+    while received.len() < LONGEST_LINE && wants_more(received) {
+        match answers.read_buf(received).await {
             Ok(0) => return,
             Ok(_) => {}
             Err(error) => {
@@ -56,16 +56,16 @@ async fn read_while(line: &mut pipe::Receiver, said: &mut Vec<u8>, wants_more: i
     }
 }
 
-/// The word in the received bytes; None while there are none.
-pub(super) fn word(said: &[u8]) -> Option<Word> {
-    let end = said.iter().position(|byte| *byte == b'\n').unwrap_or(said.len());
-    let line = String::from_utf8_lossy(&said[..end]);
+/// The first line of the received bytes; None while there are none.
+pub(super) fn parse_answer(received: &[u8]) -> Option<GuardAnswer> {
+    let end = received.iter().position(|byte| *byte == b'\n').unwrap_or(received.len());
+    let line = String::from_utf8_lossy(&received[..end]);
     match line.split_once(' ').unwrap_or((&line, "")) {
         ("", _) => None,
-        ("handover", more) => Some(Word::Handover { verify: more == "verify" }),
-        ("unchanged", _) => Some(Word::Unchanged),
-        ("refused", reason) => Some(Word::Refused(reason.to_owned())),
-        _ => Some(Word::Garbled),
+        ("handover", more) => Some(GuardAnswer::Handover { verify: more == "verify" }),
+        ("unchanged", _) => Some(GuardAnswer::Unchanged),
+        ("refused", reason) => Some(GuardAnswer::Refused(reason.to_owned())),
+        _ => Some(GuardAnswer::Invalid),
     }
 }
 
@@ -75,29 +75,32 @@ mod tests {
 
     #[test]
     fn the_first_lines_of_the_protocol() {
-        assert_eq!(word(b"handover\n"), Some(Word::Handover { verify: false }));
-        assert_eq!(word(b"handover verify\n"), Some(Word::Handover { verify: true }));
-        assert_eq!(word(b"handover at once\n"), Some(Word::Handover { verify: false }));
-        assert_eq!(word(b"unchanged\n"), Some(Word::Unchanged));
-        assert_eq!(word(b"refused /mnt is not mounted\nmore"), Some(Word::Refused("/mnt is not mounted".into())));
-        assert_eq!(word(b""), None);
-        assert_eq!(word(b"panic at"), Some(Word::Garbled));
+        assert_eq!(parse_answer(b"handover\n"), Some(GuardAnswer::Handover { verify: false }));
+        assert_eq!(parse_answer(b"handover verify\n"), Some(GuardAnswer::Handover { verify: true }));
+        assert_eq!(parse_answer(b"handover at once\n"), Some(GuardAnswer::Handover { verify: false }));
+        assert_eq!(parse_answer(b"unchanged\n"), Some(GuardAnswer::Unchanged));
+        assert_eq!(
+            parse_answer(b"refused /mnt is not mounted\nmore"),
+            Some(GuardAnswer::Refused("/mnt is not mounted".into()))
+        );
+        assert_eq!(parse_answer(b""), None);
+        assert_eq!(parse_answer(b"panic at"), Some(GuardAnswer::Invalid));
     }
 
     #[tokio::test]
     async fn a_second_line_is_the_reason() {
-        for (said, reason) in [
+        for (sent, reason) in [
             ("handover\n", None),
             ("handover verify\nunrepaired app.conf is gone\n", Some("app.conf is gone")),
             ("unchanged\nof a later guard\nunrepaired why\n", Some("why")),
             ("unrepaired is no first line\n", None),
         ] {
             let (read, write) = std::io::pipe().unwrap();
-            let mut line = pipe::Receiver::from_owned_fd(read.into()).unwrap();
-            std::io::Write::write_all(&mut { write }, said.as_bytes()).unwrap();
-            let mut heard = Vec::new();
-            hear(&mut line, &mut heard).await;
-            assert_eq!(hear_reason(&mut line, &mut heard).await.as_deref(), reason, "{said:?}");
+            let mut answers = pipe::Receiver::from_owned_fd(read.into()).unwrap();
+            std::io::Write::write_all(&mut { write }, sent.as_bytes()).unwrap();
+            let mut received = Vec::new();
+            read_answer(&mut answers, &mut received).await;
+            assert_eq!(read_unrepaired(&mut answers, &mut received).await.as_deref(), reason, "{sent:?}");
         }
     }
 }

@@ -87,11 +87,11 @@ pub(crate) enum RuntimeError {
 }
 
 /// The destinations of a run's streams.
-pub(crate) enum Ends<'a> {
+pub(crate) enum RunStreams<'a> {
     /// To the shim, which needs them only for an error.
-    Caught,
+    Captured,
     /// To the shim, which needs the output on stdout.
-    Answer,
+    CapturedStdout,
     /// To the process that the runtime makes.
     Process(&'a Wiring),
 }
@@ -103,7 +103,7 @@ pub(crate) struct Call {
     arguments: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
     directory: PathBuf,
-    kept: Option<OwnedFd>,
+    inherited: Option<OwnedFd>,
     leads_group: bool,
     log: LogFile,
     exits: Arc<Exits>,
@@ -114,8 +114,8 @@ pub(crate) struct Running {
     child: Watched,
     verb: &'static str,
     log: LogFile,
-    answer: Option<File>,
-    complaint: Option<File>,
+    stdout_file: Option<File>,
+    stderr_file: Option<File>,
 }
 
 impl Call {
@@ -129,7 +129,17 @@ impl Call {
         arguments.push(verb.into());
         arguments.extend(args);
         let exits = Arc::clone(&runtime.exits);
-        Self { program, verb, arguments, environment: vec![], directory, kept: None, leads_group: false, log, exits }
+        Self {
+            program,
+            verb,
+            arguments,
+            environment: vec![],
+            directory,
+            inherited: None,
+            leads_group: false,
+            log,
+            exits,
+        }
     }
 
     /// Adds to the program's environment.
@@ -138,8 +148,8 @@ impl Call {
     }
 
     /// Passes a descriptor to it, under the same number; only this child has it from the start.
-    pub(crate) fn keep(&mut self, fd: OwnedFd) {
-        self.kept = Some(fd);
+    pub(crate) fn inherit(&mut self, fd: OwnedFd) {
+        self.inherited = Some(fd);
     }
 
     /// Gives it a process group, so that `kill_group` also reaches the processes that it forked.
@@ -147,49 +157,49 @@ impl Call {
         self.leads_group = true;
     }
 
-    /// Runs it to its end; returns its output with `Ends::Answer`.
-    pub(crate) async fn run(self, ends: Ends<'_>) -> Result<Vec<u8>, RuntimeError> {
-        self.spawn(ends)?.finish().await
+    /// Runs it to its end; returns its output with `RunStreams::CapturedStdout`.
+    pub(crate) async fn run(self, streams: RunStreams<'_>) -> Result<Vec<u8>, RuntimeError> {
+        self.spawn(streams)?.finish().await
     }
 
     /// Starts it.
-    pub(crate) fn spawn(self, ends: Ends<'_>) -> Result<Running, RuntimeError> {
+    pub(crate) fn spawn(self, streams: RunStreams<'_>) -> Result<Running, RuntimeError> {
         let program = self.program.display().to_string();
         let failed = |source| RuntimeError::Spawn { program: program.clone(), source };
-        let (answer, complaint) = match &ends {
-            Ends::Caught => (None, Some(memory_file().map_err(failed)?)),
-            Ends::Answer => (Some(memory_file().map_err(failed)?), Some(memory_file().map_err(failed)?)),
+        let (stdout_file, stderr_file) = match &streams {
+            RunStreams::Captured => (None, Some(memory_file().map_err(failed)?)),
+            RunStreams::CapturedStdout => (Some(memory_file().map_err(failed)?), Some(memory_file().map_err(failed)?)),
             // With a terminal no other reader gets the runtime's stderr; the process itself never sees it.
-            Ends::Process(wiring) => {
+            RunStreams::Process(wiring) => {
                 let is_free = !wiring.has_stderr() && wiring.console_socket().is_some();
                 (None, is_free.then(memory_file).transpose().map_err(failed)?)
             }
         };
-        let [stdin, stdout, stderr] = match ends {
-            Ends::Caught | Ends::Answer => [None; 3],
-            Ends::Process(wiring) => wiring.child_streams(),
+        let [stdin, stdout, stderr] = match streams {
+            RunStreams::Captured | RunStreams::CapturedStdout => [None; 3],
+            RunStreams::Process(wiring) => wiring.child_streams(),
         };
-        let caught = complaint.as_ref().map(AsFd::as_fd);
-        let stdout = match ends {
-            Ends::Caught => caught,
-            Ends::Answer => answer.as_ref().map(AsFd::as_fd),
-            Ends::Process(_) => stdout,
+        let captured = stderr_file.as_ref().map(AsFd::as_fd);
+        let stdout = match streams {
+            RunStreams::Captured => captured,
+            RunStreams::CapturedStdout => stdout_file.as_ref().map(AsFd::as_fd),
+            RunStreams::Process(_) => stdout,
         };
         let mut command = Command::new(&self.program);
         command.args(self.arguments).envs(self.environment).current_dir(self.directory);
         command.stdin(stdio(stdin).map_err(failed)?);
         command.stdout(stdio(stdout).map_err(failed)?);
-        command.stderr(stdio(stderr.or(caught)).map_err(failed)?);
+        command.stderr(stdio(stderr.or(captured)).map_err(failed)?);
         if self.leads_group {
             command.process_group(0);
         }
         kernel::die_with_this_thread(&mut command);
         kernel::with_default_signals(&mut command);
-        if let Some(fd) = self.kept {
+        if let Some(fd) = self.inherited {
             kernel::inherit(&mut command, fd);
         }
         let child = command.spawn().and_then(|child| Watched::child(child.id(), &self.exits)).map_err(failed)?;
-        Ok(Running { child, verb: self.verb, log: self.log, answer, complaint })
+        Ok(Running { child, verb: self.verb, log: self.log, stdout_file, stderr_file })
     }
 }
 
@@ -204,11 +214,11 @@ impl Running {
         let exit = self.ended().await;
         let last_error = self.log.read();
         if exit.status == 0 {
-            return Ok(self.answer.map(|file| read_from(file, 0)).unwrap_or_default());
+            return Ok(self.stdout_file.map(|file| read_from(file, 0)).unwrap_or_default());
         }
         let unexplained = RuntimeError::Unexplained { verb: self.verb, status: exit.status };
         Err(unexplained
-            .unless_said(last_error.filter(|text| !text.is_empty()).or_else(|| self.complaint.and_then(tail))))
+            .explained_by(last_error.filter(|text| !text.is_empty()).or_else(|| self.stderr_file.and_then(tail))))
     }
 
     /// Resolves once, when it has ended.
@@ -233,14 +243,14 @@ impl Running {
 impl RuntimeError {
     /// The error of the last try. If the runtime explains it only on the process's stderr, as crun does for a missing program,
     /// the error quotes that. A log file gets all of it.
-    pub(super) fn for_good(self, wiring: &Wiring) -> Self {
-        let words = wiring.last_words();
+    pub(super) fn as_final(self, wiring: &Wiring) -> Self {
+        let message = wiring.last_output();
         wiring.write_failure();
-        self.unless_said(words)
+        self.explained_by(message)
     }
 
     /// Adds the guard's reason. The reason of the latest check wins.
-    pub(super) fn beside(self, unrepaired: Option<String>) -> Self {
+    pub(super) fn with_unrepaired(self, unrepaired: Option<String>) -> Self {
         match (self, unrepaired) {
             (Self::Unrepaired { failure, .. }, Some(reason)) => Self::Unrepaired { failure, reason },
             (error, Some(reason)) => Self::Unrepaired { failure: Box::new(error), reason },
@@ -249,11 +259,11 @@ impl RuntimeError {
     }
 
     /// Uses this text as the reason, if the error has none.
-    fn unless_said(self, words: Option<String>) -> Self {
-        match (self, words) {
+    fn explained_by(self, message: Option<String>) -> Self {
+        match (self, message) {
             (Self::Unexplained { .. }, Some(message)) => Self::Failed { message },
-            (Self::Unrepaired { failure, reason }, words) => {
-                Self::Unrepaired { failure: Box::new(failure.unless_said(words)), reason }
+            (Self::Unrepaired { failure, reason }, message) => {
+                Self::Unrepaired { failure: Box::new(failure.explained_by(message)), reason }
             }
             (error, _) => error,
         }

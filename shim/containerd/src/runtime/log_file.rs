@@ -1,7 +1,7 @@
 //! The runtime's `--log` file: one JSON object a line.
 //!
 //! Each call has its own file, so that the last `error` line is from this call and not from an older one. An incomplete line,
-//! whose writer was killed, must not hide its neighbours. The guard writes its remarks into the same file, below the level of
+//! whose writer was killed, must not hide its neighbours. The guard writes its messages into the same file, below the level of
 //! an error; they are passed on to the shim's log.
 
 use std::{

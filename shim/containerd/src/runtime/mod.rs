@@ -25,7 +25,7 @@ pub(crate) use guard::GuardSettings;
 pub(crate) use invoke::RuntimeError;
 
 use crate::{bundle::Bundle, exits::Exits, io::Wiring, options::Options};
-use invoke::{Call, Ends};
+use invoke::{Call, RunStreams};
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every runtime.
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
@@ -103,7 +103,7 @@ impl Runtime {
     /// The pids of all processes of the container.
     pub(crate) async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
         let args = vec!["--format".into(), "json".into(), id.into()];
-        let json = Call::new(self, self.resolve_binary()?, "ps", args).run(Ends::Answer).await?;
+        let json = Call::new(self, self.resolve_binary()?, "ps", args).run(RunStreams::CapturedStdout).await?;
         // An empty container is `null` in Go's JSON.
         serde_json::from_slice::<Option<Vec<u32>>>(&json)
             .map(Option::unwrap_or_default)
@@ -119,7 +119,7 @@ impl Runtime {
         }
         args.push(id.into());
         let call = Call::new(self, self.resolve_binary()?, "exec", args);
-        call.run(Ends::Process(exec.wiring)).await.map(drop).map_err(|error| error.for_good(exec.wiring))
+        call.run(RunStreams::Process(exec.wiring)).await.map(drop).map_err(|error| error.as_final(exec.wiring))
     }
 
     /// True if the runtime still has state of this container. runc, crun and youki have a directory per container. If that
@@ -130,7 +130,7 @@ impl Runtime {
 
     async fn run(&self, verb: &'static str, args: impl IntoIterator<Item = OsString>) -> Result<(), RuntimeError> {
         let call = Call::new(self, self.resolve_binary()?, verb, args.into_iter().collect());
-        call.run(Ends::Caught).await.map(drop)
+        call.run(RunStreams::Captured).await.map(drop)
     }
 
     fn resolve_binary(&self) -> Result<PathBuf, RuntimeError> {

@@ -8,24 +8,24 @@ use std::{ffi::OsString, time::Duration};
 use super::{
     Runtime,
     guard::guard_program,
-    invoke::{Call, Ends},
+    invoke::{Call, RunStreams},
 };
 
 const VERB: &str = "bindguard-verify";
 
 impl Runtime {
-    /// Starts a check of the container with this init, for at most `patience`.
-    pub(crate) fn spawn_verification(&self, id: &str, pid: u32, patience: Duration) {
+    /// Starts a check of the container with this init, for at most `limit`.
+    pub(crate) fn spawn_verification(&self, id: &str, pid: u32, limit: Duration) {
         let Some(guard) = guard_program() else { return };
         let args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into(), pid.to_string().into()];
-        let mut look = Call::new(self, guard, VERB, args);
-        look.lead_group();
-        let running = match look.spawn(Ends::Caught) {
+        let mut call = Call::new(self, guard, VERB, args);
+        call.lead_group();
+        let running = match call.spawn(RunStreams::Captured) {
             Ok(running) => running,
             Err(error) => return tracing::warn!(id, %error, "the container's mounts are not checked"),
         };
         tokio::spawn(async move {
-            if tokio::time::timeout(patience, running.ended()).await.is_err() {
+            if tokio::time::timeout(limit, running.ended()).await.is_err() {
                 running.kill_group();
                 running.ended().await;
             }

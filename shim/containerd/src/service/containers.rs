@@ -298,7 +298,7 @@ pub(super) mod tests {
         let name = containers.reserve("a").unwrap();
         assert!(!containers.close_if_deserted());
         drop(name);
-        assert!(!containers.close_if_deserted(), "containerd may still ask it to");
+        assert!(!containers.close_if_deserted(), "containerd may still request it");
         containers.register().deserted_at = Instant::now();
         containers.deserted().await;
         assert!(containers.reserve("b").is_err());

@@ -9,10 +9,10 @@ use tokio::{sync::Semaphore, time::timeout};
 use crate::{blocking::run_blocking, bundle::ShimSpec, runtime::GuardSettings};
 
 /// The time limit for reading the config: it may be on a server that hangs, and the event loop serves the whole pod.
-const PATIENCE: Duration = Duration::from_millis(700);
+const READ_LIMIT: Duration = Duration::from_millis(700);
 
 /// A reading that hangs keeps its thread until the server answers again: this limits their number.
-static READINGS: Semaphore = Semaphore::const_new(64);
+static READ_SLOTS: Semaphore = Semaphore::const_new(64);
 
 /// Read for each create and restore, so that a change of the config also affects a pod that runs for months.
 pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
@@ -23,10 +23,10 @@ pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
 }
 
 async fn active_config() -> Config {
-    let (config, problem) = match timeout(PATIENCE, read()).await {
+    let (config, problem) = match timeout(READ_LIMIT, read()).await {
         Ok(Ok(Loaded { config, problem })) => (config, problem.as_ref().map(|problem| error_chain(problem))),
         Ok(Err(error)) => (Config::default(), Some(error.to_string())),
-        Err(_) => (Config::default(), Some(format!("it did not answer within {PATIENCE:?}"))),
+        Err(_) => (Config::default(), Some(format!("it did not answer within {READ_LIMIT:?}"))),
     };
     if let Some(problem) = problem {
         tracing::warn!("ignoring the config, using defaults: {problem}");
@@ -35,11 +35,11 @@ async fn active_config() -> Config {
 }
 
 async fn read() -> io::Result<Loaded> {
-    run_blocking(reading(&READINGS, bindguard_config::load)?).await
+    run_blocking(with_slot(&READ_SLOTS, bindguard_config::load)?).await
 }
 
 /// The slot belongs to the reading, so that it is free again when the reading ends, panics, or gets no thread.
-fn reading<T>(slots: &'static Semaphore, load: fn() -> T) -> io::Result<impl FnOnce() -> T + Send + 'static>
+fn with_slot<T>(slots: &'static Semaphore, load: fn() -> T) -> io::Result<impl FnOnce() -> T + Send + 'static>
 where
     T: Send + 'static,
 {
@@ -58,11 +58,11 @@ mod tests {
     #[tokio::test]
     async fn a_config_read_frees_its_slot_however_it_ends() {
         static SLOTS: Semaphore = Semaphore::const_new(1);
-        let without_a_thread = reading(&SLOTS, || ()).unwrap();
-        assert!(reading(&SLOTS, || ()).is_err(), "two readings in one slot");
+        let without_a_thread = with_slot(&SLOTS, || ()).unwrap();
+        assert!(with_slot(&SLOTS, || ()).is_err(), "two readings in one slot");
         drop(without_a_thread);
-        assert!(run_blocking(reading(&SLOTS, || panic!("no config")).unwrap()).await.is_err());
-        run_blocking(reading(&SLOTS, || ()).unwrap()).await.unwrap();
+        assert!(run_blocking(with_slot(&SLOTS, || panic!("no config")).unwrap()).await.is_err());
+        run_blocking(with_slot(&SLOTS, || ()).unwrap()).await.unwrap();
         assert_eq!(SLOTS.available_permits(), 1);
     }
 }

@@ -19,7 +19,7 @@ fn claimed(link: &Path) -> Claim {
 }
 
 fn new(link: &Path) -> OwnSocket {
-    let Claim::New(own) = claimed(link) else { panic!("somebody serves") };
+    let Claim::New(own) = claimed(link) else { panic!("another server listens") };
     own
 }
 
