@@ -19,6 +19,7 @@ pub mod mount_table;
 pub mod paths;
 pub mod plan;
 pub mod policy;
+pub mod program_names;
 pub mod report;
 pub mod source;
 pub mod spec;
