@@ -117,7 +117,7 @@ fn refused(node: &Node) -> Result<()> {
         ("[plugins.cri]\n", vec![], "is not of version 2 or 3"),
         ("{\"runtimes\": {}}", vec![], "line 1 is not TOML"),
         (disabled, vec![], "disables the CRI plugin"),
-        (&kata, vec!["--default"], "stand before the runtime \"nvidia\""),
+        (&kata, vec!["--default"], "guard the runtime \"nvidia\""),
         (RUNC, vec!["--containerd", "/nowhere/containerd"], "run /nowhere/containerd"),
         (RUNC, vec!["--containerd", "/bin/true"], "find a version"),
         (RUNC, vec!["--prefix", "/sys/bindguard"], "/sys/bindguard"),

@@ -1,9 +1,7 @@
-//! Another root file system, and one installer at a time.
+//! One installer at a time.
 //!
 //! The lock file's mode keeps other users from locking it. Root of a container that reads the host's `/run` can still hold
 //! it, so an installer waits for a limited time and then names the process.
-//!
-//! `--root` uses chroot(2): links in the other root resolve inside it, and that root's own containerd is run.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -16,13 +14,6 @@ use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::io::Errno;
 
 use super::record::FOLDER;
-
-/// Makes `root` this process's root.
-pub fn enter(root: Option<&Path>) -> Result<()> {
-    let Some(root) = root else { return Ok(()) };
-    rustix::process::chroot(root).with_context(|| format!("make {} the root directory", root.display()))?;
-    rustix::process::chdir("/").with_context(|| format!("go to {}", root.display()))
-}
 
 /// The time limit for another installer: containerd restarts meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);

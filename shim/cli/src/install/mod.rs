@@ -1,24 +1,24 @@
 //! `bindguard install` and `bindguard uninstall`: put bindguard onto a node, and remove it, byte for byte.
 //!
 //! ```text
-//!   wishes ──► plan a runtime ──► changes, as diffs ──► record ──► programs, then files ──► the command that is left to run
+//!   options ──► plan a runtime ──► changes, as diffs ──► record ──► programs, then files ──► the command that is left to run
 //! ```
 //!
 //! All changes are planned before the first byte is written; those to containerd are also tried out. Only `--restart` restarts
 //! a service: the operator of two thousand nodes chooses the moment.
 
 mod change;
-mod containerd;
-mod crio;
-mod docker;
-mod drop_in;
 mod json_text;
-mod planned;
+mod lock;
+mod plan;
+mod program_users;
 mod programs;
 mod record;
+mod report;
 mod root;
+mod search_path;
 mod settings;
-mod show;
+mod target;
 mod toml_text;
 mod uninstall;
 
@@ -31,10 +31,10 @@ use clap::Args;
 pub use self::uninstall::Uninstall;
 
 use self::change::Change;
-use self::planned::{Planned, Wishes};
+use self::plan::Options;
 use self::programs::Programs;
 use self::record::{Owner, Record};
-use self::show::Shown;
+use self::report::Report;
 
 /// Arguments of `install`.
 #[derive(Debug, Args)]
@@ -55,15 +55,15 @@ pub struct Install {
     #[arg(long, value_name = "PROGRAM")]
     containerd: Option<PathBuf>,
     /// containerd's main file.
-    #[arg(long, value_name = "FILE", default_value = containerd::CONFIG)]
+    #[arg(long, value_name = "FILE", default_value = target::CONTAINERD_CONFIG)]
     containerd_config: PathBuf,
     #[command(flatten)]
-    how: How,
+    common: CommonOptions,
 }
 
 /// Arguments of both verbs.
 #[derive(Debug, Args)]
-pub struct How {
+pub struct CommonOptions {
     /// Print the planned changes and do nothing. The exit code is 1 if there is something to do.
     #[arg(long)]
     dry_run: bool,
@@ -82,43 +82,33 @@ impl Install {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
         let programs = Programs::beside_this_one()?;
-        let prefix = self.prefix.unwrap_or_else(|| programs.usual_place(self.how.root.is_some()));
-        root::enter(self.how.root.as_deref())?;
+        let prefix = self.prefix.unwrap_or_else(|| programs.usual_place(self.common.root.is_some()));
+        root::enter(self.common.root.as_deref())?;
         let owners = if self.runtimes.is_empty() { vec![Owner::Containerd] } else { self.runtimes };
-        let wishes = Wishes {
+        let options = Options {
             prefix,
             default: self.default,
             wrapper: self.wrapper,
             containerd: self.containerd,
             containerd_config: self.containerd_config,
         };
-        let mut shown = Shown::default();
+        let mut report = Report::default();
         let mut work = Vec::new();
         for owner in owners {
-            let planned = plan(owner, &wishes)?;
-            shown.take(&planned);
-            work.extend(settings::plan(planned.needs_runtime.as_deref())?.map(|change| (Owner::Bindguard, change)));
-            work.extend(planned.changes.into_iter().map(|change| (owner, change)));
+            let plan = target::plan(owner, &options)?;
+            report.take(&plan);
+            work.extend(settings::plan(plan.needs_runtime.as_deref())?.map(|change| (Owner::Bindguard, change)));
+            work.extend(plan.changes.into_iter().map(|change| (owner, change)));
         }
-        let programs = programs.into_prefix(&wishes.prefix)?.into_iter().map(|change| (Owner::Bindguard, change));
+        let programs = programs.into_prefix(&options.prefix)?.into_iter().map(|change| (Owner::Bindguard, change));
         let work: Vec<_> = programs.chain(work).filter(|(_, change)| !change.is_none()).collect();
-        if !self.how.dry_run {
-            let _lock = root::lock()?;
+        if !self.common.dry_run {
+            let _lock = lock::lock()?;
             let mut record = Record::load()?;
             work.iter().try_for_each(|(owner, change)| put(&mut record, *owner, change))?;
         }
-        shown.restart(&self.how)?;
-        shown.finish(&work, &self.how)
-    }
-}
-
-fn plan(owner: Owner, wishes: &Wishes) -> Result<Planned> {
-    match owner {
-        Owner::Containerd => containerd::plan(wishes),
-        Owner::Docker => docker::plan(wishes),
-        Owner::Podman => drop_in::podman(wishes),
-        Owner::Crio => crio::crio(wishes),
-        Owner::Bindguard => Ok(Planned::default()),
+        report.restart(&self.common)?;
+        report.finish(&work, &self.common)
     }
 }
 
@@ -127,7 +117,7 @@ fn plan(owner: Owner, wishes: &Wishes) -> Result<Planned> {
 fn put(record: &mut Record, owner: Owner, change: &Change) -> Result<()> {
     let original = match (record.entry(&change.path), &change.before) {
         (Some(entry), Some(before)) if entry.is_as_written(before) => entry.original()?,
-        (Some(entry), Some(before)) => uninstall::cleaned(owner, before, entry.original()?.as_deref())?,
+        (Some(entry), Some(before)) => Some(target::cleaned(owner, before, entry.original()?.as_deref())?),
         (_, before) => before.clone(),
     };
     record.note(owner, change, original.as_deref())?;

@@ -6,8 +6,8 @@ use super::change::Change;
 
 /// The options of the command line, with their defaults filled in.
 #[derive(Debug)]
-pub struct Wishes {
-    /// The folder of the programs.
+pub struct Options {
+    /// The folder in which services find the programs.
     pub prefix: PathBuf,
     /// For every container, not only for those that request it.
     pub default: bool,
@@ -21,7 +21,7 @@ pub struct Wishes {
 
 /// The changes to the files of one runtime.
 #[derive(Debug, Default)]
-pub struct Planned {
+pub struct Plan {
     /// One for each file; some may change nothing.
     pub changes: Vec<Change>,
     /// Notes for the operator.

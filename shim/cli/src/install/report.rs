@@ -7,17 +7,17 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use super::change::Change;
-use super::planned::Planned;
+use super::plan::Plan;
 use super::record::Owner;
-use super::{How, name};
+use super::{CommonOptions, name};
 use crate::show::print_text;
 
 /// The output of both verbs.
 #[derive(Debug, Default, Serialize)]
-pub struct Shown {
+pub struct Report {
     /// Nothing was done.
     dry_run: bool,
-    files: Vec<ShownFile>,
+    files: Vec<FileReport>,
     /// Notes for the operator.
     notes: Vec<String>,
     /// The commands to run, in order.
@@ -30,7 +30,7 @@ pub struct Shown {
 }
 
 #[derive(Debug, Serialize)]
-struct ShownFile {
+struct FileReport {
     owner: Owner,
     path: String,
     what: &'static str,
@@ -38,12 +38,12 @@ struct ShownFile {
     diff: Option<String>,
 }
 
-impl Shown {
+impl Report {
     /// Adds the notes of a plan. Its command is added only if a change is made.
-    pub fn take(&mut self, planned: &Planned) {
-        self.notes.extend(planned.notes.iter().cloned());
-        if planned.changes.iter().any(|change| !change.is_none()) {
-            self.command(planned.command.as_deref());
+    pub fn take(&mut self, plan: &Plan) {
+        self.notes.extend(plan.notes.iter().cloned());
+        if plan.changes.iter().any(|change| !change.is_none()) {
+            self.command(plan.command.as_deref());
         }
     }
 
@@ -65,8 +65,8 @@ impl Shown {
     }
 
     /// Runs the commands if `--restart` is set.
-    pub fn restart(&mut self, how: &How) -> Result<()> {
-        if how.restart && !how.dry_run {
+    pub fn restart(&mut self, common: &CommonOptions) -> Result<()> {
+        if common.restart && !common.dry_run {
             self.commands.iter().try_for_each(|command| run(command))?;
             self.restarted = !self.commands.is_empty();
         }
@@ -79,12 +79,12 @@ impl Shown {
     }
 
     /// Prints everything, and returns the exit code.
-    pub fn finish(mut self, work: &[(Owner, Change)], how: &How) -> Result<ExitCode> {
-        self.dry_run = how.dry_run;
-        self.files = work.iter().map(|(owner, change)| ShownFile::of(*owner, change)).collect();
-        let out = if how.json { serde_json::to_string_pretty(&self)? + "\n" } else { self.text() };
+    pub fn finish(mut self, work: &[(Owner, Change)], common: &CommonOptions) -> Result<ExitCode> {
+        self.dry_run = common.dry_run;
+        self.files = work.iter().map(|(owner, change)| FileReport::of(*owner, change)).collect();
+        let out = if common.json { serde_json::to_string_pretty(&self)? + "\n" } else { self.text() };
         print_text(&out)?;
-        let is_left = self.unfinished || how.dry_run && !work.is_empty();
+        let is_left = self.unfinished || common.dry_run && !work.is_empty();
         Ok(if is_left { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
@@ -112,7 +112,7 @@ impl Shown {
     }
 }
 
-impl ShownFile {
+impl FileReport {
     fn of(owner: Owner, change: &Change) -> Self {
         // a diff of bindguard's own commented config shows nothing new
         let diff = if owner == Owner::Bindguard { None } else { change.diff() };
@@ -135,22 +135,22 @@ mod tests {
 
     #[test]
     fn json_is_what_the_document_shows() {
-        let shown: serde_json::Value = serde_json::from_str(documented("`install`, `uninstall`")).unwrap();
-        let file = |owner, path: &str, what, diff: Option<&str>| ShownFile {
+        let expected: serde_json::Value = serde_json::from_str(documented("`install`, `uninstall`")).unwrap();
+        let file = |owner, path: &str, what, diff: Option<&str>| FileReport {
             owner,
             path: path.to_owned(),
             what,
             diff: diff.map(str::to_owned),
         };
         let diff = "--- /etc/containerd/config.toml\n+++ /etc/containerd/config.toml\n...";
-        let report = Shown {
+        let report = Report {
             files: vec![
                 file(Owner::Bindguard, "/usr/local/bin/bindguard-runtime", "create", None),
                 file(Owner::Containerd, "/etc/containerd/config.toml", "change", Some(diff)),
             ],
             commands: vec!["systemctl restart containerd".to_owned()],
-            ..Shown::default()
+            ..Report::default()
         };
-        assert_eq!(serde_json::to_value(&report).unwrap(), shown);
+        assert_eq!(serde_json::to_value(&report).unwrap(), expected);
     }
 }

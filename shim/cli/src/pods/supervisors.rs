@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_operator::node::{Process, processes_named};
 
 /// The kernel cuts the names of all of containerd's shims to this.
 const SHIMS: &str = "containerd-shim";
-const OUR_SHIM: &str = "containerd-shim-bindguard-v2";
+
 const CONMON: &str = "conmon";
-const WRAPPER: &str = "bindguard-runtime";
 
 /// The ids that supervisors were started for (containerd: the id of the pod's sandbox), and whether the guard runs there.
 pub fn guarded() -> HashMap<String, bool> {
@@ -29,7 +29,7 @@ pub fn is_wrapper(runtime: &str) -> bool {
 }
 
 fn of_shim(words: &[String]) -> Option<(String, bool)> {
-    Some((value(words, &["-id", "--id"])?, is_named(words.first()?, OUR_SHIM)))
+    Some((value(words, &["-id", "--id"])?, is_named(words.first()?, SHIM)))
 }
 
 fn of_conmon(words: &[String]) -> Option<(String, bool)> {

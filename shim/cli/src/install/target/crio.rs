@@ -8,34 +8,44 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml_edit::{Item, Table, value};
 
-use super::containerd::on_path;
-use super::drop_in::{plan, without_runc};
-use super::planned::{Planned, Wishes};
-use super::programs::GUARD;
-use super::toml_text::{self, Place};
+use super::runtime_drop_in::{crun_instead_of_runc, plan_drop_in};
+use crate::install::plan::{Options, Plan};
+use crate::install::search_path;
+use crate::install::toml_text::{self, Place};
 
 /// Its drop-in.
-pub const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
+const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
 
 const MAIN: &str = "/etc/crio/crio.conf";
 const FOLDER: &str = "/etc/crio/crio.conf.d";
 /// The default of CRI-O 1.31 and newer, and that of older ones.
 const BUILT_IN: [&str; 2] = ["crun", "runc"];
 
+/// The command after which CRI-O reads its files again.
+pub const RESTART: &str = "systemctl restart crio";
+
 /// Plans the changes for CRI-O.
-pub fn crio(wishes: &Wishes) -> Result<Planned> {
+pub fn plan(options: &Options) -> Result<Plan> {
     let former = Former::of(&texts()?)?;
-    let guard = wishes.prefix.join(GUARD).display().to_string();
-    let mut planned = plan(Path::new(DROP_IN), &place(), Item::Table(former.with_path(&guard)), wishes)?;
-    planned.needs_runtime = former.runtime();
-    planned.command = Some("systemctl restart crio".to_owned());
-    Ok(planned)
+    let wrapper = options.prefix.join(WRAPPER).display().to_string();
+    let change = plan_drop_in(Path::new(DROP_IN), &place(), Item::Table(former.with_path(&wrapper)), options)?;
+    Ok(Plan {
+        changes: vec![change],
+        needs_runtime: former.runtime(),
+        command: Some(RESTART.to_owned()),
+        ..Plan::default()
+    })
 }
 
-/// The place of runtimes in CRI-O's files.
-pub fn place() -> Place {
+/// The text without bindguard's runtime; `original` has the earlier default.
+pub fn cleaned(text: &str, original: &str) -> Result<String> {
+    Ok(place().without_runtime(text, RUNTIME, original)?)
+}
+
+fn place() -> Place {
     Place::new(&["crio", "runtime", "runtimes"], &["crio", "runtime", "default_runtime"])
 }
 
@@ -109,11 +119,11 @@ impl Former {
     /// The program that it runs, if bindguard-runtime would not choose it by itself.
     fn runtime(&self) -> Option<PathBuf> {
         let named = self.settings.get("runtime_path").and_then(Item::as_str).filter(|path| !path.is_empty());
-        let found = named.map(PathBuf::from).or_else(|| on_path(self.name.as_deref()?));
+        let found = named.map(PathBuf::from).or_else(|| search_path::find(self.name.as_deref()?));
         match found {
-            Some(runtime) if on_path("runc").as_ref() == Some(&runtime) => None,
+            Some(runtime) if search_path::find("runc").as_ref() == Some(&runtime) => None,
             Some(runtime) => Some(runtime),
-            None => without_runc(),
+            None => crun_instead_of_runc(),
         }
     }
 }
@@ -147,8 +157,7 @@ monitor_path = "/usr/libexec/crio/conmon"
     #[test]
     fn the_monitor_and_the_rest_are_those_of_the_default() {
         let former = Former::of(&[PACKAGED.to_owned()]).unwrap();
-        let text =
-            place().with_runtime("", "bindguard", Item::Table(former.with_path("/x/bindguard-runtime"))).unwrap();
+        let text = place().with_runtime("", RUNTIME, Item::Table(former.with_path("/x/bindguard-runtime"))).unwrap();
         for line in [
             "[crio.runtime.runtimes.bindguard]",
             "runtime_path = \"/x/bindguard-runtime\"",

@@ -3,46 +3,51 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use serde_json::{Value, json};
 
-use super::change::{self, Change};
-use super::json_text;
-use super::planned::{Planned, Wishes};
-use super::programs::GUARD;
+use crate::install::change::{self, Change};
+use crate::install::json_text;
+use crate::install::plan::{Options, Plan};
 
 /// The file that dockerd reads.
-pub const CONFIG: &str = "/etc/docker/daemon.json";
-const NAME: &str = "bindguard";
-const RUNTIME: [&str; 2] = ["runtimes", NAME];
+const CONFIG: &str = "/etc/docker/daemon.json";
+const ENTRY: [&str; 2] = ["runtimes", RUNTIME];
 const DEFAULT: [&str; 1] = ["default-runtime"];
 
 /// Plans the change to it.
-pub fn plan(wishes: &Wishes) -> Result<Planned> {
+pub fn plan(options: &Options) -> Result<Plan> {
     let before = change::read(Path::new(CONFIG))?.unwrap_or_default();
     let before = String::from_utf8(before).map_err(|_| anyhow!("{CONFIG} is not text"))?;
-    let mut planned = Planned { command: Some("systemctl reload docker".to_owned()), ..Planned::default() };
+    let mut plan = Plan { command: Some("systemctl reload docker".to_owned()), ..Plan::default() };
     let after =
-        edited(&before, &wishes.prefix.join(GUARD), wishes.default).with_context(|| format!("edit {CONFIG}"))?;
-    if wishes.default {
-        planned.needs_runtime = former_default(&before).with_context(|| format!("understand {CONFIG}"))?;
+        edited(&before, &options.prefix.join(WRAPPER), options.default).with_context(|| format!("edit {CONFIG}"))?;
+    if options.default {
+        plan.needs_runtime = former_default(&before).with_context(|| format!("understand {CONFIG}"))?;
     }
-    planned.changes.push(Change::of(Path::new(CONFIG), Some(after.into_bytes()), 0o644)?);
-    Ok(planned)
+    plan.changes.push(Change::of(Path::new(CONFIG), Some(after.into_bytes()), 0o644)?);
+    Ok(plan)
+}
+
+/// The command after which dockerd uses its file again, without what was in `before`. When dockerd reloads its file, it keeps a
+/// default runtime that the file no longer names.
+pub fn restart(before: &[u8]) -> &'static str {
+    if is_default(before) { "systemctl restart docker" } else { "systemctl reload docker" }
 }
 
 /// True if a daemon.json makes bindguard the default runtime.
-pub fn is_default(bytes: &[u8]) -> bool {
+fn is_default(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
-    json_text::at(&text, &DEFAULT).is_ok_and(|value| value == Some(json!(NAME)))
+    json_text::at(&text, &DEFAULT).is_ok_and(|value| value == Some(json!(RUNTIME)))
 }
 
 /// The text without install's additions; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
-    let mut text = json_text::without(text, &RUNTIME)?;
-    if json_text::at(&text, &RUNTIME[..1])? == Some(json!({})) && json_text::at(original, &RUNTIME[..1])?.is_none() {
-        text = json_text::without(&text, &RUNTIME[..1])?;
+    let mut text = json_text::without(text, &ENTRY)?;
+    if json_text::at(&text, &ENTRY[..1])? == Some(json!({})) && json_text::at(original, &ENTRY[..1])?.is_none() {
+        text = json_text::without(&text, &ENTRY[..1])?;
     }
-    if json_text::at(&text, &DEFAULT)? != Some(json!(NAME)) {
+    if json_text::at(&text, &DEFAULT)? != Some(json!(RUNTIME)) {
         return Ok(text);
     }
     Ok(match json_text::at(original, &DEFAULT)? {
@@ -54,11 +59,11 @@ pub fn cleaned(text: &str, original: &str) -> Result<String> {
 fn edited(text: &str, guard: &Path, default: bool) -> Result<String> {
     let runtime = json!({ "path": guard });
     let mut text = text.to_owned();
-    if json_text::at(&text, &RUNTIME)?.as_ref() != Some(&runtime) {
-        text = json_text::with(&text, &RUNTIME, &runtime)?;
+    if json_text::at(&text, &ENTRY)?.as_ref() != Some(&runtime) {
+        text = json_text::with(&text, &ENTRY, &runtime)?;
     }
-    if default && json_text::at(&text, &DEFAULT)? != Some(json!(NAME)) {
-        text = json_text::with(&text, &DEFAULT, &json!(NAME))?;
+    if default && json_text::at(&text, &DEFAULT)? != Some(json!(RUNTIME)) {
+        text = json_text::with(&text, &DEFAULT, &json!(RUNTIME))?;
     }
     Ok(text)
 }
@@ -68,7 +73,7 @@ fn former_default(text: &str) -> Result<Option<PathBuf>> {
     let Some(name) = json_text::at(text, &DEFAULT)?.as_ref().and_then(Value::as_str).map(str::to_owned) else {
         return Ok(None);
     };
-    if name == NAME || name == "runc" || name.starts_with("io.containerd.runc") {
+    if name == RUNTIME || name == "runc" || name.starts_with("io.containerd.runc") {
         return Ok(None);
     }
     let path = json_text::at(text, &["runtimes", &name, "path"])?;

@@ -6,43 +6,28 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use toml_edit::{Array, Item, value};
+use bindguard_core::program_names::RUNTIME;
+use toml_edit::Item;
 
-use super::change::Change;
-use super::containerd::on_path;
-use super::planned::{Planned, Wishes};
-use super::programs::GUARD;
-use super::toml_text::Place;
+use crate::install::change::Change;
+use crate::install::plan::Options;
+use crate::install::search_path;
+use crate::install::toml_text::Place;
 
-const NAME: &str = "bindguard";
-
-/// The drop-in of Podman.
-pub const PODMAN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
-
-/// Plans the change for Podman: see containers.conf(5).
-pub fn podman(wishes: &Wishes) -> Result<Planned> {
-    let path = wishes.prefix.join(GUARD).display().to_string();
-    plan(Path::new(PODMAN), &podman_place(), value(Array::from_iter([path])), wishes)
-}
-
-/// The place of runtimes in Podman's files.
-pub fn podman_place() -> Place {
-    Place::new(&["engine", "runtimes"], &["engine", "runtime"])
-}
+/// The first line of a file that is bindguard's own.
+pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
 /// Plans a drop-in with one runtime, and with the default on request.
-pub fn plan(path: &Path, place: &Place, runtime: Item, wishes: &Wishes) -> Result<Planned> {
-    let heading = "# Put here by `bindguard install`; `bindguard uninstall` takes it away.\n";
-    let mut text = place.with_runtime("", NAME, runtime)?;
-    if wishes.default {
-        text = place.with_default(&text, NAME)?;
+pub fn plan_drop_in(path: &Path, place: &Place, runtime: Item, options: &Options) -> Result<Change> {
+    let mut text = place.with_runtime("", RUNTIME, runtime)?;
+    if options.default {
+        text = place.with_default(&text, RUNTIME)?;
     }
-    let text = format!("{heading}{}", text.trim_start());
-    let change = Change::of(path, Some(text.into_bytes()), 0o644)?;
-    Ok(Planned { changes: vec![change], needs_runtime: without_runc(), ..Planned::default() })
+    let text = format!("{HEADING}{}", text.trim_start());
+    Change::of(path, Some(text.into_bytes()), 0o644)
 }
 
 /// bindguard-runtime becomes runc unless its config names another runtime. A node that has only crun needs that.
-pub fn without_runc() -> Option<PathBuf> {
-    if on_path("runc").is_some() { None } else { on_path("crun") }
+pub fn crun_instead_of_runc() -> Option<PathBuf> {
+    if search_path::find("runc").is_some() { None } else { search_path::find("crun") }
 }

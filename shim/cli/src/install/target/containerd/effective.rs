@@ -5,10 +5,8 @@
 //! imports of 2.x merge or are ignored, depending on the version. So an edit is accepted only if the dump after it equals the
 //! dump before it plus the intended change.
 
+use bindguard_core::program_names::RUNTIME;
 use toml::{Table, Value};
-
-/// The name of the runtime handler.
-pub const HANDLER: &str = "bindguard";
 
 /// The CRI plugin's ids: up to containerd 1.7, and since 2.0.
 const PLUGINS: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
@@ -31,21 +29,31 @@ pub struct Meant {
     pub default: Option<String>,
 }
 
+/// Why a dump was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum NotRead {
+    /// Not TOML.
+    #[error("it is not TOML: {0}")]
+    NotToml(String),
+    /// Without the CRI plugin's runtimes.
+    #[error("it has no CRI plugin")]
+    NoPlugin,
+}
+
 impl Effective {
     /// Reads a dump.
     ///
     /// # Errors
-    /// As text, if the dump is not TOML or has no CRI plugin.
-    pub fn from_dump(dump: &str) -> Result<Self, String> {
-        let mut rest: Table =
-            toml::from_str(dump).map_err(|error| format!("its dump is no TOML: {}", error.message()))?;
+    /// If the dump is not TOML or has no CRI plugin.
+    pub fn from_dump(dump: &str) -> Result<Self, NotRead> {
+        let mut rest: Table = toml::from_str(dump).map_err(|error| NotRead::NotToml(error.message().to_owned()))?;
         // 1.6 and 1.7 list the files that they read, in a changing order; 2.x lists the patterns
         rest.remove("imports");
-        let plugins = rest.get_mut("plugins").and_then(Value::as_table_mut).ok_or("its dump has no plugins")?;
+        let plugins = rest.get_mut("plugins").and_then(Value::as_table_mut).ok_or(NotRead::NoPlugin)?;
         let mut ours = PLUGINS.iter().filter_map(|id| plugins.get(*id)?.get("containerd").map(|_| *id));
-        let id = ours.next().ok_or("it has no CRI plugin")?;
+        let id = ours.next().ok_or(NotRead::NoPlugin)?;
         let cri = plugins.get_mut(id).and_then(|plugin| plugin.get_mut("containerd")).and_then(Value::as_table_mut);
-        let cri = cri.ok_or("its CRI plugin has no runtimes")?;
+        let cri = cri.ok_or(NotRead::NoPlugin)?;
         let runtimes = cri.remove("runtimes").and_then(|table| table.as_table().cloned()).unwrap_or_default();
         let default = cri.remove("default_runtime_name").and_then(|name| name.as_str().map(str::to_owned));
         Ok(Self { runtimes, default: default.unwrap_or_default(), rest })
@@ -75,7 +83,7 @@ impl Effective {
     /// The dotted names of all keys that differ in `after` and are not `meant`.
     pub fn surprises(&self, after: &Self, meant: &Meant) -> Vec<String> {
         let mut wanted = self.clone();
-        wanted.runtimes.insert(HANDLER.to_owned(), Value::Table(meant.handler.clone()));
+        wanted.runtimes.insert(RUNTIME.to_owned(), Value::Table(meant.handler.clone()));
         if let Some(default) = &meant.default {
             wanted.default.clone_from(default);
         }
@@ -145,7 +153,7 @@ mod tests {
         let before = effective(DUMP);
         let with = |from: &str, to: &str| effective(&format!("{}{ADDED}", DUMP.replace(from, to)));
         assert_eq!(before.surprises(&with("[\"b\", \"a\"]", "[\"a\", \"b\"]"), &meant(None)), Vec::<String>::new());
-        assert_eq!(before.surprises(&with("= 'runc'", "= 'bindguard'"), &meant(Some(HANDLER))), Vec::<String>::new());
+        assert_eq!(before.surprises(&with("= 'runc'", "= 'bindguard'"), &meant(Some(RUNTIME))), Vec::<String>::new());
         for (from, to, name) in [
             ("= 'runc'", "= 'bindguard'", "default_runtime_name"),
             ("'p'", "'q'", "plugins.io.containerd.grpc.v1.cri.sandbox_image"),
@@ -165,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_dump_without_the_cri_plugin_is_told() {
-        assert!(Effective::from_dump("[plugins]\n").unwrap_err().contains("CRI"));
-        assert!(Effective::from_dump("{{").unwrap_err().contains("no TOML"));
+        assert!(Effective::from_dump("[plugins]\n").unwrap_err().to_string().contains("CRI"));
+        assert!(Effective::from_dump("{{").unwrap_err().to_string().contains("not TOML"));
     }
 }

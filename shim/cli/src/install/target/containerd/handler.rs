@@ -1,6 +1,6 @@
-//! The handler's table, made from the table of the runtime that it guards, through one of three doors.
+//! The handler's table, made from the table of the runtime that it guards. There are three kinds of handlers.
 //!
-//! | door | `runtime_type` | supervisor | on |
+//! | kind | `runtime_type` | supervisor | on |
 //! |---|---|---|---|
 //! | shim | `io.containerd.runc.v2` and `runtime_path` | bindguard's shim, with every option of the runtime | 1.7 and newer |
 //! | named shim | `io.containerd.bindguard.v2` | bindguard's shim; 1.6 ignores `runtime_path` and hands no options on (docs/decisions/0006) | 1.6 |
@@ -8,18 +8,18 @@
 
 use std::path::{Path, PathBuf};
 
+use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
 use toml::{Table, Value};
 use toml_edit::Item;
 
-use super::program::{USUAL_FOLDERS, Version};
-use crate::install::programs::{GUARD, SHIM};
+use super::program::Version;
+use crate::install::search_path::is_searched;
 
 const RUNC: &str = "io.containerd.runc.v2";
-const NAMED: &str = "io.containerd.bindguard.v2";
 
-/// The way into the guard.
+/// How containerd calls the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum HandlerKind {
     /// bindguard's shim by its path.
     Shim,
     /// bindguard's shim by its name.
@@ -33,14 +33,19 @@ pub enum Door {
 pub struct Handler {
     /// Its table.
     pub table: Table,
-    /// The OCI runtime that bindguard's own config must name, because this door does not pass it on.
+    /// The OCI runtime that bindguard's own config must name, because a handler of this kind does not pass it on.
     pub needs_runtime: Option<PathBuf>,
-    /// Options of the runtime that this door loses.
+    /// Options of the runtime that a handler of this kind loses.
     pub lost: Vec<String>,
 }
 
-impl Door {
-    /// The door that supports most on this containerd, or the wrapper on request. A default runtime also creates containers of
+/// A runtime of a kind that calls no OCI runtime.
+#[derive(Debug, thiserror::Error)]
+#[error("its runtime_type is {0:?}, and bindguard guards {RUNC} only")]
+pub struct NotGuarded(String);
+
+impl HandlerKind {
+    /// The kind that supports most on this containerd, or the wrapper on request. A default runtime also creates containers of
     /// pods older than it. For those, 1.6 would take the options of `base` from their own shim.
     pub fn on(version: Version, wrapper: bool, default: bool, base: &Table) -> Self {
         let loses = version < (1, 7) && default && base.get("options").is_some();
@@ -51,14 +56,14 @@ impl Door {
         }
     }
 
-    /// The handler through this door, for a runtime with the table `base`.
+    /// The handler of this kind, for a runtime with the table `base`.
     ///
     /// # Errors
-    /// As text, if the runtime is not of runc's kind.
-    pub fn handler(self, base: &Table, prefix: &Path) -> Result<Handler, String> {
+    /// If the runtime is not of runc's kind.
+    pub fn handler(self, base: &Table, prefix: &Path) -> Result<Handler, NotGuarded> {
         let kind = base.get("runtime_type").and_then(Value::as_str).unwrap_or_default();
         if kind != RUNC {
-            return Err(format!("it is {kind:?}, and bindguard stands before {RUNC} only"));
+            return Err(NotGuarded(kind.to_owned()));
         }
         let mut table: Table = base.iter().filter(|(key, _)| !key.starts_with("runtime_")).map(owned).collect();
         let mut options = table.remove("options").and_then(|options| options.as_table().cloned()).unwrap_or_default();
@@ -78,10 +83,10 @@ impl Door {
                     .collect();
                 handler.needs_runtime = runtime;
                 options.clear();
-                if !USUAL_FOLDERS.iter().any(|folder| prefix == Path::new(folder)) {
+                if !is_searched(prefix) {
                     kind = prefix.join(SHIM).display().to_string();
                 } else {
-                    NAMED.clone_into(&mut kind);
+                    SHIM_RUNTIME_TYPE.clone_into(&mut kind);
                 }
             }
             Self::Wrapper => {
@@ -90,7 +95,7 @@ impl Door {
                     table.insert("runtime_path".to_owned(), path.clone());
                 }
                 handler.needs_runtime = runtime;
-                options.insert("BinaryName".to_owned(), text(&prefix.join(GUARD)));
+                options.insert("BinaryName".to_owned(), text(&prefix.join(WRAPPER)));
             }
         }
         table.insert("runtime_type".to_owned(), Value::String(kind));
@@ -147,7 +152,7 @@ mod tests {
     }
 
     fn handler(version: Version, wrapper: bool, prefix: &str) -> Handler {
-        Door::on(version, wrapper, false, &base()).handler(&base(), Path::new(prefix)).unwrap()
+        HandlerKind::on(version, wrapper, false, &base()).handler(&base(), Path::new(prefix)).unwrap()
     }
 
     #[test]
@@ -164,7 +169,7 @@ mod tests {
     #[test]
     fn containerd_1_6_finds_the_shim_by_name_and_what_it_loses_is_told() {
         let told = handler((1, 6), false, "/usr/local/bin");
-        assert_eq!(told.table.get("runtime_type").unwrap().as_str(), Some(NAMED));
+        assert_eq!(told.table.get("runtime_type").unwrap().as_str(), Some(SHIM_RUNTIME_TYPE));
         assert!(!told.table.contains_key("options") && !told.table.contains_key("runtime_path"));
         assert_eq!((told.needs_runtime, told.lost), (Some("/usr/bin/crun".into()), vec!["Root".to_owned()]));
         let elsewhere = handler((1, 6), false, "/opt/b");
@@ -181,14 +186,14 @@ mod tests {
     #[test]
     fn pods_that_are_older_than_the_default_keep_their_options() {
         let (plain, base) = (Table::new(), base());
-        assert_eq!(Door::on((1, 6), false, true, &base), Door::Wrapper);
-        assert_eq!(Door::on((1, 6), false, true, &plain), Door::NamedShim);
-        assert_eq!(Door::on((1, 7), false, true, &base), Door::Shim);
+        assert_eq!(HandlerKind::on((1, 6), false, true, &base), HandlerKind::Wrapper);
+        assert_eq!(HandlerKind::on((1, 6), false, true, &plain), HandlerKind::NamedShim);
+        assert_eq!(HandlerKind::on((1, 7), false, true, &base), HandlerKind::Shim);
     }
 
     #[test]
     fn another_kind_of_runtime_is_refused() {
         let kata: Table = toml::from_str("runtime_type = 'io.containerd.kata.v2'").unwrap();
-        assert!(Door::Shim.handler(&kata, Path::new("/b")).unwrap_err().contains("kata"));
+        assert!(HandlerKind::Shim.handler(&kata, Path::new("/b")).unwrap_err().to_string().contains("kata"));
     }
 }

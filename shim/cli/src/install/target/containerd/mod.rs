@@ -11,43 +11,51 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use bindguard_core::program_names::RUNTIME;
 use toml_edit::{Array, DocumentMut, Item};
 
-use self::effective::{Effective, HANDLER, Meant};
-use self::handler::{Door, Handler, as_item};
+use self::effective::{Effective, Meant};
+use self::handler::{Handler, HandlerKind, as_item};
 use self::program::{Containerd, trial_beside};
-use super::change::{self, Change};
-use super::planned::{Planned, Wishes};
-use super::toml_text::{Place, parse};
-
-pub use self::program::{USUAL_FOLDERS, on_path};
+use crate::install::change::{self, Change};
+use crate::install::plan::{Options, Plan};
+use crate::install::toml_text::{Place, parse};
 
 /// The default path of containerd's main file.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
 
+/// The command after which containerd reads its files again.
+pub const RESTART: &str = "systemctl restart containerd";
+
 /// Plans the changes to containerd's files.
-pub fn plan(wishes: &Wishes) -> Result<Planned> {
-    let containerd = Containerd::locate(wishes.containerd.as_deref())?;
-    let main = Main::read(&wishes.containerd_config, &containerd)?;
+pub fn plan(options: &Options) -> Result<Plan> {
+    let containerd = Containerd::locate(options.containerd.as_deref())?;
+    let main = Main::read(&options.containerd_config, &containerd)?;
     let before = containerd.effective_with(&main.path, &main.text)?;
-    let (base, handler) = wanted(&before, &containerd, wishes)?;
-    let meant = Meant { handler: handler.table.clone(), default: wishes.default.then(|| HANDLER.to_owned()) };
+    let (base, handler) = wanted(&before, &containerd, options)?;
+    let meant = Meant { handler: handler.table.clone(), default: options.default.then(|| RUNTIME.to_owned()) };
     let (path, text) = edited(&containerd, &main, &before, &meant)?;
-    let mut planned = Planned::default();
-    planned.changes.push(Change::of(&path, Some(text.into_bytes()), 0o644)?);
-    planned.needs_runtime = handler.needs_runtime;
+    let mut plan = Plan::default();
+    plan.changes.push(Change::of(&path, Some(text.into_bytes()), 0o644)?);
+    plan.needs_runtime = handler.needs_runtime;
     if !handler.lost.is_empty() {
         let lost = handler.lost.join(", ");
-        planned.notes.push(format!(
+        plan.notes.push(format!(
             "containerd 1.6 does not hand these options of {base} to another shim: {lost}; with --wrapper they stay"
         ));
     }
-    planned.command = Some("systemctl restart containerd".to_owned());
-    Ok(planned)
+    plan.command = Some(RESTART.to_owned());
+    Ok(plan)
+}
+
+/// The text without the handler; `original` has the earlier default.
+pub fn cleaned(text: &str, original: &str) -> Result<String> {
+    let without = |text: String, place: &Place| place.without_runtime(&text, RUNTIME, original);
+    Ok(places().iter().try_fold(text.to_owned(), without)?)
 }
 
 /// The tables of runtimes in version 2 and version 3 of the file. Cleaning a text uses both.
-pub fn places() -> [Place; 2] {
+fn places() -> [Place; 2] {
     ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"].map(|plugin| {
         let at = |key| ["plugins", plugin, "containerd", key];
         Place::new(&at("runtimes"), &at("default_runtime_name"))
@@ -104,18 +112,17 @@ impl Main {
 
 /// The runtime that the handler guards, and the handler. A handler that is the default already is kept, because the runtime
 /// that it was made from is no longer known.
-fn wanted(before: &Effective, containerd: &Containerd, wishes: &Wishes) -> Result<(String, Handler)> {
-    if let (HANDLER, Some(table)) = (before.default(), before.runtime(HANDLER)) {
-        return Ok((HANDLER.to_owned(), Handler { table, needs_runtime: None, lost: Vec::new() }));
+fn wanted(before: &Effective, containerd: &Containerd, options: &Options) -> Result<(String, Handler)> {
+    if let (RUNTIME, Some(table)) = (before.default(), before.runtime(RUNTIME)) {
+        return Ok((RUNTIME.to_owned(), Handler { table, needs_runtime: None, lost: Vec::new() }));
     }
     let default = before.default();
-    let base = if wishes.default || before.runtime("runc").is_none() { default } else { "runc" };
+    let base = if options.default || before.runtime("runc").is_none() { default } else { "runc" };
     let table = before.runtime(base).with_context(|| {
         format!("find the runtime {base:?} in containerd's effective configuration: {}", before.names().join(", "))
     })?;
-    let door = Door::on(containerd.version(), wishes.wrapper, wishes.default, &table);
-    let handler =
-        door.handler(&table, &wishes.prefix).map_err(|why| anyhow!("stand before the runtime {base:?}: {why}"))?;
+    let kind = HandlerKind::on(containerd.version(), options.wrapper, options.default, &table);
+    let handler = kind.handler(&table, &options.prefix).with_context(|| format!("guard the runtime {base:?}"))?;
     Ok((base.to_owned(), handler))
 }
 
@@ -138,7 +145,7 @@ fn edited(containerd: &Containerd, main: &Main, before: &Effective, meant: &Mean
         }
     }
     bail!(
-        "no edit of {} or its imports gives containerd a runtime {HANDLER:?}: nothing was changed",
+        "no edit of {} or its imports gives containerd a runtime {RUNTIME:?}: nothing was changed",
         main.path.display()
     )
 }
@@ -155,14 +162,14 @@ fn edit_until_right(
 ) -> Result<Option<String>> {
     let doing = || format!("edit {}", path.display());
     let mut edited = text.to_owned();
-    if before.runtime(HANDLER).as_ref() != Some(&meant.handler) {
-        edited = place.with_runtime(&edited, HANDLER, as_item(&meant.handler)).with_context(doing)?;
+    if before.runtime(RUNTIME).as_ref() != Some(&meant.handler) {
+        edited = place.with_runtime(&edited, RUNTIME, as_item(&meant.handler)).with_context(doing)?;
     }
     if let Some(default) = meant.default.as_ref().filter(|default| *default != before.default()) {
         edited = place.with_default(&edited, default).with_context(doing)?;
     }
     let mut after = effective(&edited)?;
-    if after.runtime(HANDLER).as_ref() != Some(&meant.handler) {
+    if after.runtime(RUNTIME).as_ref() != Some(&meant.handler) {
         return Ok(None);
     }
     let lost: Vec<_> = before.lost_in(&after).collect();

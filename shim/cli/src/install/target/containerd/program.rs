@@ -1,22 +1,18 @@
 //! The containerd program: its version, and its effective configuration.
 
 use std::env;
-use std::ffi::OsStr;
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use tempfile::{Builder, NamedTempFile};
 
 use super::effective::Effective;
+use crate::install::search_path;
 
 /// Major and minor.
 pub type Version = (u32, u32);
-
-/// The default folders in which services find programs; also systemd's own default.
-pub const USUAL_FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// A containerd program and its version.
 #[derive(Debug)]
@@ -30,7 +26,7 @@ impl Containerd {
     pub fn locate(named: Option<&Path>) -> Result<Self> {
         let program = match named {
             Some(program) => program.to_owned(),
-            None => on_path("containerd")
+            None => search_path::find("containerd")
                 .context("find containerd: it is not on PATH, name it with --containerd PROGRAM")?,
         };
         let said = run(Command::new(&program).arg("--version"))?;
@@ -54,7 +50,7 @@ impl Containerd {
         let dump = run(&mut command).with_context(|| format!("run containerd config dump for {}", path.display()))?;
         let names = |path: &Path| path.display().to_string();
         let dump = dump.replace(&names(trial.path()), &names(path));
-        Effective::from_dump(&dump).map_err(|why| anyhow!("{}: {why}", self.program.display()))
+        Effective::from_dump(&dump).with_context(|| format!("read what {} config dump says", self.program.display()))
     }
 }
 
@@ -65,15 +61,6 @@ pub fn trial_beside(path: &Path, text: &str) -> Result<NamedTempFile> {
     let mut trial = make(folder).or_else(|_| make(&env::temp_dir())).context("create a file to try out")?;
     trial.write_all(text.as_bytes()).context("write a file to try out")?;
     Ok(trial)
-}
-
-/// A program on `PATH`, or in one of the default folders.
-pub fn on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::split_paths(&path).chain(USUAL_FOLDERS.iter().map(PathBuf::from));
-    folders
-        .map(|folder| folder.join(Path::new(name.as_ref())))
-        .find(|program| fs::metadata(program).is_ok_and(|meta| meta.is_file()))
 }
 
 fn run(command: &mut Command) -> Result<String> {
