@@ -87,7 +87,7 @@ enum GuardResult {
 impl Runtime {
     /// Makes the container, admitted by the guard if there is one.
     pub(super) async fn create_or_restore(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
-        self.run_through_guard(call).await.map_err(|error| error.as_final(call.wiring))
+        self.run_through_guard(call).await.map_err(|error| error.into_final(call.wiring))
     }
 
     async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {

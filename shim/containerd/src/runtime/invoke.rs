@@ -243,7 +243,7 @@ impl Running {
 impl RuntimeError {
     /// The error of the last try. If the runtime explains it only on the process's stderr, as crun does for a missing program,
     /// the error quotes that. A log file gets all of it.
-    pub(super) fn as_final(self, wiring: &Wiring) -> Self {
+    pub(super) fn into_final(self, wiring: &Wiring) -> Self {
         let message = wiring.last_output();
         wiring.write_failure();
         self.explained_by(message)

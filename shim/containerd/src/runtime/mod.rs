@@ -119,7 +119,7 @@ impl Runtime {
         }
         args.push(id.into());
         let call = Call::new(self, self.resolve_binary()?, "exec", args);
-        call.run(RunStreams::Process(exec.wiring)).await.map(drop).map_err(|error| error.as_final(exec.wiring))
+        call.run(RunStreams::Process(exec.wiring)).await.map(drop).map_err(|error| error.into_final(exec.wiring))
     }
 
     /// True if the runtime still has state of this container. runc, crun and youki have a directory per container. If that
