@@ -113,11 +113,20 @@ fuzz: setup
 soak: build matrix
 	cargo test --locked -p bindguard-integration --test soak -- --ignored --nocapture
 
-## a real kubelet in the fake one's place; builds it, ten minutes
+# A folder of Kubernetes source, 1.30 or newer, in place of Debian's 1.20.
+KUBERNETES ?=
+
+## a real kubelet in the fake one's place; builds it, ten minutes; KUBERNETES=DIR builds one of your own source, half an hour
 kubelet: build matrix
 	sh integration/matrix/setup.sh openssl:openssl
+ifeq ($(KUBERNETES),)
 	sh integration/cluster/fetch.sh $(CLUSTER)
-	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1
+	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1 --skip containerd_2_1
+else
+	sh integration/cluster/build.sh $(CLUSTER)-own $(KUBERNETES)
+	BINDGUARD_CLUSTER=$(CLUSTER)-own cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture \
+	  --test-threads 1 containerd_2_1
+endif
 
 # tests that run on other kernels, and on a node with systemd and cgroup v2 alone
 SYSCALLS := mounts swap target admit attributes_of_the_mount cifs dead_kubelet_root dead_sources hostile_volumes nfs repairers_at_once \

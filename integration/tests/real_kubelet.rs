@@ -30,6 +30,18 @@ fn containerd_1_7() {
 }
 
 #[test]
+#[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).cri().story(every_volume_is_current_after_a_restart);
+}
+
+#[test]
+#[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
+fn a_race_that_the_kubelet_has_on_containerd_2_1() {
+    Setup::on(Generation::V2_1).cri().story(no_pod_is_lost_to_the_race);
+}
+
+#[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn a_race_that_the_kubelet_has() {
     Setup::on(Generation::V1_7).cri().story(no_pod_is_lost_to_the_race);

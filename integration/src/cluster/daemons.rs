@@ -73,7 +73,7 @@ impl Cluster<'_> {
         }
         self.make_cgroup_root()?;
         let [port] = free_ports()?;
-        let config = json!({
+        let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
@@ -94,6 +94,16 @@ impl Cluster<'_> {
             "imageGCHighThresholdPercent": 100,
             "syncFrequency": format!("{sync_seconds}s"),
         });
+        let endpoint = format!("unix://{SOCKET}");
+        let mut runtime_flags = Vec::new();
+        if self.is_own_build {
+            config["containerRuntimeEndpoint"] = json!(endpoint);
+            // since 1.35 a kubelet refuses cgroup v1 by default
+            config["failCgroupV1"] = json!(false);
+        } else {
+            runtime_flags =
+                vec!["--container-runtime=remote".to_owned(), format!("--container-runtime-endpoint={endpoint}")];
+        }
         fs::write(folder.join("kubelet.json"), config.to_string()).context("write the kubelet's configuration")?;
         let arguments = [
             format!("--config={}", folder.join("kubelet.json").display()),
@@ -101,9 +111,8 @@ impl Cluster<'_> {
             format!("--cert-dir={}", folder.join("kubelet-certificates").display()),
             format!("--root-dir={}", self.node.kubelet().root().display()),
             format!("--hostname-override={NODE}"),
-            "--container-runtime=remote".to_owned(),
-            format!("--container-runtime-endpoint=unix://{SOCKET}"),
         ];
+        let arguments = [&arguments[..], &runtime_flags].concat();
         let program = match kubelet {
             RealKubelet::AsReleased => "kubelet",
             RealKubelet::Unfixed => "kubelet-unfixed",

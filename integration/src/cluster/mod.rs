@@ -23,10 +23,10 @@ use crate::doc_commands::repository;
 use crate::node::Node;
 use crate::process::{Finished, LIMIT, run_with_input};
 
-/// Which kubelet.
+/// The kubelet of `fetch.sh` or `build.sh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RealKubelet {
-    /// 1.20 as released.
+    /// As released.
     AsReleased,
     /// The same without kubernetes#89629: a subpath that is mounted stays as it is.
     Unfixed,
@@ -37,12 +37,13 @@ pub enum RealKubelet {
 pub struct Cluster<'n> {
     node: &'n Node,
     programs: PathBuf,
+    is_own_build: bool,
     kubeconfig: PathBuf,
     daemons: RefCell<Vec<Child>>,
 }
 
 impl<'n> Cluster<'n> {
-    /// The folder that `cluster/fetch.sh` filled: `$BINDGUARD_CLUSTER/bin`.
+    /// The folder that `cluster/fetch.sh` or `cluster/build.sh` filled: `$BINDGUARD_CLUSTER/bin`.
     pub fn programs() -> Option<PathBuf> {
         let folder = Path::new(&env::var_os("BINDGUARD_CLUSTER")?).join("bin");
         folder.join("kubelet").is_file().then_some(folder)
@@ -55,7 +56,8 @@ impl<'n> Cluster<'n> {
         let programs =
             Self::programs().context("no kubelet: run integration/cluster/fetch.sh, set BINDGUARD_CLUSTER")?;
         let kubeconfig = node.disk().join("cluster/kubeconfig");
-        let cluster = Self { node, programs, kubeconfig, daemons: RefCell::default() };
+        let is_own_build = programs.with_file_name("version").exists();
+        let cluster = Self { node, programs, is_own_build, kubeconfig, daemons: RefCell::default() };
         cluster.start_control_plane()?;
         cluster.until("kube-apiserver answers", |cluster| Ok(cluster.get("namespaces/default").is_ok()))?;
         cluster.start_kubelet(kubelet, sync_seconds)?;
