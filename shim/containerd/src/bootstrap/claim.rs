@@ -3,14 +3,16 @@
 //! ```text
 //!   s/<hash of the group>  ── symbolic link ──►  s/<name of its own>, the socket of one server
 //! ```
-//! Every process that can read this folder could hold a flock(2) on it: a container with a read-only `/run` is enough. So each
-//! step is one system call that succeeds or fails as a whole:
+//! Every process that can read this folder could hold a flock(2) on it: a container with a read-only `/run` is enough. So no step
+//! takes a file lock:
 //! * A server's socket has a name that no other server gets. Nothing removes a socket on which another server may listen.
-//! * A socket listens before the link leads to it. Of several `start`s, symlink(2) succeeds for one.
-//! * rename(2) removes a link to a server that is dead or about to end. A `start` that removed a newer link restores it.
+//! * A socket listens before the link leads to it. Of several `start`s that find no link, symlink(2) succeeds for one.
+//! * A link that leads to a server is changed or removed only with the [`right`] to this server's links, and only if it still
+//!   leads there. Names are not used again, so a link never leads back to an earlier server.
 //!
-//! Three `start`s beside a dead server can still miss each other, and a pod then has two shims. Both work, because containerd
-//! knows each one by the address of its socket. docs/decisions/0021 lists the alternatives.
+//! docs/decisions/0021 lists the alternatives.
+
+mod right;
 
 use std::{
     fmt::Write as _,
@@ -22,7 +24,8 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
-    time::{SystemTime, UNIX_EPOCH},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use rustix::{
@@ -31,8 +34,14 @@ use rustix::{
 };
 use sha2::{Digest, Sha256};
 
-/// Each failed try means that another `start` succeeded, or that a server ended.
-const TRIES: u32 = 50;
+use right::{LinkRight, leads_to};
+
+/// The time limit for a claim. Each failed try means that another process changed the link, or is about to.
+const CLAIM_LIMIT: Duration = Duration::from_secs(5);
+/// The time limit for a removal: another process has the right for some system calls.
+const REMOVE_LIMIT: Duration = Duration::from_secs(1);
+/// The pause before the next try.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The server of the group.
 pub(super) enum Claim {
@@ -53,46 +62,82 @@ pub(super) struct OwnSocket {
 /// a connection also takes the container.
 pub(super) fn claim(link: &Path, mut takes: impl FnMut(UnixStream) -> io::Result<bool>) -> io::Result<Claim> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder_of(link))?;
+    let deadline = Instant::now() + CLAIM_LIMIT;
     let mut own = None;
-    for _ in 0..TRIES {
-        match find(link)? {
+    while Instant::now() < deadline {
+        let (old, is_dead) = match find(link)? {
             Found::Missing => {
-                let socket = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
-                match symlink(&socket.path, link) {
-                    Err(error) if error.kind() == ErrorKind::AlreadyExists => own = Some(socket),
-                    made => return made.map(|()| Claim::New(socket)),
+                let new = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
+                match symlink(&new.path, link) {
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => own = Some(new),
+                    made => return made.map(|()| Claim::New(new)),
                 }
+                continue;
             }
-            Found::Server(socket, None) => return Ok(Claim::Serving(socket)),
-            Found::Server(socket, Some(server)) => match takes(server)? {
+            // One that does not accept now is used as it is.
+            Found::Server(socket, server) => match server.map_or(Ok(true), &mut takes)? {
                 true => return Ok(Claim::Serving(socket)),
                 // The server removes its own socket.
-                false => retire(link, &socket)?,
+                false => (socket, false),
             },
-            Found::Dead(socket) => {
-                tracing::debug!(path = %socket.display(), "removing a stale socket");
-                retire(link, &socket)?;
-                // At the group's own name another `start` may have made its link by now.
-                if socket != link {
-                    let _ = fs::remove_file(socket);
-                }
-            }
+            Found::Dead(socket) => (socket, true),
+        };
+        let new = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
+        if !replace(link, &old, &new.path)? {
+            own = Some(new);
+            continue;
         }
+        if is_dead && old != link {
+            tracing::debug!(path = %old.display(), "removing a stale socket");
+            let _ = fs::remove_file(old);
+        }
+        return Ok(Claim::New(new));
     }
     Err(io::Error::new(ErrorKind::TimedOut, "the group's server changes all the time"))
 }
 
-/// Removes a server's socket, and the links that lead to it.
+/// Lets the link lead from the old socket to the new one, on which this process listens. Returns false if another process
+/// changes the link, or has changed it.
+fn replace(link: &Path, old: &Path, new: &Path) -> io::Result<bool> {
+    let Some(_right) = LinkRight::take(old, new)? else {
+        thread::sleep(PAUSE);
+        return Ok(false);
+    };
+    if target_of(link)?.as_deref() != Some(old) {
+        return Ok(false);
+    }
+    let beside = unique_beside(link);
+    symlink(new, &beside)?;
+    fs::rename(&beside, link).inspect_err(|_| drop(fs::remove_file(&beside)))?;
+    Ok(true)
+}
+
+/// Removes a socket on which this process listens, and the links that lead to it.
 pub(crate) fn remove(socket: &Path) {
-    for entry in fs::read_dir(folder_of(socket)).into_iter().flatten().flatten() {
-        let link = entry.path();
-        if fs::read_link(&link).is_ok_and(|leads_to| leads_to == socket) {
-            // A link that stays leads nowhere, and the next `start` removes it.
-            let _ = retire(&link, socket);
+    remove_as(socket, socket);
+}
+
+/// `owner`: a socket on which this process listens.
+fn remove_as(owner: &Path, socket: &Path) {
+    let deadline = Instant::now() + REMOVE_LIMIT;
+    let right = loop {
+        match LinkRight::take(socket, owner) {
+            Ok(Some(right)) => break right,
+            Ok(None) if Instant::now() < deadline => thread::sleep(PAUSE),
+            // A link that stays leads nowhere, and the next `start` replaces it.
+            Ok(None) | Err(_) => return,
         }
+    };
+    let is_of_group = |link: &PathBuf| !link.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    let entries = fs::read_dir(folder_of(socket)).into_iter().flatten().flatten().map(|entry| entry.path());
+    for link in entries.filter(is_of_group).filter(|link| leads_to(link, socket)) {
+        let _ = fs::remove_file(link);
     }
     // A socket at the group's own name may have been replaced by a link to a living server.
-    let _ = retire(socket, socket);
+    if matches!(target_of(socket), Ok(Some(target)) if target == socket) {
+        let _ = fs::remove_file(socket);
+    }
+    drop(right);
 }
 
 /// The state of the socket that a bundle names.
@@ -112,7 +157,10 @@ pub(super) fn remove_stale(socket: &Path) -> SocketState {
     match connect_to(&socket) {
         Ok(Some(server)) => SocketState::Accepts(server),
         Err(Errno::CONNREFUSED) => {
-            remove(&socket);
+            match OwnSocket::bind(&socket) {
+                Ok(own) => remove_as(&own.path, &socket),
+                Err(error) => tracing::warn!(%error, path = %socket.display(), "a stale socket stays"),
+            }
             SocketState::Gone
         }
         Err(Errno::NOENT) => SocketState::Gone,
@@ -128,13 +176,7 @@ enum Found {
 }
 
 fn find(link: &Path) -> io::Result<Found> {
-    let socket = match fs::read_link(link) {
-        Ok(socket) => socket,
-        // Go's shim listens at the path of the link itself.
-        Err(error) if error.kind() == ErrorKind::InvalidInput => link.to_owned(),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Missing),
-        Err(error) => return Err(error),
-    };
+    let Some(socket) = target_of(link)? else { return Ok(Found::Missing) };
     let connected = connect_to(&socket);
     if socket == link && fs::read_link(link).is_ok() {
         // Another `start` has put its link there since, and that is no address for containerd.
@@ -158,19 +200,14 @@ fn connect_to(path: &Path) -> Result<Option<UnixStream>, Errno> {
     }
 }
 
-/// Removes the link if it still leads to this socket.
-fn retire(link: &Path, socket: &Path) -> io::Result<()> {
-    let renamed = unique_beside(link);
-    match fs::rename(link, &renamed) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        taken => taken?,
+/// The socket to which a link leads. Go's shim listens at the path of the link itself. None if there is neither.
+fn target_of(link: &Path) -> io::Result<Option<PathBuf>> {
+    match fs::read_link(link) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(Some(link.to_owned())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
-    let leads_to = fs::read_link(&renamed).unwrap_or_else(|_| link.to_owned());
-    if leads_to != socket {
-        // Another `start` was faster. If a third one has made a link meanwhile, that link stays.
-        let _ = fs::hard_link(&renamed, link);
-    }
-    fs::remove_file(renamed)
 }
 
 fn folder_of(path: &Path) -> &Path {

@@ -79,13 +79,32 @@ fn a_server_that_ends_does_not_keep_its_group() {
 }
 
 #[test]
-fn a_link_removed_by_mistake_is_restored() {
+fn one_living_process_has_the_right_to_a_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, link) = (dir.path().join("socket"), dir.path().join("group"));
+    let [own, other] = [&link; 2].map(|link| OwnSocket::bind(link).unwrap());
+    let take = |owner: &OwnSocket| LinkRight::take(&socket, &owner.path).unwrap();
+    let right = take(&own).unwrap();
+    assert!(take(&other).is_none());
+    drop(right);
+    let right = take(&other).unwrap();
+    std::mem::forget(right);
+    killed(other);
+    drop(take(&own).unwrap());
+    drop(own);
+    assert_eq!(names(dir.path()), 1, "only the killed owner's socket");
+}
+
+/// A slow `start` does not change a link that another one has changed meanwhile.
+#[test]
+fn a_link_to_another_server_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("group");
     let own = new(&link);
-    retire(&link, Path::new("/the/one/before")).unwrap();
+    let slow = OwnSocket::bind(&link).unwrap();
+    let before = dir.path().join("the-one-before");
+    assert!(!replace(&link, &before, &slow.path).unwrap());
     assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
-    assert_eq!(names(dir.path()), 2);
 }
 
 /// Two at once, beside nothing, a dead server, and a dead one of Go's at the group's own name: one makes the link, the
@@ -119,30 +138,45 @@ fn of_two_starts_one_makes_the_server() {
     }
 }
 
-/// Every one of many starts gets a socket that listens.
+/// Many at once, beside the server of the round before: all get the same new one. The old one is dead, or dead while `delete`
+/// removes it, or ends at that moment and removes itself.
 #[test]
-fn every_start_gets_a_server() {
+fn of_many_starts_one_makes_the_server() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("group");
-    for _ in 0..50 {
-        let together = Barrier::new(8);
+    let mut last = new(&link);
+    for round in 0..600 {
+        let (path, together) = (last.path.clone(), Barrier::new(9));
+        let ending = match round % 3 {
+            2 => Some(last),
+            _ => {
+                killed(last);
+                None
+            }
+        };
         let start = || {
             together.wait();
-            claimed(&link)
+            let is_old = |server: &UnixStream| server.peer_addr().unwrap().as_pathname() == Some(&path);
+            claim(&link, |server| Ok(!is_old(&server))).unwrap()
         };
-        let claims: Vec<Claim> = thread::scope(|scope| {
-            let all: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
-            all.into_iter().map(|one| one.join().unwrap()).collect()
-        });
-        for claim in &claims {
-            let path = if let Claim::Serving(path) = claim { path } else { continue };
-            assert!(connect_to(path).is_ok(), "{}", path.display());
-        }
-        claims.into_iter().for_each(|claim| {
-            if let Claim::New(own) = claim {
-                drop(killed(own))
+        let (new, found): (Vec<_>, Vec<_>) = thread::scope(|scope| {
+            let starts: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
+            together.wait();
+            match ending {
+                Some(own) => drop(own),
+                None if round % 3 == 1 => drop(remove_stale(&path)),
+                None => {}
             }
+            starts.into_iter().map(|start| start.join().unwrap()).partition(|claim| matches!(claim, Claim::New(_)))
         });
+        let [Claim::New(own)] =
+            <[Claim; 1]>::try_from(new).unwrap_or_else(|new| panic!("{} in round {round}", new.len()))
+        else {
+            panic!("no server in round {round}")
+        };
+        assert!(found.iter().all(|claim| matches!(claim, Claim::Serving(path) if *path == own.path)), "round {round}");
+        assert_eq!(names(dir.path()), 2, "round {round}");
+        last = own;
     }
 }
 
