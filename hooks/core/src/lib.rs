@@ -20,6 +20,7 @@ pub mod paths;
 pub mod plan;
 pub mod policy;
 pub mod program_names;
+pub mod refresh;
 pub mod report;
 pub mod source;
 pub mod spec;

@@ -16,6 +16,7 @@ mod inspect;
 mod journal;
 mod probes;
 mod rebind;
+pub mod refresh;
 mod roots_in_use;
 mod verify;
 

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod bundle;
+pub mod enter;
 pub mod fault;
 pub mod in_container;
 pub mod journal;

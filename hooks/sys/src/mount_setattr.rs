@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use bindguard_core::mount_table::MountAttributes;
 use nix::libc;
@@ -15,20 +15,44 @@ use nix::libc;
 /// `ENOSYS` before Linux 5.12, `EPERM` under a seccomp filter that does not know the call, `EINVAL` where nosymfollow is
 /// wanted before Linux 5.14.
 pub(crate) fn mount_setattr(mount: impl AsFd, attributes: MountAttributes) -> io::Result<()> {
-    let request = libc::mount_attr {
+    set(mount.as_fd(), &request(attributes))
+}
+
+/// As [`mount_setattr`], and sets the propagation (`MS_PRIVATE`, `MS_SLAVE`; 0 leaves it) and the idmapping of a user
+/// namespace.
+///
+/// # Errors
+/// As [`mount_setattr`], and `EINVAL` where the filesystem cannot be idmapped.
+pub(crate) fn mount_setattr_in_full(
+    mount: impl AsFd,
+    attributes: MountAttributes,
+    propagation: u64,
+    idmap: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let plain = request(attributes);
+    let idmapped = if idmap.is_some() { libc::MOUNT_ATTR_IDMAP } else { 0 };
+    let userns_fd = idmap.map_or(0, |namespace| namespace.as_raw_fd() as u64);
+    set(mount.as_fd(), &libc::mount_attr { attr_set: plain.attr_set | idmapped, propagation, userns_fd, ..plain })
+}
+
+fn request(attributes: MountAttributes) -> libc::mount_attr {
+    libc::mount_attr {
         attr_set: attributes.bits(),
         attr_clr: MountAttributes::ACCESS_TIMES,
         propagation: 0,
         userns_fd: 0,
-    };
+    }
+}
+
+fn set(mount: BorrowedFd<'_>, request: &libc::mount_attr) -> io::Result<()> {
     // SAFETY: the request is of the size that is passed with it and the path ends with a zero; the kernel keeps neither.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
-            mount.as_fd().as_raw_fd(),
+            mount.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH,
-            &raw const request,
+            &raw const *request,
             size_of::<libc::mount_attr>(),
         )
     };

@@ -64,17 +64,22 @@ impl Pod {
 
     /// As AtomicWriter does it; every key's content is the number.
     pub fn update(&self, number: u64) {
-        let timestamp = format!("..2026_11_21_05_10_00.{number}");
-        let payload = self.volume().join(&timestamp);
-        fs::create_dir(&payload).unwrap();
-        (0..self.keys).for_each(|key| fs::write(payload.join(key.to_string()), number.to_string()).unwrap());
         let old = fs::read_link(self.volume().join("..data"));
-        symlink(&timestamp, self.volume().join("..data_tmp")).unwrap();
-        fs::rename(self.volume().join("..data_tmp"), self.volume().join("..data")).unwrap();
+        self.update_keeping_old(number);
         if let Ok(old) = old {
             // A file of it may be a mount point for a moment: AtomicWriter does not try again.
             let _ = fs::remove_dir_all(self.volume().join(old));
         }
+    }
+
+    /// The same, but for the removal of the old payload, the last step.
+    pub fn update_keeping_old(&self, number: u64) {
+        let timestamp = format!("..2026_11_21_05_10_00.{number}");
+        let payload = self.volume().join(&timestamp);
+        fs::create_dir(&payload).unwrap();
+        (0..self.keys).for_each(|key| fs::write(payload.join(key.to_string()), number.to_string()).unwrap());
+        symlink(&timestamp, self.volume().join("..data_tmp")).unwrap();
+        fs::rename(self.volume().join("..data_tmp"), self.volume().join("..data")).unwrap();
     }
 
     /// A spec that binds every key, and more.

@@ -1,0 +1,191 @@
+//! Finds the stale volume mounts of a running container.
+//!
+//! Kubernetes never updates a `subPath` file in a running container (kubernetes#50345): the container keeps the mount of a
+//! payload that the kubelet removed. The mount's own device and root show the volume and the sub path. Neither the
+//! destination nor any other name that a container can choose takes part in the decision.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::kubelet::TimestampDirectory;
+use crate::mount_table::{Device, MountEntry, MountId, MountTable};
+use crate::paths::below;
+
+/// A kubelet-written volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodVolume {
+    /// Its directory on the host.
+    pub directory: PathBuf,
+    /// The device of the filesystem that it is on.
+    pub device: Device,
+    /// Its place within that filesystem.
+    pub place: PathBuf,
+    /// The payload that `..data` names.
+    pub current: TimestampDirectory,
+}
+
+/// A mount of a container that shows a file or directory of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubpathInContainer {
+    /// Its line in the container's mount table.
+    pub mount: MountEntry,
+    /// The mount that it is mounted on.
+    pub parent: Option<MountEntry>,
+    /// The directory of its volume.
+    pub volume: PathBuf,
+    /// The path below the payload.
+    pub sub_path: PathBuf,
+    /// Its state.
+    pub state: State,
+}
+
+/// The state of a subpath's mount in a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It shows the payload that `..data` names.
+    Current,
+    /// It shows an older payload.
+    Stale,
+    /// It lies on another mount of the same sub path: an earlier refresh did not detach it.
+    Covering(MountId),
+    /// The container mounted something over it.
+    Hidden,
+}
+
+/// The mounts of a container that show a part of a payload of these volumes. Mounts of a whole volume follow `..data` by
+/// themselves.
+pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<SubpathInContainer> {
+    let shown: BTreeMap<MountId, Shown<'_>> =
+        table.entries().iter().filter_map(|mount| Some((mount.id, Shown::by(mount, volumes)?))).collect();
+    let subpaths = table.entries().iter().filter_map(|mount| {
+        let shown_here = shown.get(&mount.id)?;
+        let parent = table.mount(mount.parent).filter(|parent| parent.id != mount.id);
+        let equal = parent.filter(|parent| parent.mount_point == mount.mount_point).and_then(|parent| {
+            let below = shown.get(&parent.id)?;
+            below.is_same_sub_path(shown_here).then_some(parent.id)
+        });
+        let covering = table
+            .entries()
+            .iter()
+            .find(|other| other.parent == mount.id && other.id != mount.id && other.mount_point == mount.mount_point);
+        // An equal mount on top is the unfinished refresh; that mount is the one to act on.
+        if covering.is_some_and(|top| shown.get(&top.id).is_some_and(|top| top.is_same_sub_path(shown_here))) {
+            return None;
+        }
+        let state = match (covering, equal) {
+            (Some(_), _) => State::Hidden,
+            (None, Some(equal)) => State::Covering(equal),
+            (None, None) if shown_here.is_current(mount) => State::Current,
+            (None, None) => State::Stale,
+        };
+        Some(SubpathInContainer {
+            mount: mount.clone(),
+            parent: parent.cloned(),
+            volume: shown_here.volume.directory.clone(),
+            sub_path: shown_here.sub_path.to_owned(),
+            state,
+        })
+    });
+    subpaths.collect()
+}
+
+/// The part of a volume that a mount shows.
+#[derive(Debug)]
+struct Shown<'a> {
+    volume: &'a PodVolume,
+    timestamp: TimestampDirectory,
+    sub_path: &'a Path,
+}
+
+impl<'a> Shown<'a> {
+    fn by(mount: &'a MountEntry, volumes: &'a [PodVolume]) -> Option<Self> {
+        volumes.iter().filter(|volume| volume.device == mount.device).find_map(|volume| {
+            let mut names = below(&mount.root.path, &volume.place)?.components();
+            let timestamp = TimestampDirectory::from_name(names.next()?.as_os_str())?;
+            Some(Self { volume, timestamp, sub_path: names.as_path() })
+        })
+    }
+
+    fn is_same_sub_path(&self, other: &Self) -> bool {
+        self.volume == other.volume && self.sub_path == other.sub_path
+    }
+
+    fn is_current(&self, mount: &MountEntry) -> bool {
+        self.timestamp == self.volume.current && !mount.root.deleted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "..2026_11_21_05_10_00.1";
+    const NEW: &str = "..2026_11_21_05_20_00.2";
+
+    fn volume() -> PodVolume {
+        PodVolume {
+            directory: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~configmap/conf".into(),
+            device: Device { major: 8, minor: 1 },
+            place: "/kubelet/pods/u/volumes/kubernetes.io~configmap/conf".into(),
+            current: TimestampDirectory::from_name(NEW.as_ref()).unwrap(),
+        }
+    }
+
+    /// A container's root, and the mounts of a test on it: id, parent, device, root and mount point.
+    fn states(mounts: &[(u32, u32, &str, &str, &str)]) -> Vec<(u32, State)> {
+        let lines = mounts.iter().map(|(id, parent, device, root, point)| {
+            format!("{id} {parent} {device} {root} {point} ro,relatime - ext4 /dev/sda1 rw\n")
+        });
+        let text: String = ["1 0 0:9 / / rw - overlay o rw\n".to_owned()].into_iter().chain(lines).collect();
+        let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        subpaths_in_container(&table, &[volume()]).iter().map(|it| (it.mount.id.0, it.state)).collect()
+    }
+
+    fn root(rest: &str) -> String {
+        format!("/kubelet/pods/u/volumes/kubernetes.io~configmap/conf{rest}")
+    }
+
+    #[test]
+    fn a_mount_is_stale_by_its_root_alone() {
+        let (deleted, older) = (root(&format!("/{OLD}/app.conf//deleted")), root(&format!("/{OLD}/app.conf")));
+        let (current, gone) = (root(&format!("/{NEW}/app.conf")), root(&format!("/{NEW}/app.conf//deleted")));
+        for (shown, state) in
+            [(&deleted, State::Stale), (&older, State::Stale), (&current, State::Current), (&gone, State::Stale)]
+        {
+            assert_eq!(states(&[(2, 1, "8:1", shown, "/etc/app.conf")]), [(2, state)], "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_mount_of_something_else_is_none_of_ours() {
+        let deleted = root(&format!("/{OLD}/app.conf//deleted"));
+        for (device, shown) in [
+            ("8:2", deleted.as_str()),
+            ("8:1", "/kubelet/pods/u/volumes/kubernetes.io~configmap/other/..2026_11_21_05_10_00.1/app.conf//deleted"),
+            ("8:1", &root("")),
+            ("8:1", &root("/app.conf//deleted")),
+            ("8:1", "/app.conf//deleted"),
+        ] {
+            assert_eq!(states(&[(2, 1, device, shown, "/etc/app.conf")]), [], "{device} {shown}");
+        }
+    }
+
+    #[test]
+    fn of_a_stack_only_the_top_is_named() {
+        let (deleted, current) = (root(&format!("/{OLD}/app.conf//deleted")), root(&format!("/{NEW}/app.conf")));
+        let at = "/etc/app.conf";
+        // Killed between attaching the new mount and detaching the stale one.
+        assert_eq!(
+            states(&[(2, 3, "8:1", &deleted, at), (3, 1, "8:1", &current, at)]),
+            [(2, State::Covering(MountId(3)))]
+        );
+        // The container mounted its own file over the subpath, or the kubelet mounted the subpath over another mount.
+        assert_eq!(states(&[(2, 1, "8:1", &deleted, at), (3, 2, "0:40", "/x", at)]), [(2, State::Hidden)]);
+        assert_eq!(states(&[(2, 1, "0:40", "/x", at), (3, 2, "8:1", &deleted, at)]), [(3, State::Stale)]);
+        let other = root(&format!("/{OLD}/other.conf//deleted"));
+        assert_eq!(
+            states(&[(2, 1, "8:1", &other, at), (3, 2, "8:1", &deleted, at)]),
+            [(2, State::Hidden), (3, State::Stale)]
+        );
+    }
+}

@@ -1,0 +1,96 @@
+//! Re-binds the host's subpaths of one volume, right after the kubelet updated it.
+//!
+//! It is the guard's own re-bind, for a volume instead of a bundle.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::slice;
+use std::time::Instant;
+
+use bindguard_core::judge::{Finding, judge_subpath};
+use bindguard_core::kubelet::VolumeSubpath;
+use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::report::{Outcome, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_sys::Mounts;
+use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories};
+
+use crate::check::would_be;
+use crate::probes::Probes;
+use crate::rebind::{Rebound, rebind};
+
+/// A volume of a pod, by its name in the pod's spec.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeOfPod {
+    /// The kubelet's root.
+    pub kubelet_root: PathBuf,
+    /// The pod's uid.
+    pub pod_uid: String,
+    /// The volume's name.
+    pub volume: String,
+}
+
+impl VolumeOfPod {
+    /// `<root>/pods/<uid>`
+    pub fn pod_directory(&self) -> PathBuf {
+        self.kubelet_root.join("pods").join(&self.pod_uid)
+    }
+
+    /// `<root>/pods/<uid>/volume-subpaths/<volume>`
+    pub fn subpaths_directory(&self) -> PathBuf {
+        self.pod_directory().join("volume-subpaths").join(&self.volume)
+    }
+
+    /// The subpaths that the kubelet bound, in no order. A folder that is not there has none: the pod goes away.
+    fn subpaths(&self) -> Vec<VolumeSubpath> {
+        let containers = entries(&self.subpaths_directory());
+        let paths = containers.iter().flat_map(|container| entries(container));
+        paths.filter_map(|path| VolumeSubpath::from_path(&path, [self.kubelet_root.as_path()])).collect()
+    }
+}
+
+/// Re-binds the stale subpaths of a volume, or reports them, as policy says of stale subpaths.
+pub fn rebind_volume(volume: &VolumeOfPod, policy: &Policy) -> Report {
+    let start = Instant::now();
+    let mut report = Report::default();
+    if policy.stale_subpaths != Mode::Off {
+        report.tell(&judged(&volume.subpaths()), |finding| outcome(finding, policy));
+    }
+    report.took(start.elapsed());
+    report
+}
+
+fn outcome(finding: &Finding, policy: &Policy) -> Option<Outcome> {
+    match policy.stale_subpaths {
+        Mode::Repair => Rebind::from_finding(finding, policy).map(|order| rebound(&order)),
+        Mode::Report | Mode::Off => would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy),
+    }
+}
+
+fn rebound(order: &Rebind) -> Outcome {
+    match rebind(order, &Probes::for_repairs(Instant::now())) {
+        Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
+        Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
+        Err(error) => Outcome::Failed { why: error.to_string() },
+    }
+}
+
+fn judged(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
+    let probes = Probes::for_create();
+    let directories = HeldVolumeDirectories::default();
+    let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories)).collect();
+    let evidence = probes.observe(&held, &Mounts::default());
+    let findings = subpaths.iter().zip(evidence).map(|(subpath, evidence)| Finding {
+        bind: None,
+        source: subpath.path(),
+        destination: None,
+        verdict: judge_subpath(subpath, &evidence),
+        kind: SourceKind::Subpath(subpath.clone()),
+    });
+    findings.collect()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}

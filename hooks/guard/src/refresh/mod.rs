@@ -1,0 +1,17 @@
+//! Refreshes running containers: a container that uses a `subPath` gets the current file of its volume.
+//!
+//! The host's subpaths are re-bound first: from then on every restart finds the current file, whatever shim starts it. Then
+//! the running containers of the pod follow, those that opted in.
+
+mod container;
+mod host;
+mod outcome;
+mod volumes;
+
+pub use container::{RefreshAct, refresh_container};
+pub use host::{VolumeOfPod, rebind_volume};
+pub use outcome::{MountRefresh, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
+pub use volumes::{PodVolumes, VolumesError};
+
+/// A container's init process, held so that no other process is taken for it.
+pub use bindguard_sys::enter::{HeldProcess, ProcessError};

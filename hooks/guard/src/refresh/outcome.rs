@@ -1,0 +1,103 @@
+//! The result of a refresh, one for each stale mount of a container.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bindguard_sys::TargetError;
+use bindguard_sys::enter::{Abandoned, CloneError, EnterError, ProcessError};
+
+/// One stale mount of a container, and what was done about it.
+#[derive(Debug)]
+pub struct MountRefresh {
+    /// Its mount point in the container.
+    pub destination: PathBuf,
+    /// The directory of its volume on the host.
+    pub volume: PathBuf,
+    /// The path below the payload.
+    pub sub_path: PathBuf,
+    /// The outcome.
+    pub outcome: RefreshOutcome,
+}
+
+/// The outcome for one stale mount.
+#[derive(Debug)]
+pub enum RefreshOutcome {
+    /// The container shows the current file.
+    Replaced(Way),
+    /// It is stale; this run only checks.
+    Stale,
+    /// The volume has no such key any more: the container keeps the old content.
+    KeyGone,
+    /// The container mounted something over it.
+    Hidden,
+    /// It is still stale.
+    NotReplaced(NotReplaced),
+}
+
+/// The way in which a mount was replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
+    Beneath,
+    /// Through propagation.
+    Tucked,
+    /// An earlier refresh had attached the new mount; the stale one was detached.
+    Finished,
+}
+
+/// Why a stale mount was not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum NotReplaced {
+    /// The current file could not be opened.
+    #[error("open the current file")]
+    Open(#[from] TargetError),
+    /// There is no new mount of it.
+    #[error(transparent)]
+    Clone(#[from] CloneError),
+    /// A step in the container failed.
+    #[error(transparent)]
+    Enter(#[from] EnterError),
+    /// No child could enter the container.
+    #[error(transparent)]
+    NotEntered(Arc<EnterError>),
+    /// The mount point shows another mount than a moment before.
+    #[error("the mount table of the container changed meanwhile")]
+    Changed,
+    /// The new mount did not arrive: the parent mount does not propagate.
+    #[error("the new mount did not arrive beneath the stale one")]
+    DidNotArrive,
+    /// The volume changed faster than the mount could be replaced.
+    #[error("its volume changed {0} times meanwhile")]
+    Restless(u32),
+}
+
+/// The refresh of one container.
+#[derive(Debug, Default)]
+pub struct Refreshed {
+    /// Its stale mounts. Current ones are left out.
+    pub mounts: Vec<MountRefresh>,
+    /// The number of its mounts that show a part of a kubelet-written volume.
+    pub subpaths: usize,
+    /// A child that hangs in the container: start no other one there.
+    pub abandoned: Option<Abandoned>,
+}
+
+/// Why a container could not be refreshed at all.
+#[derive(Debug, thiserror::Error)]
+pub enum RefreshError {
+    /// Its init process could not be read, for example because it ended.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+}
+
+impl Refreshed {
+    /// True if every stale mount was replaced.
+    pub fn is_current(&self) -> bool {
+        self.mounts.iter().all(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)))
+    }
+
+    /// The number of mounts that were replaced.
+    pub fn replaced(&self) -> usize {
+        self.mounts.iter().filter(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_))).count()
+    }
+}

@@ -1,0 +1,107 @@
+//! The kubelet-written volumes of a pod, open while its containers are refreshed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::kubelet::{DATA_LINK, Layout, Plugin, TimestampDirectory, Writer};
+use bindguard_core::refresh::PodVolume;
+use bindguard_sys::{Handle, HandleError, Mounts, OpenedTarget, TargetError, open_target};
+
+/// Why the volumes of a pod could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumesError {
+    /// A folder could not be listed.
+    #[error("list {}", path.display())]
+    List {
+        /// The folder.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A volume could not be opened.
+    #[error("open a volume of the pod")]
+    Open(#[from] HandleError),
+    /// The mount of a volume could not be read.
+    #[error("find the mount of {}: {why}", volume.display())]
+    Mount {
+        /// The volume.
+        volume: PathBuf,
+        /// The reason.
+        why: String,
+    },
+}
+
+/// The volumes of one pod that only the kubelet writes.
+#[derive(Debug)]
+pub struct PodVolumes {
+    volumes: Vec<OpenVolume>,
+}
+
+#[derive(Debug)]
+struct OpenVolume {
+    handle: Handle,
+    seen: PodVolume,
+}
+
+impl PodVolumes {
+    /// Opens the volumes of the pod with this folder, `<root>/pods/<uid>`. A volume without a payload is left out.
+    ///
+    /// # Errors
+    /// If the folders cannot be listed, or a volume cannot be opened.
+    pub fn open(pod: &Path) -> Result<Self, VolumesError> {
+        let written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
+        let mut volumes = Vec::new();
+        for plugin in written {
+            for directory in folders(&pod.join("volumes").join(plugin.folder()))? {
+                volumes.extend(OpenVolume::open(&directory)?);
+            }
+        }
+        Ok(Self { volumes })
+    }
+
+    /// The volumes as they are now: `..data` is read again.
+    pub(super) fn observe(&self) -> Vec<PodVolume> {
+        self.volumes.iter().filter_map(OpenVolume::observe).collect()
+    }
+
+    /// Opens the file or directory that a sub path of a volume leads to today.
+    pub(super) fn open_current(&self, volume: &Path, sub_path: &Path) -> Option<Result<OpenedTarget, TargetError>> {
+        let volume = self.volumes.iter().find(|known| known.seen.directory == volume)?;
+        Some(open_target(&volume.handle, sub_path, Layout::Payload))
+    }
+}
+
+impl OpenVolume {
+    fn open(directory: &Path) -> Result<Option<Self>, VolumesError> {
+        let Some(current) = current_payload(directory) else { return Ok(None) };
+        let handle = Handle::of(directory)?;
+        let failed = |why: String| VolumesError::Mount { volume: directory.to_owned(), why };
+        let mount = Mounts::default().mount_of(&handle).map_err(failed)?.entry;
+        let resolved = handle.resolved_path().map_err(|error| failed(error.to_string()))?;
+        let place = mount.place_in_filesystem(&resolved);
+        let place = place.ok_or_else(|| failed(format!("it is not below {}", mount.mount_point.display())))?;
+        let seen = PodVolume { directory: directory.to_owned(), device: mount.device, place, current };
+        Ok(Some(Self { handle, seen }))
+    }
+
+    fn observe(&self) -> Option<PodVolume> {
+        let current = current_payload(&self.seen.directory)?;
+        Some(PodVolume { current, ..self.seen.clone() })
+    }
+}
+
+fn current_payload(volume: &Path) -> Option<TimestampDirectory> {
+    TimestampDirectory::from_name(fs::read_link(volume.join(DATA_LINK)).ok()?.as_os_str())
+}
+
+/// The folders in a folder that may not exist.
+fn folders(path: &Path) -> Result<Vec<PathBuf>, VolumesError> {
+    let failed = |source| VolumesError::List { path: path.to_owned(), source };
+    match fs::read_dir(path) {
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path()).map_err(failed)).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(failed(error)),
+    }
+}

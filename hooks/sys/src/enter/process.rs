@@ -1,0 +1,134 @@
+//! A container's init process, held by a pidfd: what is read of it belongs to it and to no later process of the same pid.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bindguard_core::mount_table::MountTable;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::mountinfo::MountinfoError;
+
+/// A process, which may end at any time.
+#[derive(Debug)]
+pub struct HeldProcess {
+    pid: u32,
+    pidfd: OwnedFd,
+}
+
+/// Why a process could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// It ended.
+    #[error("process {0} ended")]
+    Ended(u32),
+    /// A file of it could not be read.
+    #[error("read {name} of process {pid}")]
+    Read {
+        /// Its pid.
+        pid: u32,
+        /// The name below `/proc/PID`.
+        name: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// Its mount table could not be parsed.
+    #[error("parse the mount table of process {pid}")]
+    Table {
+        /// Its pid.
+        pid: u32,
+        /// The parser's error.
+        #[source]
+        source: MountinfoError,
+    },
+    /// The signal could not be sent.
+    #[error("send {signal} to process {pid}")]
+    Signal {
+        /// Its pid.
+        pid: u32,
+        /// The signal.
+        signal: String,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl HeldProcess {
+    /// Opens a process by its pid.
+    ///
+    /// # Errors
+    /// [`ProcessError::Ended`] if there is none.
+    pub fn open(pid: u32) -> Result<Self, ProcessError> {
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ProcessError::Ended(pid))?;
+        let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(|_| ProcessError::Ended(pid))?;
+        Ok(Self { pid, pidfd })
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// True until it ends.
+    pub fn is_alive(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready == 0)
+    }
+
+    /// The text of a file below `/proc/PID`.
+    ///
+    /// # Errors
+    /// If it cannot be read, or the process ended.
+    pub fn read(&self, name: &'static str) -> Result<Vec<u8>, ProcessError> {
+        let text = fs::read(format!("/proc/{}/{name}", self.pid));
+        // Read first, then checked: while the process lived, its pid was no other's.
+        if !self.is_alive() {
+            return Err(ProcessError::Ended(self.pid));
+        }
+        text.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
+    }
+
+    /// The mounts that it sees.
+    ///
+    /// # Errors
+    /// As [`HeldProcess::read`], and if a line is no mount.
+    pub fn mounts(&self) -> Result<MountTable, ProcessError> {
+        let text = self.read("mountinfo")?;
+        let parsed = MountTable::from_mountinfo(&text);
+        parsed.map_err(|error| ProcessError::Table { pid: self.pid, source: error.into() })
+    }
+
+    /// Its user namespace, for an idmapped mount.
+    ///
+    /// # Errors
+    /// As [`HeldProcess::read`].
+    pub fn user_namespace(&self) -> Result<File, ProcessError> {
+        let name = "ns/user";
+        let file = File::open(format!("/proc/{}/{name}", self.pid));
+        if !self.is_alive() {
+            return Err(ProcessError::Ended(self.pid));
+        }
+        file.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
+    }
+
+    /// Sends it a signal: pidfd_send_signal(2).
+    ///
+    /// # Errors
+    /// If it ended, or may not be signalled.
+    pub fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
+        pidfd_send_signal(&self.pidfd, signal).map_err(|errno| ProcessError::Signal {
+            pid: self.pid,
+            signal: format!("{signal:?}"),
+            source: errno.into(),
+        })
+    }
+}
+
+impl AsFd for HeldProcess {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}

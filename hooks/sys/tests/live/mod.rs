@@ -1,0 +1,193 @@
+//! A "container" for tests: a process in a mount namespace and root of its own, which reads its subpaths all the time.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use bindguard_sys::enter::HeldProcess;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, chdir, fork, pivot_root};
+
+/// A bind in a container.
+pub struct Inside {
+    source: PathBuf,
+    destination: &'static str,
+    is_folder: bool,
+}
+
+impl Inside {
+    pub fn of(source: PathBuf, destination: &'static str) -> Self {
+        let is_folder = fs::metadata(&source).unwrap().is_dir();
+        Self { source, destination, is_folder }
+    }
+}
+
+/// The observations of the reader in the container.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seen {
+    pub reads: u64,
+    pub failed: u64,
+    pub empty: u64,
+    pub older: u64,
+    pub last: u64,
+}
+
+/// A process that reads the files of its binds until it is stopped.
+pub struct Container {
+    pid: Pid,
+    stop: Option<File>,
+    seen: File,
+    pub process: HeldProcess,
+}
+
+impl Container {
+    /// Starts it with these binds, read-only, below a root of its own.
+    pub fn start(root: &Path, binds: &[Inside]) -> Self {
+        Self::start_with(root, binds, || {})
+    }
+
+    /// The same, with more to do in its namespace before it reads.
+    pub fn start_with(root: &Path, binds: &[Inside], more: impl FnOnce()) -> Self {
+        for bind in binds {
+            let place = root.join(bind.destination);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            if bind.is_folder {
+                fs::create_dir_all(place).unwrap();
+            } else {
+                fs::write(place, "").unwrap();
+            }
+        }
+        fs::create_dir_all(root.join("old")).unwrap();
+        let (stop_read, stop) = pipe();
+        let (seen, seen_write) = pipe();
+        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Parent { child } => {
+                drop((stop_read, seen_write));
+                let mut seen = File::from(seen);
+                seen.read_exact(&mut [0]).expect("the container did not start");
+                let process = HeldProcess::open(child.as_raw() as u32).unwrap();
+                Self { pid: child, stop: Some(File::from(stop)), seen, process }
+            }
+            ForkResult::Child => {
+                drop(stop);
+                let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    enter_root(root, binds);
+                    more();
+                    let mut out = File::from(seen_write);
+                    out.write_all(&[1]).unwrap();
+                    let seen = read_until_stopped(&File::from(stop_read), binds);
+                    let numbers = [seen.reads, seen.failed, seen.empty, seen.older, seen.last];
+                    numbers.iter().for_each(|number| out.write_all(&number.to_ne_bytes()).unwrap());
+                }));
+                // SAFETY: ends the process without running what its copy of this one has registered.
+                unsafe { nix::libc::_exit(if work.is_ok() { 0 } else { 1 }) }
+            }
+        }
+    }
+
+    /// Stops it, and returns what it read.
+    pub fn stop(mut self) -> Seen {
+        drop(self.stop.take());
+        let mut next = || {
+            let mut bytes = [0; 8];
+            self.seen.read_exact(&mut bytes).unwrap();
+            u64::from_ne_bytes(bytes)
+        };
+        Seen { reads: next(), failed: next(), empty: next(), older: next(), last: next() }
+    }
+
+    /// The content that a file has for it.
+    pub fn read(&self, path: &str) -> Option<String> {
+        fs::read_to_string(format!("/proc/{}/root/{path}", self.pid)).ok()
+    }
+
+    /// The roots of its mounts at a place, and their options.
+    pub fn mounts_at(&self, place: &str) -> Vec<(String, String)> {
+        let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.pid)).unwrap();
+        let fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let here = fields.filter(|fields| fields[4] == place);
+        here.map(|fields| (fields[3].to_owned(), fields[5].to_owned())).collect()
+    }
+
+    /// The number of its mounts.
+    pub fn mounts(&self) -> usize {
+        fs::read_to_string(format!("/proc/{}/mountinfo", self.pid)).unwrap().lines().count()
+    }
+
+    /// The optional fields of the mount at a place: its propagation.
+    pub fn propagation_at(&self, place: &str) -> Vec<String> {
+        let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.pid)).unwrap();
+        let line = table.lines().rfind(|line| line.split(' ').nth(4) == Some(place)).unwrap();
+        line.split(' ').skip(6).take_while(|field| *field != "-").map(kind_of).collect()
+    }
+}
+
+/// `shared:12` without its number.
+fn kind_of(field: &str) -> String {
+    field.split(':').next().unwrap().to_owned()
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = kill(self.pid, Signal::SIGKILL);
+        let _ = waitpid(self.pid, None);
+    }
+}
+
+fn enter_root(root: &Path, binds: &[Inside]) {
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    change("/".as_ref(), MsFlags::MS_PRIVATE | MsFlags::MS_REC);
+    mount(Some(root), root, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    for bind in binds {
+        let place = root.join(bind.destination);
+        mount(Some(&bind.source), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
+        mount(None::<&str>, &place, None::<&str>, read_only, None::<&str>).unwrap();
+        change(&place, MsFlags::MS_PRIVATE);
+    }
+    chdir(root).unwrap();
+    pivot_root(".", "old").unwrap();
+    umount2("/old", MntFlags::MNT_DETACH).unwrap();
+    chdir("/").unwrap();
+}
+
+pub fn change(place: &Path, to: MsFlags) {
+    mount(None::<&str>, place, None::<&str>, to, None::<&str>).unwrap();
+}
+
+fn read_until_stopped(stop: &File, binds: &[Inside]) -> Seen {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut seen = Seen::default();
+    let mut newest = vec![0; binds.len()];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    loop {
+        let is_stopped = poll(&mut [PollFd::new(stop, PollFlags::HUP)], Some(&now)).unwrap() > 0;
+        for (bind, newest) in binds.iter().zip(&mut newest) {
+            let path = Path::new("/").join(bind.destination);
+            let path = if bind.is_folder { path.join("0") } else { path };
+            seen.reads += 1;
+            match fs::read_to_string(path) {
+                Err(_) => seen.failed += 1,
+                Ok(text) if text.is_empty() => seen.empty += 1,
+                Ok(text) => {
+                    let number = text.trim().parse().unwrap_or(0);
+                    seen.older += u64::from(number < *newest);
+                    *newest = number;
+                    seen.last = number;
+                }
+            }
+        }
+        if is_stopped {
+            return seen;
+        }
+    }
+}
+
+fn pipe() -> (OwnedFd, OwnedFd) {
+    nix::unistd::pipe().unwrap()
+}
