@@ -7,6 +7,7 @@ use bindguard_core::policy::{Alarm, FailedRepair, Mode, PodsMay, Policy, ReadOnl
 use serde::Deserialize;
 
 use crate::Config;
+use crate::agent::{Agent, Refresh};
 
 const DEADLINE_MS: u64 = 2_000;
 const JOURNAL: &str = "/run/bindguard/journal.jsonl";
@@ -21,6 +22,8 @@ pub(crate) struct File {
     host_root: HostRoot,
     annotations: Annotations,
     journal: Journal,
+    agent: Agent,
+    refresh: Refresh,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -83,7 +86,7 @@ impl Default for Journal {
 /// An absolute path. A relative one would depend on the directory from which a runtime is called, and match nothing.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "PathBuf")]
-struct Absolute(PathBuf);
+pub(crate) struct Absolute(pub(crate) PathBuf);
 
 impl TryFrom<PathBuf> for Absolute {
     type Error = String;
@@ -178,6 +181,7 @@ impl File {
         let mut runtime_directories = defaults.runtime_directories;
         runtime_directories.extend(paths(self.host_root.extra_directories));
         Config {
+            agent: self.agent.with(&self.refresh),
             deadline: Duration::from_millis(self.guard.deadline_ms.unwrap_or(DEADLINE_MS)),
             runtime: self.runtime.path.unwrap_or_else(|| "runc".into()),
             journal: self

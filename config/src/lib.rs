@@ -4,6 +4,7 @@
 //! Unknown keys are refused, because a misspelt key that is silently ignored is a policy that does not apply.
 #![forbid(unsafe_code)]
 
+mod agent;
 mod file;
 
 use std::env;
@@ -14,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_core::policy::Policy;
+
+pub use agent::{AgentConfig, RefreshMode};
 
 /// The environment variable that names the config file.
 pub const ENVIRONMENT: &str = "BINDGUARD_CONFIG";
@@ -33,6 +36,7 @@ pub struct Config {
     runtime: PathBuf,
     journal: Option<PathBuf>,
     policy: Policy,
+    agent: AgentConfig,
 }
 
 impl Config {
@@ -54,6 +58,11 @@ impl Config {
     /// The checks, and the action for each.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// The settings of the node agent.
+    pub fn agent(&self) -> &AgentConfig {
+        &self.agent
     }
 
     /// Reads the text of a config file.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bindguard_config::{Config, Error};
+use bindguard_config::{Config, Error, RefreshMode};
 use bindguard_core::error_chain;
 use bindguard_core::policy::{Alarm, Mode, ReadOnlyBinds};
 
@@ -46,6 +46,19 @@ fn every_key_counts() {
 }
 
 #[test]
+fn every_key_of_the_agent_counts() {
+    let config = Config::from_toml(
+        "agent = { metrics = '[::]:9000', socket = '/run/a.sock', survey-seconds = 5 }\nrefresh.mode = 'all'\n",
+    )
+    .unwrap();
+    let agent = config.agent();
+    assert_eq!(agent.metrics.map(|address| address.to_string()).as_deref(), Some("[::]:9000"));
+    assert_eq!((agent.socket.as_path(), agent.survey), (Path::new("/run/a.sock"), Duration::from_secs(5)));
+    assert_eq!(agent.refresh, RefreshMode::All);
+    assert_eq!(Config::from_toml("agent.metrics = 'off'").unwrap().agent().metrics, None);
+}
+
+#[test]
 fn what_is_wrong_is_named_with_its_line() {
     for (text, line, named) in [
         ("\n[gaurd]\n", "line 2", "gaurd"),
@@ -55,6 +68,9 @@ fn what_is_wrong_is_named_with_its_line() {
         ("[checks\n", "line 1", "]"),
         ("[kubelet]\nroots = ['/a', 'data/kubelet']\n", "line 2", "expected \"/"),
         ("\n[journal]\npath = 'journal.jsonl'\n", "line 3", "expected \"/"),
+        ("[agent]\nmetrics = 'localhost'\n", "line 2", "IP:PORT"),
+        ("[agent]\nsurvey-seconds = 0\n", "line 2", "1 or more"),
+        ("[refresh]\nmode = 'on'\n", "line 2", "annotated"),
         ("[host-root]\nextra-directories = ['mnt']\n", "line 2", "\"mnt\""),
     ] {
         let error = Config::from_toml(text).unwrap_err().to_string();

@@ -1,0 +1,105 @@
+//! The tables of the node agent: `[agent]` and `[refresh]`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// The settings of the node agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentConfig {
+    /// The address of `/metrics`, `/healthz` and `/readyz`; `None` when it is switched off.
+    pub metrics: Option<SocketAddr>,
+    /// The unix socket of everything that the agent serves.
+    pub socket: PathBuf,
+    /// The time between two surveys of the node.
+    pub survey: Duration,
+    /// The containers that are refreshed while they run.
+    pub refresh: RefreshMode,
+}
+
+/// The containers whose files the agent refreshes while they run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RefreshMode {
+    /// None.
+    Off,
+    /// Those of pods that have the annotation `bindguard.io/refresh`.
+    #[default]
+    Annotated,
+    /// All.
+    All,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub(crate) struct Agent {
+    metrics: Metrics,
+    socket: Option<super::file::Absolute>,
+    survey_seconds: Seconds,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub(crate) struct Refresh {
+    mode: RefreshMode,
+}
+
+/// An address, or "off".
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct Metrics(Option<SocketAddr>);
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self(Some(SocketAddr::from(([127, 0, 0, 1], 9474))))
+    }
+}
+
+impl TryFrom<String> for Metrics {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "off" => Ok(Self(None)),
+            text => text
+                .parse()
+                .map(|address| Self(Some(address)))
+                .map_err(|_| format!("{text:?} is no address, expected \"IP:PORT\" or \"off\"")),
+        }
+    }
+}
+
+/// A number of seconds above zero.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "u64")]
+struct Seconds(Duration);
+
+impl Default for Seconds {
+    fn default() -> Self {
+        Self(Duration::from_secs(300))
+    }
+}
+
+impl TryFrom<u64> for Seconds {
+    type Error = String;
+
+    fn try_from(seconds: u64) -> Result<Self, String> {
+        match seconds {
+            0 => Err("0 is no interval, expected 1 or more".to_owned()),
+            seconds => Ok(Self(Duration::from_secs(seconds))),
+        }
+    }
+}
+
+impl Agent {
+    pub(crate) fn with(self, refresh: &Refresh) -> AgentConfig {
+        AgentConfig {
+            metrics: self.metrics.0,
+            socket: self.socket.map_or_else(|| "/run/bindguard/agent.sock".into(), |socket| socket.0),
+            survey: self.survey_seconds.0,
+            refresh: refresh.mode,
+        }
+    }
+}
