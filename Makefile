@@ -116,7 +116,7 @@ soak: build matrix
 # A folder of Kubernetes source, 1.30 or newer, in place of Debian's 1.20.
 KUBERNETES ?=
 
-## a real kubelet in the fake one's place; builds it, ten minutes; KUBERNETES=DIR builds one of your own source, half an hour
+## a real kubelet in the fake one's place; builds it, ten minutes; KUBERNETES=DIR builds one of your own source
 kubelet: build matrix
 	sh integration/matrix/setup.sh openssl:openssl
 ifeq ($(KUBERNETES),)

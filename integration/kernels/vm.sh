@@ -1,12 +1,19 @@
 # Sourced by scripts that run test programs in small virtual machines (software emulation).
 #   vm_root PROGRAM...        begins a root filesystem in $vm with busybox, init and these programs
 #   vm_boot KERNEL MEMORY ARGUMENTS...    boots it; prints the programs' closing lines; fails unless all passed
+# For another architecture, set vm_busybox (a static busybox), vm_qemu and vm_console after sourcing this.
 vm=$(mktemp -d)
 trap 'rm -rf "$vm"' EXIT INT TERM
 
+vm_busybox=$(command -v busybox)
+# the emulator's default processor is an old one, with which Linux 6.12 ends in double faults now and then; of the newest
+# one it gets the 16-byte compare-and-exchange wrong
+vm_qemu='qemu-system-x86_64 -accel tcg -cpu max,-cx16'
+vm_console=ttyS0
+
 vm_root() {
   mkdir -p "$vm/root/bin" "$vm/root/tests"
-  cp "$(command -v busybox)" "$vm/root/bin/busybox"
+  cp "$vm_busybox" "$vm/root/bin/busybox"
   for program in "$@"; do cp "$program" "$vm/root/tests/$(basename "$program" | sed 's/-[0-9a-f]*$//')"; done
   cp "$here/init" "$vm/root/init"
   chmod 755 "$vm/root/init"
@@ -16,11 +23,11 @@ vm_boot() {
   (cd "$vm/root" && find . | cpio --quiet -o -H newc | gzip -1) > "$vm/initrd"
   kernel=$1; memory=$2; shift 2
   echo "== Linux ${kernel##*/vmlinuz-}"
-  # the emulator's default processor is an old one, with which Linux 6.12 ends in double faults now and then; of the newest
-  # one it gets the 16-byte compare-and-exchange wrong. What the kernel does about faults of real processors takes a third of the
-  # time. And one processor: the emulator's threads do not agree on code that the kernel rewrites while it runs.
-  timeout 1800 qemu-system-x86_64 -accel tcg -cpu max,-cx16 -m "$memory" -nographic -no-reboot -kernel "$kernel" -initrd "$vm/initrd" \
-    -append "console=ttyS0 panic=-1 quiet mitigations=off" "$@" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
+  # What the kernel does about faults of real processors takes a third of the time. And one processor: the emulator's threads do
+  # not agree on code that the kernel rewrites while it runs.
+  # shellcheck disable=SC2086
+  timeout 1800 $vm_qemu -m "$memory" -nographic -no-reboot -kernel "$kernel" -initrd "$vm/initrd" \
+    -append "console=$vm_console panic=-1 quiet mitigations=off" "$@" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
   grep -aE '^(test |SKIPPED|== |thread )' "$vm/log" || true
   grep -aq '^== all passed' "$vm/log" || { tail -n 60 "$vm/log"; return 1; }
 }

@@ -62,7 +62,9 @@ impl<'n> Cluster<'n> {
         cluster.until("kube-apiserver answers", |cluster| Ok(cluster.get("namespaces/default").is_ok()))?;
         cluster.start_kubelet(kubelet, sync_seconds)?;
         cluster.until("the node is registered", |cluster| Ok(cluster.get(&format!("nodes/{NODE}")).is_ok()))?;
-        cluster.kubectl(&["apply", "--filename", &shipped("runtimeclass.yaml")], "")?.success()?;
+        cluster
+            .kubectl(&["apply", cluster.validation(), "--filename", &shipped("runtimeclass.yaml")], "")?
+            .success()?;
         Ok(cluster)
     }
 
@@ -75,7 +77,7 @@ impl<'n> Cluster<'n> {
 
     /// Makes an object, or changes it.
     pub fn apply(&self, object: &Value) -> Result<()> {
-        self.kubectl(&["apply", "--filename", "-"], &object.to_string())?.success().map(drop)
+        self.kubectl(&["apply", self.validation(), "--filename", "-"], &object.to_string())?.success().map(drop)
     }
 
     /// Makes a configMap and a secret of this name, or changes them: every key has this content.
@@ -87,7 +89,14 @@ impl<'n> Cluster<'n> {
 
     /// Has the API server say whether it would take a manifest that bindguard ships.
     pub fn would_take(&self, manifest: &str) -> Result<()> {
-        self.kubectl(&["apply", "--dry-run=server", "--filename", &shipped(manifest)], "")?.success().map(drop)
+        self.kubectl(&["apply", self.validation(), "--dry-run=server", "--filename", &shipped(manifest)], "")?
+            .success()
+            .map(drop)
+    }
+
+    /// Vendors' API servers, which a source tree may be of, do not publish the schemas that kubectl validates with.
+    fn validation(&self) -> &'static str {
+        if self.is_own_build { "--validate=false" } else { "--validate=true" }
     }
 
     /// An object, `KIND/NAME`.
