@@ -25,6 +25,5 @@ pub mod report;
 pub mod source;
 pub mod spec;
 pub mod text;
-pub mod unrepaired;
 
 pub use error_chain::error_chain;

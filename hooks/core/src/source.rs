@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::kubelet::{MountedVolume, Plugin, PodPath, VolumeSubpath};
 use crate::policy::Policy;
 
@@ -12,6 +14,8 @@ pub enum SourceKind {
     Subpath(VolumeSubpath),
     /// A volume that requires its mount.
     MountedVolume(MountedVolume),
+    /// A volume that requires no mount. Only a check of the node reports it; as a bind's source it is [`SourceKind::Foreign`].
+    PlainVolume,
     /// A name in a kubelet-written volume. The kubelet binds such volumes whole, so an earlier admission of this very bundle
     /// pointed the spec there.
     InVolume,
@@ -43,10 +47,39 @@ impl SourceKind {
     }
 
     /// The kind's name in reports.
-    pub fn name(&self) -> &'static str {
+    pub fn name(&self) -> KindName {
         match self {
-            Self::Subpath(_) => "subpath",
-            Self::MountedVolume(_) => "volume",
+            Self::Subpath(_) => KindName::Subpath,
+            Self::MountedVolume(_) | Self::PlainVolume => KindName::Volume,
+            Self::InVolume => KindName::InVolume,
+            Self::HostRoot => KindName::HostRoot,
+            Self::Foreign => KindName::Foreign,
+        }
+    }
+}
+
+/// The name of a kind in reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KindName {
+    /// [`SourceKind::Subpath`]
+    Subpath,
+    /// [`SourceKind::MountedVolume`] and [`SourceKind::PlainVolume`]
+    Volume,
+    /// [`SourceKind::InVolume`]
+    InVolume,
+    /// [`SourceKind::HostRoot`]
+    HostRoot,
+    /// [`SourceKind::Foreign`]
+    Foreign,
+}
+
+impl KindName {
+    /// The name as text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Subpath => "subpath",
+            Self::Volume => "volume",
             Self::InVolume => "in-volume",
             Self::HostRoot => "host-root",
             Self::Foreign => "foreign",

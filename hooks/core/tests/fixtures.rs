@@ -17,7 +17,7 @@ use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, VolumeSubpath
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::plan::Plan;
 use bindguard_core::policy::Policy;
-use bindguard_core::source::SourceKind;
+use bindguard_core::source::{KindName, SourceKind};
 use bindguard_core::spec::{AskedPropagation, SpecView};
 
 const SHOWN: FileIdentity = FileIdentity { device: 1, inode: 10, kind: FileKind::File };
@@ -209,7 +209,10 @@ fn every_config_is_a_spec_but_the_one_that_was_cut_off() {
             path.to_str().unwrap().contains("-pause") || view.annotation("io.kubernetes.cri.container-name").is_some()
         );
     }
-    assert!(kinds["subpath"] > 50 && kinds["host-root"] > 4 && kinds["foreign"] > 100, "{kinds:?}");
+    assert!(
+        kinds[&KindName::Subpath] > 50 && kinds[&KindName::HostRoot] > 4 && kinds[&KindName::Foreign] > 100,
+        "{kinds:?}"
+    );
 }
 
 #[test]

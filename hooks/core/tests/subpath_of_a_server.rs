@@ -44,7 +44,7 @@ fn judged(evidence: &SubpathEvidence) -> (&'static str, String) {
     let path = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/data/app/0");
     let subpath = VolumeSubpath::from_path(path, [Path::new("/var/lib/kubelet")]).unwrap();
     let verdict: Verdict = judge_subpath(&subpath, evidence);
-    (verdict.name(), verdict.reason().unwrap_or_default())
+    (verdict.name().as_str(), verdict.reason().unwrap_or_default())
 }
 
 fn evidence(root: &str, reach: Reach, found: Observed<FileIdentity>) -> SubpathEvidence {

@@ -6,13 +6,12 @@ use std::time::Instant;
 
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
-use bindguard_core::judge::{Finding, Verdict};
+use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed, refusal_of_unseen};
 use bindguard_core::policy::{Mode, Policy};
-use bindguard_core::report::{Container, Outcome, Report};
+use bindguard_core::report::{BindReport, Container, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{SpecEdit, SpecView};
-use bindguard_core::unrepaired::explain_unrepaired;
 use bindguard_sys::bundle;
 use bindguard_sys::fault::{self, FaultPoint};
 
@@ -61,7 +60,7 @@ pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
         });
         Done { refusal, ..Done::default() }
     });
-    report.took(start.elapsed());
+    report.set_duration(start.elapsed());
     let Done { refusal, unrepaired, worth_another_try, worth_verifying } = done;
     Admission { report, refusal, unrepaired, worth_another_try, worth_verifying }
 }
@@ -94,12 +93,12 @@ fn try_admit(
     let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
     report.problems.extend(problems);
     let findings = inspect(&spec, bundle, &policy);
-    report.looked(start.elapsed());
+    report.set_judged_after(start.elapsed());
     fault::reach(FaultPoint::Judged);
     let mut plan = Plan::from_findings(&findings, &policy);
     plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&spec.overlooked()?, &policy));
     if plan.refusal.is_some() {
-        report.tell(&findings, |finding| refusal_of(finding, &policy).map(|_| Outcome::Refused));
+        report.add(findings, |finding| refusal_of(finding, &policy).map(|_| Outcome::Refused));
         return Ok(Done { refusal: plan.refusal, ..Done::default() });
     }
     let mut outcomes = Outcomes::new();
@@ -114,16 +113,12 @@ fn try_admit(
             outcomes.insert(bind, Outcome::Failed { why: why.clone() });
         }),
     }
-    report.tell(&findings, |finding| needs_shared(finding).or_else(|| outcome_of(finding, &outcomes)));
-    let refusal = findings.iter().find_map(|finding| match outcome_of(finding, &outcomes) {
-        Some(Outcome::Failed { why }) => refusal_of_failed(finding, &why, &policy),
-        _ => None,
-    });
+    report.add(findings, |finding| outcome_of(finding, &outcomes));
     Ok(Done {
-        refusal,
-        unrepaired: explain_unrepaired(&findings, |finding| outcome_of(finding, &outcomes)),
-        worth_another_try: is_worth_another_try(&findings, &outcomes),
-        worth_verifying: is_worth_verifying(&findings, &policy),
+        refusal: report.binds.iter().find_map(|bind| refusal_of_unrepaired(bind, &policy)),
+        unrepaired: explain_unrepaired(&report.binds),
+        worth_another_try: report.binds.iter().any(is_worth_another_try),
+        worth_verifying: report.binds.iter().any(|bind| is_worth_verifying(bind, &policy)),
     })
 }
 
@@ -178,33 +173,32 @@ fn edited_bind(edit: &SpecEdit) -> Option<usize> {
     }
 }
 
-/// A private mount on the host makes rslave pointless, whatever was edited.
-fn needs_shared(finding: &Finding) -> Option<Outcome> {
-    match &finding.verdict {
-        Verdict::Pinning(pinning) => pinning.private_mount.as_deref().map(Outcome::needs_shared),
+fn outcome_of(finding: &Finding, outcomes: &Outcomes) -> Option<Outcome> {
+    match (&finding.verdict, outcomes.get(&finding.bind?)) {
+        (_, Some(failed @ Outcome::Failed { .. })) => Some(failed.clone()),
+        // rslave has no effect there, whatever was edited.
+        (Verdict::Pinning(Pinning { private_mount: Some(mount), .. }), _) => Some(Outcome::needs_shared(mount)),
+        (_, outcome) => outcome.cloned(),
+    }
+}
+
+fn refusal_of_unrepaired(bind: &BindReport, policy: &Policy) -> Option<String> {
+    match &bind.outcome {
+        Some(Outcome::Failed { why }) => refusal_of_failed(&bind.finding, why, policy),
         _ => None,
     }
 }
 
-fn outcome_of(finding: &Finding, outcomes: &Outcomes) -> Option<Outcome> {
-    finding.bind.and_then(|bind| outcomes.get(&bind)).cloned()
-}
-
 /// True if a stale source was repaired since the last create, or the spec points into a volume that may have changed
 /// meanwhile.
-fn is_worth_another_try(findings: &[Finding], outcomes: &Outcomes) -> bool {
-    findings.iter().any(|finding| match (&finding.kind, outcome_of(finding, outcomes)) {
-        (SourceKind::InVolume, _) => true,
-        (
-            SourceKind::Subpath(_),
-            Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::PointedAtVolume { .. }),
-        ) => true,
-        (SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::HostRoot | SourceKind::Foreign, _) => {
-            false
-        }
-    })
+fn is_worth_another_try(bind: &BindReport) -> bool {
+    match &bind.finding.kind {
+        SourceKind::InVolume => true,
+        SourceKind::Subpath(_) => bind.is_repaired(),
+        SourceKind::MountedVolume(_) | SourceKind::PlainVolume | SourceKind::HostRoot | SourceKind::Foreign => false,
+    }
 }
 
-fn is_worth_verifying(findings: &[Finding], policy: &Policy) -> bool {
-    policy.host_root == Mode::Repair && findings.iter().any(|finding| finding.kind == SourceKind::HostRoot)
+fn is_worth_verifying(bind: &BindReport, policy: &Policy) -> bool {
+    policy.host_root == Mode::Repair && bind.finding.kind == SourceKind::HostRoot
 }

@@ -8,7 +8,7 @@ use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{Container, Outcome, REFUSED, Report};
+use bindguard_core::report::{Container, Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::SpecView;
 use bindguard_sys::bundle;
@@ -23,11 +23,11 @@ pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
         Ok((findings, policy, overlooked)) => {
             let mut plan = Plan::from_findings(&findings, &policy);
             plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&overlooked?, &policy));
-            report.tell(&findings, |finding| would_be(finding, &plan, &policy));
+            report.add(findings, |finding| planned_outcome(finding, &plan, &policy));
         }
         Err(problem) => report.problems.push(problem),
     }
-    report.took(start.elapsed());
+    report.set_duration(start.elapsed());
     report
 }
 
@@ -42,21 +42,23 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Find
 }
 
 /// The outcome that a plan would have for a finding. In a refused container nothing else is done.
-pub fn would_be(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
+pub fn planned_outcome(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
     if plan.refusal.is_some() {
-        return refusal_of(finding, policy).map(|_| Outcome::WouldBe { done: REFUSED });
+        return refusal_of(finding, policy).map(|_| Outcome::WouldBe { done: PlannedAction::Refuse });
     }
     if let Verdict::Pinning(Pinning { private_mount: Some(mount), .. }) = &finding.verdict {
         return Some(Outcome::needs_shared(mount));
     }
     let is_edited = finding.bind.is_some_and(|bind| plan.edits_bind(bind));
     let done = match (&finding.verdict, &finding.kind) {
-        (Verdict::Pinning(pinning), _) => (is_edited || pinning.rootfs && plan.edits_rootfs()).then_some("made rslave"),
+        (Verdict::Pinning(pinning), _) => {
+            (is_edited || pinning.rootfs && plan.edits_rootfs()).then_some(PlannedAction::MakeRslave)
+        }
         (_, SourceKind::Subpath(subpath)) if plan.rebinds.iter().any(|rebind| rebind.subpath() == subpath) => {
             let is_gone = matches!(&finding.verdict, Verdict::Orphaned { .. });
-            Some(if is_gone { "made again and bound" } else { "re-bound to the current target" })
+            Some(if is_gone { PlannedAction::Remake } else { PlannedAction::Rebind })
         }
-        _ => is_edited.then_some("pointed at the volume's own path"),
+        _ => is_edited.then_some(PlannedAction::PointAtVolume),
     };
     done.map(|done| Outcome::WouldBe { done })
 }

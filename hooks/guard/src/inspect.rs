@@ -45,9 +45,8 @@ impl<'a> Held<'a> {
                 Self::Somewhere(source, cached)
             }
             SourceKind::InVolume => Self::InVolume,
-            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::HostRoot | SourceKind::Foreign => {
-                Self::Foreign
-            }
+            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => Self::Foreign,
+            SourceKind::HostRoot | SourceKind::Foreign => Self::Foreign,
         }
     }
 

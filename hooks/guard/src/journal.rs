@@ -1,38 +1,25 @@
-//! The journal's lines: a report with the time, the door and the container's id.
+//! The journal's lines: a report with the time and the container's id.
 
 use std::path::Path;
 
 use bindguard_core::error_chain;
-use bindguard_core::report::{BindReport, Container, Report};
+use bindguard_core::report::{BindReport, Container, JournalLine, Report};
 use bindguard_core::text;
 use bindguard_sys::journal::append;
-use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// One line of the journal.
-#[derive(Debug, Serialize)]
+/// One entry of the journal.
+#[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
     /// The container's id, as the runtime gets it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<&'a str>,
     /// Which create of the container this was, counted from 0.
     pub attempt: u32,
     /// The container's init, in a line about a container that was created.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// The findings and outcomes.
-    #[serde(flatten)]
     pub report: &'a Report,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    time: Option<&'a str>,
-    #[serde(flatten)]
-    entry: &'a Entry<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    left_out: Option<usize>,
 }
 
 /// The size limit of a line, in bytes: a journal is rotated only after a line, so one line must not exceed the journal's
@@ -50,10 +37,6 @@ const MOST_PROBLEMS: usize = 16;
 /// # Errors
 /// The reason in one line.
 pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
-    let time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
-    let written = |entry: &Entry<'_>, left_out| {
-        serde_json::to_string(&Line { time: time.as_deref(), entry, left_out }).map_err(|error| error_chain(&error))
-    };
     let mut line = written(entry, None)?;
     if line.len() > LONGEST {
         let (report, left_out) = shortened(entry.report);
@@ -61,6 +44,14 @@ pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
         line = written(&Entry { id: id.as_deref(), report: &report, ..*entry }, Some(left_out))?;
     }
     append(journal, &line).map_err(|error| error_chain(&error))
+}
+
+fn written(entry: &Entry<'_>, left_out: Option<usize>) -> Result<String, String> {
+    let mut line = JournalLine::new(entry.report);
+    line.time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
+    line.id = entry.id.map(str::to_owned);
+    (line.attempt, line.pid, line.left_out) = (entry.attempt, entry.pid, left_out);
+    serde_json::to_string(&line).map_err(|error| error_chain(&error))
 }
 
 /// The same report in at most half of a line, and the number of binds left out. Healthy binds are left out first.
@@ -72,7 +63,7 @@ fn shortened(report: &Report) -> (Report, usize) {
         room -= if fits { size } else { 0 };
         fits
     };
-    let (found, well): (Vec<_>, Vec<_>) = report.binds.iter().partition(|bind| bind.reason.is_some());
+    let (found, well): (Vec<_>, Vec<_>) = report.binds.iter().partition(|bind| bind.finding.verdict.is_finding());
     let binds: Vec<BindReport> = found.into_iter().chain(well).filter(&mut fits).cloned().collect();
     let Container { name, pod, namespace, uid } = &report.container;
     let [name, pod, namespace, uid] = [name, pod, namespace, uid].map(|text| text.as_deref().map(cut));

@@ -21,7 +21,7 @@ mod roots_in_use;
 mod verify;
 
 pub use admit::{Admission, Attempt, admit};
-pub use check::{check_bundle, would_be};
+pub use check::{check_bundle, planned_outcome};
 pub use directories::in_real_folder;
 pub use journal::{Entry, record};
 pub use probes::{Answers, Probes};

@@ -136,7 +136,7 @@ impl<'s> Round<'s> {
                 Ok(Step::LookAgain)
             }
             verdict => {
-                let why = verdict.reason().unwrap_or_else(|| verdict.name().to_owned());
+                let why = verdict.reason().unwrap_or_else(|| verdict.name().to_string());
                 Err(NotRebound::NoLongerStale(why))
             }
         }

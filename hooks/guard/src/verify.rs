@@ -27,7 +27,7 @@ pub fn verify_container(bundle: &Path, pid: u32, policy: &Policy) -> Report {
     if let Err(problem) = look(bundle, pid, policy, &mut report) {
         report.problems.push(problem);
     }
-    report.took(start.elapsed());
+    report.set_duration(start.elapsed());
     report
 }
 
@@ -48,7 +48,7 @@ fn look(bundle: &Path, pid: u32, policy: &Policy, report: &mut Report) -> Result
         let by_name = SourceKind::from_path(bind.source(), resolved.as_deref(), policy) == SourceKind::HostRoot;
         (by_name || is_another_name().is_some()).then(|| in_container(bind, &mounts.at(bind.destination())))
     });
-    report.tell(&findings.collect::<Vec<_>>(), |_| None);
+    report.add(findings.collect(), |_| None);
     Ok(())
 }
 

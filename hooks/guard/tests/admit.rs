@@ -69,7 +69,7 @@ fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
     fs::write(bundle.path().join("config.json"), serde_json::json!({ "mounts": mounts }).to_string()).unwrap();
     let admission = admit(bundle.path(), &Default::default(), Attempt::First);
     // A slow machine has no time to probe them all.
-    let unknown = admission.report.binds.iter().filter(|bind| bind.verdict == "unknown").count();
+    let unknown = admission.report.binds.iter().filter(|bind| bind.verdict().as_str() == "unknown").count();
     let looked_at = admission.report.foreign + unknown;
     assert_eq!((looked_at, &admission.report.problems[..]), (2_000, &[said.clone()][..]));
     assert_eq!(admission.refusal, None);
@@ -220,7 +220,7 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
         pod.write_spec(&mounts);
         let report = admit(&pod.bundle(), policy, Attempt::First).report;
         let made = report.binds.into_iter().filter(|bind| bind.outcome == Some(Outcome::MadeRslave));
-        made.map(|bind| bind.destination.unwrap()).collect::<Vec<_>>()
+        made.map(|bind| bind.finding.destination.unwrap()).collect::<Vec<_>>()
     };
     let policy = Policy { runtime_directories: vec![docker.path().to_owned()], ..pod.policy() };
     assert_eq!(rslave(&policy), ["/containers", "/volumes", "/linked"].map(Path::new));
@@ -240,7 +240,7 @@ fn only_what_asks_to_be_shared_is_not_made_rslave() {
         pod.write_spec(&[mount]);
         let admission = admitted(&pod);
         let again = admitted(&pod).report;
-        assert_eq!((again.binds[0].verdict, &again.binds[0].outcome), ("current", &None), "{again:?}");
+        assert_eq!((again.binds[0].verdict().as_str(), &again.binds[0].outcome), ("current", &None), "{again:?}");
         admission.report.binds[0].outcome.clone()
     };
     // Every node has it; a virtual machine that runs this test need not.
@@ -278,8 +278,8 @@ fn a_recursively_read_only_bind_is_reported_and_never_changed() {
         pod.write_spec(&[bind(options)]);
         let spec = fs::read(pod.config()).unwrap();
         let report = admitted(&pod).report;
-        assert_eq!((report.binds[0].verdict, &report.binds[0].outcome), ("pinning", &None), "{options:?}");
-        assert!(report.binds[0].reason.as_ref().unwrap().contains("rro"), "{report:?}");
+        assert_eq!((report.binds[0].verdict().as_str(), &report.binds[0].outcome), ("pinning", &None), "{options:?}");
+        assert!(report.binds[0].reason().unwrap().contains("rro"), "{report:?}");
         assert_eq!(fs::read(pod.config()).unwrap(), spec, "{options:?}");
     }
 }
@@ -302,7 +302,7 @@ fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
     assert_eq!(told(ReadOnlyBinds::MakeRslave), [rslave.clone(), rslave.clone()]);
     assert_eq!(told(ReadOnlyBinds::Keep), [None, rslave]);
     let kept = check_bundle(&pod.bundle(), &Policy { read_only_binds: ReadOnlyBinds::Keep, ..pod.policy() });
-    let (_, words) = kept.binds[0].remark().unwrap();
+    let (_, words) = kept.binds[0].log_message().unwrap();
     assert!(words.contains("policy keeps read-only binds") && words.ends_with("left as it is"), "{words}");
 }
 
@@ -317,7 +317,7 @@ fn a_host_root_behind_a_link_is_one() {
     let binds = ["kubelet", "kubelet/pods", "kubelet/pods/uid-1", "."];
     pod.write_spec(&binds.map(|path| mount_of(&holding.path().join(path), &format!("/{path}"), "rprivate")));
     let report = admitted(&pod).report;
-    let told = |bind: &BindReport| (bind.source.clone(), bind.outcome.clone());
+    let told = |bind: &BindReport| (bind.source().to_owned(), bind.outcome.clone());
     let expected = |path| (holding.path().join(path), Some(Outcome::MadeRslave));
     assert_eq!(report.binds.iter().map(told).collect::<Vec<_>>(), ["kubelet", "kubelet/pods"].map(expected));
 }
@@ -350,9 +350,9 @@ fn a_link_or_a_mount_in_a_keys_place_is_not_bound() {
     symlink("0", &link).unwrap();
     bind(&pod.volume().join("..data/0"), &mounted);
     let report = admitted(&pod).report;
-    let told: Vec<_> = report.binds.iter().map(|bind| (bind.verdict, bind.outcome.clone())).collect();
+    let told: Vec<_> = report.binds.iter().map(|bind| (bind.verdict().as_str(), bind.outcome.clone())).collect();
     assert_eq!(told, [("stale", Some(Outcome::Rebound { tries: 1 })), ("stale", None), ("stale", None)]);
-    let reason = |bind: usize| report.binds[bind].reason.clone().unwrap();
+    let reason = |bind: usize| report.binds[bind].reason().unwrap();
     assert!(reason(1).contains("is a symlink"), "{}", reason(1));
     assert!(reason(2).contains("cross-device"), "{}", reason(2));
 }

@@ -266,7 +266,7 @@ fn a_server_that_is_cut_off_or_stopped_is_told_in_time_and_for_no_longer_than_th
         for ((took, bind, refusal), source) in answers.into_iter().zip(sources.iter().chain(&sources)) {
             let what = format!("{}, cut off: {is_cut_off}, cold: {is_cold}: {bind:?}", source.display());
             assert!(took < SOON, "{took:?}: {what}");
-            assert!(bind.is_some_and(|bind| bind.verdict == "dead"), "{what}");
+            assert!(bind.is_some_and(|bind| bind.verdict().as_str() == "dead"), "{what}");
             assert!(refusal.is_some_and(|why| why.contains("is dead") || why.contains("did not answer")), "{what}");
         }
         scene.write_spec(&[&scene.subpath()]);

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use bindguard_core::policy::{Alarm, Mode, Policy};
-use bindguard_core::report::{Outcome, Report};
+use bindguard_core::report::{Outcome, PlannedAction, Report};
 use bindguard_guard::{Attempt, Entry, admit, check_bundle, read_file, record};
 use fuse::Fuse;
 use nix::mount::{MntFlags, umount2};
@@ -30,7 +30,7 @@ fn pod_on_a_dead_daemon() -> Option<(Fuse, Pod)> {
 /// The verdict and the reason of the bind at this position.
 fn told(pod: &Pod, policy: &Policy, position: usize) -> (&'static str, String) {
     let report = admit(&pod.bundle(), policy, Attempt::First).report;
-    (report.binds[position].verdict, report.binds[position].reason.clone().unwrap_or_default())
+    (report.binds[position].verdict().as_str(), report.binds[position].reason().unwrap_or_default())
 }
 
 /// More than are probed side by side: there is no time for the last.
@@ -74,11 +74,11 @@ fn a_source_that_never_answers_is_told_in_time_and_the_others_are_mended() {
     let report = admit(&pod.bundle(), &pod.policy(), Attempt::First).report;
     drop(over);
     daemon.join().unwrap();
-    let verdicts: Vec<_> = report.binds.iter().map(|bind| bind.verdict).collect();
+    let verdicts: Vec<_> = report.binds.iter().map(|bind| bind.verdict().as_str()).collect();
     assert_eq!(verdicts, ["stale", "dead", "dead"], "one that is silent hides no other: {report:?}");
     assert_eq!(report.binds[0].outcome, Some(Outcome::Rebound { tries: 1 }));
-    assert!(report.binds[1].reason.as_ref().unwrap().contains("did not answer within 700 ms"));
-    assert!(report.binds[2].reason.as_ref().unwrap().contains("did not answer within "));
+    assert!(report.binds[1].reason().unwrap().contains("did not answer within 700 ms"));
+    assert!(report.binds[2].reason().unwrap().contains("did not answer within "));
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1");
 }
 
@@ -92,7 +92,7 @@ fn behind_a_source_that_never_answers_the_others_are_asked() {
     pod.write_spec(&[&one, &other, &dead].map(|fuse| mount_of(&fuse.path().join("below"), "/data", "rprivate")));
     let told = || -> Vec<_> {
         let report = admit(&pod.bundle(), &pod.policy(), Attempt::First).report;
-        report.binds.into_iter().map(|bind| (bind.verdict, bind.reason.unwrap_or_default())).collect()
+        report.binds.into_iter().map(|bind| (bind.verdict().as_str(), bind.reason().unwrap_or_default())).collect()
     };
     let expected = |told: &[(&str, String)]| {
         let words = ["did not answer within 700 ms", "did not answer within", "it answers: "];
@@ -143,7 +143,7 @@ fn policy_refuses_a_dead_source_or_does_not_look() {
     // In a refused container nothing else is done, and a check reports that.
     pod.update(1);
     let outcomes: Vec<_> = check_bundle(&pod.bundle(), &refuse).binds.into_iter().map(|bind| bind.outcome).collect();
-    assert_eq!(outcomes, [None, Some(Outcome::WouldBe { done: "refused" })]);
+    assert_eq!(outcomes, [None, Some(Outcome::WouldBe { done: PlannedAction::Refuse })]);
     let binds = admit(&pod.bundle(), &refuse, Attempt::First).report.binds;
     let outcomes: Vec<_> = binds.into_iter().map(|bind| bind.outcome).collect();
     assert_eq!(outcomes, [None, Some(Outcome::Refused)]);
@@ -184,7 +184,7 @@ fn each_check_is_made_whatever_the_others_are() {
         let admission = admit(&pod.bundle(), &only_dead, Attempt::First);
         assert!(admission.refusal.is_some_and(|why| why.contains("is dead")), "{source:?}: {:?}", admission.report);
         let admission = admit(&pod.bundle(), &only_unmounted, Attempt::First);
-        let is_dead = admission.report.binds.iter().any(|bind| bind.verdict == "dead");
+        let is_dead = admission.report.binds.iter().any(|bind| bind.verdict().as_str() == "dead");
         assert_eq!((admission.refusal, is_dead), (None, false), "{source:?}");
     }
     umount2(&volume, MntFlags::MNT_DETACH).unwrap();
@@ -245,9 +245,9 @@ fn a_kubelets_root_that_never_answers_is_told_in_time() {
     fs::write(bundle.path().join("config.json"), spec.to_string()).unwrap();
 
     let admission = admit(bundle.path(), &policy, Attempt::First);
-    assert_eq!(admission.report.binds[0].verdict, "dead", "{:?}", admission.report);
+    assert_eq!(admission.report.binds[0].verdict().as_str(), "dead", "{:?}", admission.report);
     assert!(admission.refusal.is_some_and(|why| why.contains("did not answer")));
-    assert_eq!(check_bundle(bundle.path(), &policy).binds[0].verdict, "dead");
+    assert_eq!(check_bundle(bundle.path(), &policy).binds[0].verdict().as_str(), "dead");
 }
 
 #[test]

@@ -119,7 +119,11 @@ fn a_file_of_any_name_is_bound_anew() {
             assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "current", "{sub_path:?}");
             assert_eq!(scene.mounts_at_subpath(), 1, "{sub_path:?}");
             let again = scene.admitted();
-            assert_eq!((again.binds[0].verdict, &again.binds[0].outcome), ("current", &None), "{sub_path:?}");
+            assert_eq!(
+                (again.binds[0].verdict().as_str(), &again.binds[0].outcome),
+                ("current", &None),
+                "{sub_path:?}"
+            );
         }
     }
 }

@@ -7,9 +7,19 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use bindguard_core::judge::{Finding, Remedy, StaleCause, Verdict, Way};
+use bindguard_core::kubelet::{Layout, SubPath, Writer};
+use bindguard_core::policy::Policy;
 use bindguard_core::report::{BindReport, Container, Outcome, Report};
+use bindguard_core::source::SourceKind;
 use bindguard_guard::{Entry, record};
 use serde_json::Value;
+
+fn bind(source: &str, verdict: Verdict) -> BindReport {
+    let kind = SourceKind::from_path(source.as_ref(), None, &Policy::default());
+    let finding = Finding { bind: None, source: source.into(), destination: None, kind, verdict };
+    BindReport { finding, outcome: None }
+}
 
 #[test]
 fn a_line_is_as_documented() {
@@ -18,14 +28,13 @@ fn a_line_is_as_documented() {
     let documented: Value = serde_json::from_str(rest.split_once("```").unwrap().0).unwrap();
 
     let named = |text: &str| Some(text.to_owned());
-    let bind = BindReport {
-        source: "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0".into(),
-        destination: Some("/etc/app/app.conf".into()),
-        kind: "subpath",
-        verdict: "stale",
-        reason: named("the file it was bound from is deleted"),
-        outcome: Some(Outcome::Rebound { tries: 1 }),
-    };
+    let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
+    let sub_path = SubPath { timestamp: None, path: "app.conf".into() };
+    let (writer, layout, way) = (Writer::Kubelet, Layout::Payload, Way::Rebind);
+    let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, way };
+    let mut bind = bind(source, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) });
+    bind.finding.destination = Some("/etc/app/app.conf".into());
+    bind.outcome = Some(Outcome::Rebound { tries: 1 });
     let report = Report {
         bundle: Some("/run/containerd/io.containerd.runtime.v2.task/k8s.io/bb344d713010".into()),
         container: Container {
@@ -65,17 +74,11 @@ fn a_bundle_whose_path_is_no_text_is_recorded() {
 /// The longest report from a spec of sixteen MiB: the journal is still bounded, and it has all findings.
 #[test]
 fn a_line_has_an_end() {
-    let bind = |source: String, verdict, reason: Option<&str>| BindReport {
-        source: source.into(),
-        destination: None,
-        kind: "subpath",
-        verdict,
-        reason: reason.map(str::to_owned),
-        outcome: None,
-    };
-    let mut binds: Vec<_> = (0..5_000).map(|n| bind(format!("/{n}/{}", "x".repeat(500)), "current", None)).collect();
-    binds.push(bind("/y".repeat(1 << 20), "stale", Some("too long for any line")));
-    binds.push(bind("/found".into(), "stale", Some("why")));
+    let stale = || Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) };
+    let healthy = |n| bind(&format!("/{n}/{}", "x".repeat(500)), Verdict::Current);
+    let mut binds: Vec<_> = (0..5_000).map(healthy).collect();
+    binds.push(bind(&"/y".repeat(1 << 20), stale()));
+    binds.push(bind("/found", stale()));
     let long = Some("\u{1}\u{e9}".repeat(1 << 16));
     let report = Report {
         container: Container { name: long.clone(), pod: long.clone(), namespace: long.clone(), uid: long.clone() },

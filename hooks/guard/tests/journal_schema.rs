@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::judge::{Finding, Lack, Pinning, StaleCause, Unmounted, Verdict};
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{BindReport, Container, Outcome, Report};
+use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_guard::{Entry, record};
 use json_schema::Schema;
@@ -33,7 +33,7 @@ fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport 
     let source = PathBuf::from(source);
     let kind = SourceKind::from_path(&source, None, &Policy::default());
     let finding = Finding { bind: Some(0), source, destination: Some("/in/container".into()), kind, verdict };
-    BindReport::from_finding(&finding, outcome)
+    BindReport { finding, outcome }
 }
 
 /// A bind of each kind and verdict that can be in a line.
@@ -55,7 +55,7 @@ fn of_every_verdict() -> Vec<BindReport> {
         stale(Some(Outcome::PointedAtVolume { source: "/volume/key".into() })),
         stale(Some(Outcome::Failed { why: "move_mount: EINVAL".to_owned() })),
         stale(Some(Outcome::Detached)),
-        stale(Some(Outcome::WouldBe { done: "re-bound to the current target" })),
+        stale(Some(Outcome::WouldBe { done: PlannedAction::Rebind })),
         bind(&subpath, orphaned, None),
         bind(&subpath, Verdict::Unmounted(Unmounted::Subpath), Some(Outcome::Refused)),
         bind(&format!("{POD}/volumes/kubernetes.io~nfs/share"), dead(), Some(Outcome::Refused)),

@@ -48,7 +48,8 @@ fn a_stale_subpath_is_mended_under_each_of_them() {
         let known = if policy_has_link { link } else { real };
         let policy = Policy { kubelet_roots: vec![known], ..Policy::default() };
         let report = admit(&scene.bundle(), &policy, Attempt::First).report;
-        let told = report.binds.first().map(|bind| (bind.kind, bind.verdict, bind.outcome.clone()));
+        let told =
+            report.binds.first().map(|bind| (bind.kind().as_str(), bind.verdict().as_str(), bind.outcome.clone()));
         let expected = ("subpath", "stale", Some(Outcome::Rebound { tries: 1 }));
         assert_eq!(told, Some(expected), "{spec_has_link} {policy_has_link} {report:?}");
         assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
@@ -85,7 +86,7 @@ fn a_bind_of_what_is_above_a_runtimes_real_directory_is_made_rslave() {
     for policy in [of_kubelet, of_runtime] {
         write_spec(&scene, above);
         let report = admit(&scene.bundle(), &policy, Attempt::First).report;
-        let told = report.binds.first().map(|bind| (bind.kind, bind.outcome.clone()));
+        let told = report.binds.first().map(|bind| (bind.kind().as_str(), bind.outcome.clone()));
         assert_eq!(told, Some(("host-root", Some(Outcome::MadeRslave))), "{report:?}");
     }
 }
@@ -109,7 +110,7 @@ fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
         let spec = json!({"mounts": [hosts, mount_of(source, "/data", "rprivate")], "linux": {}});
         fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
         let report = admit(&bundle, &policy, Attempt::First).report;
-        report.binds.first().map_or("foreign", |bind| bind.kind)
+        report.binds.first().map_or("foreign", |bind| bind.kind().as_str())
     };
     let above = folder.path().join("disk");
     for source in [&above, &above.join("lib"), &disk, &disk.join("pods")] {

@@ -51,7 +51,7 @@ fn replace(server: &Server, path: &str) {
 
 fn verdicts(scene: &Scene, policy: &Policy) -> Vec<(&'static str, String)> {
     let report = scene.admitted(policy).report;
-    report.binds.into_iter().map(|bind| (bind.verdict, bind.reason.unwrap_or_default())).collect()
+    report.binds.into_iter().map(|bind| (bind.verdict().as_str(), bind.reason().unwrap_or_default())).collect()
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_healthy_share_is_current_warm_and_cold() {
             let began = Instant::now();
             let admission = scene.admitted(&scene.refusing());
             assert!(began.elapsed() < DEADLINE, "{:?}", began.elapsed());
-            let verdicts: Vec<_> = admission.report.binds.iter().map(|bind| bind.verdict).collect();
+            let verdicts: Vec<_> = admission.report.binds.iter().map(|bind| bind.verdict().as_str()).collect();
             assert_eq!((verdicts, admission.refusal), (vec!["current"; 2], None), "{:?}", admission.report);
             forget();
         }
@@ -158,7 +158,7 @@ fn a_server_that_stopped_is_told_in_time() {
                 check_bundle(&scene.bundle(), &scene.policy())
                     .binds
                     .iter()
-                    .filter(|bind| bind.verdict == "dead")
+                    .filter(|bind| bind.verdict().as_str() == "dead")
                     .count(),
                 0
             );
@@ -173,11 +173,8 @@ fn a_server_that_stopped_is_told_in_time() {
             let what = format!("{}, cold: {is_cold}: {:?}", source.display(), admission.report);
             assert!(took < DEADLINE, "{took:?}: {what}");
             assert_eq!(admission.refusal, None, "{what}");
-            assert_eq!(admission.report.binds[0].verdict, "dead", "{what}");
-            assert!(
-                admission.report.binds[0].reason.as_ref().unwrap().contains("did not answer within 700 ms"),
-                "{what}"
-            );
+            assert_eq!(admission.report.binds[0].verdict().as_str(), "dead", "{what}");
+            assert!(admission.report.binds[0].reason().unwrap().contains("did not answer within 700 ms"), "{what}");
             assert!(refused.refusal.is_some_and(|why| why.contains("did not answer")), "{what}");
         }
         umount2(&host_path, MntFlags::MNT_DETACH).unwrap();

@@ -31,7 +31,7 @@ fn told(source: &Path, kubelet: &Path) -> (&'static str, bool) {
     assert_eq!(fs::read_to_string(bundle.path().join("config.json")).unwrap(), spec);
     let [bind] = &admission.report.binds[..] else { panic!("{:?}", admission.report) };
     assert_eq!(bind.outcome, None, "{bind:?}");
-    (bind.verdict, admission.refusal.is_some())
+    (bind.verdict().as_str(), admission.refusal.is_some())
 }
 
 #[test]

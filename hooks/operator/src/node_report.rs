@@ -1,17 +1,19 @@
 //! The report of a whole node: the findings in the journal's terms, each with the pod's names, the origin of the mount, and
 //! the next step.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::other_roots::other_roots;
 use crate::pods::{PodContainer, PodName, Pods};
-use bindguard_core::judge::{StaleCause, Unmounted};
+use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, VerdictName};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{BindReport, Outcome, REFUSED, Report};
+use bindguard_core::report::{BindReport, Outcome, PlannedAction, Report};
+use bindguard_core::source::SourceKind;
 use bindguard_core::text::shell_word;
 
 /// The Kubernetes issue that describes stale volume-subpaths.
@@ -51,7 +53,7 @@ pub struct NodeBind {
     pub guarded: Option<bool>,
     /// Effects of the finding on the pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<&'static str>,
+    pub notes: Vec<Note>,
     /// The command that helps, or one that shows more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -91,45 +93,44 @@ impl NodeReport {
     }
 
     /// Leaves out healthy binds.
-    pub fn without_what_is_well(mut self) -> Self {
+    pub fn without_healthy(mut self) -> Self {
         self.binds.retain(NodeBind::is_finding);
         self
     }
 
     /// True if something could not be checked.
     pub fn is_incomplete(&self) -> bool {
-        !self.problems.is_empty() || self.binds.iter().any(|bind| bind.bind.verdict == "unknown")
+        !self.problems.is_empty() || self.binds.iter().any(|bind| bind.bind.verdict() == VerdictName::Unknown)
     }
 
     /// True if there is a finding that this run did not repair.
     pub fn has_findings(&self) -> bool {
-        self.binds.iter().any(|bind| bind.is_finding() && !bind.is_mended())
+        self.binds.iter().any(|bind| bind.is_finding() && !bind.bind.is_repaired())
     }
 }
 
 impl NodeBind {
     fn from_bind(mut bind: BindReport, table: &MountIndex<'_>, pods: &Pods, policy: &Policy) -> Self {
-        let path = PodPath::from_path(&bind.source, policy.kubelet_roots());
+        let path = PodPath::from_path(bind.source(), policy.kubelet_roots());
         let subpath = path.as_ref().and_then(VolumeSubpath::from_pod_path);
         let pod = path.map(|path| pods.of_uid(path.pod_uid()));
         let container = subpath.as_ref().and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
-        let entry = table.stack_at(&bind.source).last();
-        let is_stale = matches!(bind.verdict, "stale" | "orphaned");
-        let origin = entry.filter(|_| is_stale).map(|entry| Origin::of(entry));
-        let may_run = subpath.as_ref().map(|subpath| pods.may_run(subpath.pod_uid(), subpath.container()));
+        let container = container.cloned();
+        let origin = table.stack_at(bind.source()).last().filter(|_| is_stale(&bind)).map(|entry| Origin::of(entry));
+        let may_run = subpath.as_ref().and_then(|subpath| pods.may_run(subpath.pod_uid(), subpath.container()));
         let guarded = subpath.as_ref().filter(|_| would_be_repaired(&bind));
         let guarded = guarded.and_then(|subpath| pods.is_guarded(subpath.pod_uid()));
-        let notes = notes(&bind, may_run.flatten(), guarded);
-        if notes.contains(&NOT_IN_USE) {
-            bind.reason = None;
+        if bind.finding.verdict == Verdict::Unmounted(Unmounted::Subpath) && may_run == Some(false) {
+            bind.finding.verdict = Verdict::Unmounted(Unmounted::UnusedSubpath);
         }
-        let next = next(&bind, pod.as_ref());
-        Self { bind, pod, container: container.cloned(), origin, guarded, notes, next }
+        let notes = notes(&bind.finding, may_run, guarded);
+        let next = next_step(&bind, pod.as_ref());
+        Self { bind, pod, container, origin, guarded, notes, next }
     }
 
     /// True if it is not healthy, or could not be checked.
     pub fn is_finding(&self) -> bool {
-        self.bind.reason.is_some()
+        self.bind.finding.verdict.is_finding()
     }
 
     /// True if the guard would repair it, in this or another pod.
@@ -137,61 +138,98 @@ impl NodeBind {
         would_be_repaired(&self.bind)
     }
 
-    /// True if it is repaired now.
-    pub fn is_mended(&self) -> bool {
-        matches!(self.bind.outcome, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached))
+    /// True if it is stale or orphaned.
+    pub fn is_stale(&self) -> bool {
+        is_stale(&self.bind)
     }
 }
 
-const OLD_CONTENT: &str = "the running container keeps the old content until it restarts";
-const GUARDED: &str = "the guard repairs it when the container is created next";
-const NOT_GUARDED: &str = "the pod runs under another shim: no guard repairs it when the container is created next";
-const NOT_IN_USE: &str = "no running container uses it: the kubelet binds it before it starts one";
+/// An effect of a finding on its pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Note {
+    /// A running container still reads the old file.
+    OldContent,
+    /// The guard runs before the pod's creates.
+    Guarded,
+    /// The guard does not.
+    NotGuarded,
+    /// Nothing is wrong yet.
+    NotInUse,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OldContent => "the running container keeps the old content until it restarts",
+            Self::Guarded => "the guard repairs it when the container is created next",
+            Self::NotGuarded => {
+                "the pod runs under another shim: no guard repairs it when the container is created next"
+            }
+            Self::NotInUse => "no running container uses it: the kubelet binds it before it starts one",
+        })
+    }
+}
+
+impl Serialize for Note {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 /// Effects of a finding on its pod. `may_run`: its container may be running; `guarded`: the guard runs before the pod's
 /// creates. `None` means unknown.
-fn notes(bind: &BindReport, may_run: Option<bool>, guarded: Option<bool>) -> Vec<&'static str> {
-    match bind.verdict {
-        "unmounted" if is_bare(bind) && may_run == Some(false) => vec![NOT_IN_USE],
-        "stale" | "orphaned" if bind.kind == "subpath" => {
-            let old = (may_run != Some(false)).then_some(OLD_CONTENT);
-            let guard = guarded.map(|guarded| if guarded { GUARDED } else { NOT_GUARDED });
+fn notes(finding: &Finding, may_run: Option<bool>, guarded: Option<bool>) -> Vec<Note> {
+    match (&finding.verdict, &finding.kind) {
+        (Verdict::Unmounted(Unmounted::UnusedSubpath), _) => vec![Note::NotInUse],
+        (Verdict::Stale { .. } | Verdict::Orphaned { .. }, SourceKind::Subpath(_)) => {
+            let old = (may_run != Some(false)).then_some(Note::OldContent);
+            let guard = guarded.map(|guarded| if guarded { Note::Guarded } else { Note::NotGuarded });
             old.into_iter().chain(guard).collect()
         }
         _ => Vec::new(),
     }
 }
 
-/// True for a subpath that the guard will repair at a create. For a placeholder directory it edits the spec.
-fn would_be_repaired(bind: &BindReport) -> bool {
-    let is_planned = matches!(bind.outcome, Some(Outcome::WouldBe { done }) if done != REFUSED);
-    bind.kind == "subpath" && (is_planned || bind.verdict == "stale" && is_stand_in(bind))
+fn is_stale(bind: &BindReport) -> bool {
+    matches!(bind.finding.verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. })
 }
 
-/// True for the kubelet's empty file, with nothing mounted on it.
-fn is_bare(bind: &BindReport) -> bool {
-    bind.kind == "subpath" && bind.reason == Some(Unmounted::Subpath.to_string())
+/// True for a subpath that the guard will repair at a create. For a placeholder directory it edits the spec.
+fn would_be_repaired(bind: &BindReport) -> bool {
+    let is_planned = match &bind.outcome {
+        Some(Outcome::WouldBe { done }) => *done != PlannedAction::Refuse,
+        _ => false,
+    };
+    matches!(bind.finding.kind, SourceKind::Subpath(_)) && (is_planned || is_placeholder(&bind.finding.verdict))
 }
 
 /// The next step for a finding.
-fn next(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
-    let path = shell_word(&bind.source);
-    match (bind.verdict, &bind.outcome) {
-        (_, Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached)) => None,
-        ("stale", Some(Outcome::WouldBe { .. })) => Some(format!("bindguard repair {path}")),
-        ("stale", _) if is_stand_in(bind) || bind.kind == "volume" => deletion(pod?),
-        ("stale", _) if bind.kind == "subpath" => Some(format!("bindguard repair --unmount {path}")),
-        ("unmounted" | "dead" | "orphaned", _) => {
+fn next_step(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
+    if bind.is_repaired() {
+        return None;
+    }
+    let path = shell_word(bind.source());
+    match &bind.finding.verdict {
+        Verdict::Stale { .. } if matches!(bind.outcome, Some(Outcome::WouldBe { .. })) => {
+            Some(format!("bindguard repair {path}"))
+        }
+        verdict @ Verdict::Stale { .. } => match bind.finding.kind {
+            SourceKind::Subpath(_) if !is_placeholder(verdict) => Some(format!("bindguard repair --unmount {path}")),
+            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => deletion(pod?),
+            SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => None,
+        },
+        Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. } => {
             let pod = pod?;
             Some(format!("kubectl -n {} describe pod {}", pod.namespace.as_ref()?, pod.name.as_ref()?))
         }
-        _ => None,
+        Verdict::Current | Verdict::Foreign | Verdict::Pinning(_) | Verdict::WithoutMaster => None,
+        Verdict::NotProbed | Verdict::Unknown(_) => None,
     }
 }
 
 /// True for a placeholder directory. A directory is also beneath the mount, so no file can be bound there any more.
-fn is_stand_in(bind: &BindReport) -> bool {
-    bind.reason.as_ref().is_some_and(|reason| reason.starts_with(&StaleCause::Placeholder.to_string()))
+fn is_placeholder(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Stale { cause: StaleCause::Placeholder, .. })
 }
 
 fn deletion(pod: &PodName) -> Option<String> {
@@ -201,45 +239,57 @@ fn deletion(pod: &PodName) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bindguard_core::judge::Verdict;
+    use crate::pods::ContainerState;
 
     const SOURCE: &str = "/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/0";
 
-    fn pods(state: Option<&'static str>, guarded: Option<bool>) -> Pods {
+    fn pods(state: Option<ContainerState>, guarded: Option<bool>) -> Pods {
         let pod = PodName { uid: Some("u-1".to_owned()), ..PodName::default() };
         let name = Some("app".to_owned());
         Pods { containers: vec![PodContainer { id: "c".to_owned(), name, state, attempt: None, pod, guarded }] }
     }
 
-    fn node(verdict: &'static str, reason: &str, outcome: Option<Outcome>, pods: &Pods) -> NodeReport {
-        let reason = Some(reason.to_owned());
-        let bind = BindReport { source: SOURCE.into(), destination: None, kind: "subpath", verdict, reason, outcome };
-        let report = Report { binds: vec![bind], ..Report::default() };
+    fn node(verdict: Verdict, outcome: Option<Outcome>, pods: &Pods) -> NodeReport {
+        let kind = SourceKind::from_path(SOURCE.as_ref(), None, &Policy::default());
+        let finding = Finding { bind: None, source: SOURCE.into(), destination: None, kind, verdict };
+        let report = Report { binds: vec![BindReport { finding, outcome }], ..Report::default() };
         NodeReport::from_report(report, &MountTable::default(), pods, &Policy::default())
+    }
+
+    fn stale(cause: StaleCause) -> Verdict {
+        Verdict::Stale { cause, remedy: Err("why".to_owned()) }
     }
 
     #[test]
     fn a_bare_subpath_is_no_finding_while_its_container_does_not_run() {
-        let of = |pods: &Pods, unmounted: Unmounted| {
-            let reason = Verdict::Unmounted(unmounted).reason().unwrap_or_default();
-            node("unmounted", &reason, None, pods)
-        };
-        let exited = pods(Some("exited"), None);
-        let report = of(&exited, Unmounted::Subpath);
-        assert!(!report.has_findings() && report.binds[0].notes == [NOT_IN_USE]);
-        assert!(of(&pods(Some("created"), None), Unmounted::Subpath).has_findings());
-        assert!(of(&Pods::default(), Unmounted::Subpath).has_findings(), "no runtime reported anything");
+        let of = |pods: &Pods| node(Verdict::Unmounted(Unmounted::Subpath), None, pods);
+        let report = of(&pods(Some(ContainerState::Exited), None));
+        assert!(!report.has_findings() && report.binds[0].notes == [Note::NotInUse]);
+        assert_eq!(report.binds[0].bind.reason(), None);
+        assert!(of(&pods(Some(ContainerState::Created), None)).has_findings());
+        assert!(of(&Pods::default()).has_findings(), "no runtime reported anything");
     }
 
     #[test]
-    fn a_stale_subpath_says_what_the_running_container_reads_and_who_repairs_it() {
-        let done = Some(Outcome::WouldBe { done: "re-bound to the current target" });
-        let notes = |outcome, pods: &Pods| node("stale", "its file is deleted", outcome, pods).binds.remove(0).notes;
-        assert_eq!(notes(done.clone(), &pods(Some("running"), Some(true))), [OLD_CONTENT, GUARDED]);
-        assert_eq!(notes(done.clone(), &pods(None, Some(false))), [OLD_CONTENT, NOT_GUARDED]);
-        assert_eq!(notes(done, &pods(Some("exited"), None)), [""; 0]);
-        let refused = Some(Outcome::WouldBe { done: REFUSED });
-        assert_eq!(notes(refused, &pods(Some("exited"), Some(true))), [""; 0]);
-        assert_eq!(notes(Some(Outcome::Rebound { tries: 1 }), &pods(Some("running"), Some(true))), [OLD_CONTENT]);
+    fn a_stale_subpath_has_notes_on_the_running_container_and_on_the_guard() {
+        let planned = |action| Some(Outcome::WouldBe { done: action });
+        let notes = |outcome, pods: &Pods| node(stale(StaleCause::DeletedRoot), outcome, pods).binds.remove(0).notes;
+        let (running, exited) = (Some(ContainerState::Running), Some(ContainerState::Exited));
+        let rebind = || planned(PlannedAction::Rebind);
+        assert_eq!(notes(rebind(), &pods(running, Some(true))), [Note::OldContent, Note::Guarded]);
+        assert_eq!(notes(rebind(), &pods(None, Some(false))), [Note::OldContent, Note::NotGuarded]);
+        assert_eq!(notes(rebind(), &pods(exited, None)), []);
+        assert_eq!(notes(planned(PlannedAction::Refuse), &pods(exited, Some(true))), []);
+        assert_eq!(notes(Some(Outcome::Rebound { tries: 1 }), &pods(running, Some(true))), [Note::OldContent]);
+    }
+
+    #[test]
+    fn the_guard_repairs_a_placeholder_directory_and_an_operator_deletes_its_pod() {
+        let pods = Pods::default();
+        let bind = |cause| node(stale(cause), None, &pods).binds.remove(0);
+        let unmount = format!("bindguard repair --unmount {SOURCE}");
+        assert_eq!(bind(StaleCause::DeletedRoot).next, Some(unmount));
+        let placeholder = bind(StaleCause::Placeholder);
+        assert!(placeholder.would_be_repaired() && placeholder.next.is_none(), "{placeholder:?}");
     }
 }

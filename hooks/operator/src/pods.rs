@@ -3,6 +3,8 @@
 //! The kubelet's folders contain only a pod's uid; an operator knows its name. Code that knows both (a container runtime's
 //! CRI, the annotations of bundles) fills in [`PodName`]s. All other code selects pods with [`PodAsked`].
 
+use std::fmt;
+
 use serde::Serialize;
 
 /// The known names of a pod.
@@ -34,6 +36,31 @@ impl PodName {
     }
 }
 
+/// The state of a container, as the CRI names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContainerState {
+    /// Not started.
+    Created,
+    /// Running.
+    Running,
+    /// Ended.
+    Exited,
+    /// Not known to the runtime.
+    Unknown,
+}
+
+impl fmt::Display for ContainerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Exited => "exited",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
 /// A container of a pod, as its runtime reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodContainer {
@@ -42,9 +69,9 @@ pub struct PodContainer {
     /// Its name in the pod; none for the pod's sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `created`, `running`, `exited` or `unknown`; none if no source reports it.
+    /// Its state; none if no source reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub state: Option<&'static str>,
+    pub state: Option<ContainerState>,
     /// The number of times the container was created again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
@@ -84,7 +111,7 @@ impl Pods {
             return None;
         }
         let container = self.container(uid, name);
-        Some(container.is_some_and(|container| container.state != Some("exited")))
+        Some(container.is_some_and(|container| container.state != Some(ContainerState::Exited)))
     }
 
     /// True if the guard runs before the creates of a pod. All containers of a pod share its sandbox's runtime.
@@ -201,9 +228,9 @@ mod tests {
         };
         let may_run = |containers: Vec<PodContainer>, name| Pods { containers }.may_run("u-1", name);
         assert_eq!(may_run(vec![], "app"), None);
-        assert_eq!(may_run(vec![container(Some("running"))], "app"), Some(true));
+        assert_eq!(may_run(vec![container(Some(ContainerState::Running))], "app"), Some(true));
         assert_eq!(may_run(vec![container(None)], "app"), Some(true), "its bundle is there");
-        assert_eq!(may_run(vec![container(Some("exited"))], "app"), Some(false));
-        assert_eq!(may_run(vec![container(Some("running"))], "other"), Some(false));
+        assert_eq!(may_run(vec![container(Some(ContainerState::Exited))], "app"), Some(false));
+        assert_eq!(may_run(vec![container(Some(ContainerState::Running))], "other"), Some(false));
     }
 }

@@ -5,12 +5,16 @@
 use std::fs;
 use std::path::Path;
 
+use bindguard_core::judge::{self, Finding, Remedy, StaleCause, Verdict};
+use bindguard_core::kubelet::{Layout, SubPath, Writer};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::report::{BindReport, Container, Outcome, Report};
+use bindguard_core::policy::Policy;
+use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
+use bindguard_core::source::SourceKind;
 use bindguard_operator::doctor::{DoctorReport, host_root};
 use bindguard_operator::holders::{Holder, HoldersReport, KeptMount, Looked, Way};
-use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Origin};
-use bindguard_operator::pods::{PodContainer, PodName};
+use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
+use bindguard_operator::pods::{ContainerState, PodContainer, PodName};
 use serde::Serialize;
 
 /// The `json` block below a heading of the document.
@@ -29,18 +33,21 @@ fn pod(namespace: &str, name: &str) -> PodName {
 
 fn stale() -> NodeReport {
     let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
-    let bind = BindReport {
+    let sub_path = SubPath { timestamp: None, path: "app.conf".into() };
+    let (writer, layout, way) = (Writer::Kubelet, Layout::Payload, judge::Way::Rebind);
+    let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, way };
+    let finding = Finding {
+        bind: None,
         source: source.into(),
         destination: None,
-        kind: "subpath",
-        verdict: "stale",
-        reason: Some("the file it was bound from is deleted".to_owned()),
-        outcome: Some(Outcome::WouldBe { done: "re-bound to the current target" }),
+        kind: SourceKind::from_path(source.as_ref(), None, &Policy::default()),
+        verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) },
     };
+    let bind = BindReport { finding, outcome: Some(Outcome::WouldBe { done: PlannedAction::Rebind }) };
     let container = PodContainer {
         id: "bb344d713010".to_owned(),
         name: Some("app".to_owned()),
-        state: Some("exited"),
+        state: Some(ContainerState::Exited),
         attempt: Some(4),
         pod: PodName::default(),
         guarded: None,
@@ -58,7 +65,7 @@ fn stale() -> NodeReport {
         container: Some(container),
         origin: Some(origin),
         guarded: Some(true),
-        notes: vec!["the guard repairs it when the container is created next"],
+        notes: vec![Note::Guarded],
         next: Some(format!("bindguard repair {source}")),
     };
     NodeReport { binds: vec![bind], looked_at: 12, problems: Vec::new(), took_us: 812 }
@@ -98,7 +105,7 @@ fn held() -> HoldersReport {
 fn checked() -> Report {
     let some = |word: &str| Some(word.to_owned());
     let [mut bind] = <[NodeBind; 1]>::try_from(stale().binds).unwrap().map(|bind| bind.bind);
-    bind.destination = Some("/etc/app/app.conf".into());
+    bind.finding.destination = Some("/etc/app/app.conf".into());
     Report {
         bundle: Some("/run/containerd/io.containerd.runtime.v2.task/k8s.io/bb344d713010".into()),
         container: Container { name: some("app"), pod: some("web"), namespace: some("default"), uid: some("eea5c325") },

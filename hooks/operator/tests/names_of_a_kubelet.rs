@@ -31,9 +31,9 @@ fn a_node_is_surveyed_once_and_repaired_by_any_of_its_names() {
     for roots in [vec![link.clone(), real.clone()], vec![link.clone()], vec![real.clone(), link.clone()]] {
         let policy = Policy { kubelet_roots: roots.clone(), ..Policy::default() };
         let report = survey_node(&policy, &Default::default(), |_| true);
-        let stale: Vec<_> = report.binds.iter().filter(|bind| bind.bind.verdict == "stale").collect();
+        let stale: Vec<_> = report.binds.iter().filter(|bind| bind.bind.verdict().as_str() == "stale").collect();
         let [stale] = &stale[..] else { panic!("{roots:?}: {report:?}") };
-        assert_eq!(stale.bind.source, under(&roots[0]));
+        assert_eq!(stale.bind.source(), under(&roots[0]));
         assert!(stale.origin.is_some(), "{roots:?}: {report:?}");
         assert!(report.problems.iter().all(|problem| !problem.contains("not checked")), "{:?}", report.problems);
     }

@@ -33,10 +33,10 @@ fn a_mount_table_alone_tells_what_is_deleted() {
         let table = MountTable::from_mountinfo(&fs::read(&path).unwrap()).unwrap();
         let report = survey_recorded(&Policy::default(), &Pods::default(), &table, nothing.path(), |_| true);
         for bind in &report.binds {
-            let entry = table.stack_at(&bind.bind.source).last().unwrap();
+            let entry = table.stack_at(bind.bind.source()).last().unwrap();
             let expected = if entry.root.deleted { "stale" } else { "unknown" };
             assert_eq!(
-                bind.bind.verdict,
+                bind.bind.verdict().as_str(),
                 expected,
                 "{} of {}: {:?}",
                 entry.mount_point.display(),

@@ -63,7 +63,7 @@ fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
 }
 
 fn tell(admission: &Admission, config: &Config) {
-    for (_, remark) in admission.report.binds.iter().filter_map(BindReport::remark) {
+    for (_, remark) in admission.report.binds.iter().filter_map(BindReport::log_message) {
         eprintln!("bindguard: {remark}");
     }
     for problem in &admission.report.problems {

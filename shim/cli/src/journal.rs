@@ -10,16 +10,16 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use bindguard_config::Config;
+use bindguard_core::report::{BindRecord, Container, JournalLine, UnreadLine};
 use bindguard_operator::pods::{PodAsked, PodName};
 use clap::Args;
 use serde::Serialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
 use crate::ask::answers;
-use crate::show::{self, Lines, print_json, print_text, verdict_style};
+use crate::show::{self, Lines, print_bind, print_json, print_text};
 
 /// Arguments of `journal`.
 #[derive(Debug, Args)]
@@ -45,24 +45,71 @@ pub struct Journal {
 #[derive(Debug, Default, Serialize)]
 struct Read {
     admissions: Vec<Admission>,
+    /// The number of lines that a newer version of bindguard wrote.
+    #[serde(skip_serializing_if = "is_zero")]
+    newer: usize,
     /// Whole lines that are no admissions.
-    #[serde(rename = "problems")]
-    strange: Vec<String>,
+    problems: Vec<String>,
 }
 
 /// A line of the journal.
 #[derive(Debug)]
 struct Admission {
     /// The text, unchanged.
-    line: Box<RawValue>,
-    /// The same, parsed.
-    value: Value,
+    text: Box<RawValue>,
+    line: JournalLine,
 }
 
 impl Serialize for Admission {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.line.serialize(serializer)
+        self.text.serialize(serializer)
     }
+}
+
+impl Admission {
+    fn parse(text: &str) -> Result<Self, UnreadLine> {
+        let line = JournalLine::parse(text)?;
+        let text = RawValue::from_string(text.trim().to_owned()).map_err(|_| UnreadLine::Foreign)?;
+        Ok(Self { text, line })
+    }
+
+    fn time(&self) -> Option<OffsetDateTime> {
+        OffsetDateTime::parse(self.line.time.as_deref()?, &Rfc3339).ok()
+    }
+
+    fn pod(&self) -> PodName {
+        let Container { uid, namespace, pod, .. } = self.line.report.container.clone();
+        PodName { uid, namespace, name: pod }
+    }
+
+    /// True if the admission has a problem or a finding.
+    fn has_findings(&self) -> bool {
+        let report = &self.line.report;
+        !report.problems.is_empty() || report.binds.iter().any(BindRecord::is_finding)
+    }
+
+    /// True if the admission has a problem, or a finding that was not repaired.
+    fn has_unrepaired(&self) -> bool {
+        let report = &self.line.report;
+        !report.problems.is_empty() || report.binds.iter().any(|bind| bind.is_finding() && !bind.is_repaired())
+    }
+
+    fn headline(&self) -> String {
+        let JournalLine { time, id, attempt, pid, report, .. } = &self.line;
+        let time = time.as_deref().and_then(|time| time.split('.').next()).unwrap_or("at some time");
+        let container = report.container.name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
+        let pod = self.pod().for_people().map(|pod| format!(" {pod}")).unwrap_or_default();
+        let id: String = id.as_deref().unwrap_or("?").chars().take(12).collect();
+        match (pid, attempt) {
+            (Some(_), _) => format!("{time}{pod}{container} ({id}, after its create)"),
+            (None, 0) => format!("{time}{pod}{container} ({id})"),
+            (None, attempt) => format!("{time}{pod}{container} ({id}, create {})", attempt + 1),
+        }
+    }
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Journal {
@@ -75,15 +122,15 @@ impl Journal {
             (None, None) => bail!("there is no journal: [journal] enabled is false in config.toml"),
         };
         let mut read = self.read(&journal)?;
-        read.admissions.retain(|admission| since.is_none_or(|since| time_of(&admission.value) >= Some(since)));
+        read.admissions.retain(|admission| since.is_none_or(|since| admission.time() >= Some(since)));
         let pod = self.pod.as_deref().map(PodAsked::from_argument);
-        read.admissions.retain(|admission| pod.as_ref().is_none_or(|pod| pod.is(&pod_of(&admission.value))));
+        read.admissions.retain(|admission| pod.as_ref().is_none_or(|pod| pod.is(&admission.pod())));
         if self.json {
             print_json(&read)?;
         } else {
             print_text(text(&read, self.all).text())?;
         }
-        Ok(show::code(!read.strange.is_empty(), read.admissions.iter().any(|admission| is_left(&admission.value))))
+        Ok(show::code(!read.problems.is_empty(), read.admissions.iter().any(Admission::has_unrepaired)))
     }
 
     fn read(&self, journal: &Path) -> anyhow::Result<Read> {
@@ -103,7 +150,7 @@ impl Journal {
         }
         match (found, &self.file) {
             (false, Some(_)) => bail!("read {}: there is no such file", journal.display()),
-            _ if read.admissions.is_empty() && !read.strange.is_empty() => {
+            _ if read.admissions.is_empty() && read.newer == 0 && !read.problems.is_empty() => {
                 bail!("{} is no journal of bindguard's", journal.display())
             }
             _ => Ok(read),
@@ -115,19 +162,18 @@ impl Read {
     fn take(&mut self, file: &Path, text: &str) {
         let mut lines = text.split_inclusive('\n').enumerate().peekable();
         while let Some((index, line)) = lines.next() {
-            match admission(line) {
-                Some(admission) => self.admissions.push(admission),
+            match Admission::parse(line) {
+                Ok(admission) => self.admissions.push(admission),
+                Err(UnreadLine::Newer) => self.newer += 1,
                 // A guard is writing this line.
-                None if lines.peek().is_none() && line.starts_with('{') && !line.ends_with('\n') => {}
-                None => self.strange.push(format!("line {} of {} is no admission", index + 1, file.display())),
+                Err(UnreadLine::Foreign)
+                    if lines.peek().is_none() && line.starts_with('{') && !line.ends_with('\n') => {}
+                Err(UnreadLine::Foreign) => {
+                    self.problems.push(format!("line {} of {} is no admission", index + 1, file.display()));
+                }
             }
         }
     }
-}
-
-fn admission(line: &str) -> Option<Admission> {
-    let value = serde_json::from_str::<Value>(line).ok().filter(|value| value.get("binds").is_some())?;
-    Some(Admission { line: RawValue::from_string(line.trim().to_owned()).ok()?, value })
 }
 
 /// Parses a time, or an age before `now`.
@@ -151,79 +197,31 @@ fn since(text: &str, now: OffsetDateTime) -> anyhow::Result<OffsetDateTime> {
     }
 }
 
-fn time_of(admission: &Value) -> Option<OffsetDateTime> {
-    OffsetDateTime::parse(admission.get("time")?.as_str()?, &Rfc3339).ok()
-}
-
-fn pod_of(admission: &Value) -> PodName {
-    let word = |key: &str| admission["container"][key].as_str().map(str::to_owned);
-    PodName { uid: word("uid"), namespace: word("namespace"), name: word("pod") }
-}
-
-/// True if the admission has a problem or a bind with a reason.
-fn is_finding(admission: &Value) -> bool {
-    let has_reason = |binds: &Vec<Value>| binds.iter().any(|bind| bind.get("reason").is_some());
-    admission.get("problems").is_some() || admission["binds"].as_array().is_some_and(has_reason)
-}
-
-/// True if the admission has a problem, or a bind with a reason that was not repaired.
-fn is_left(admission: &Value) -> bool {
-    let mended = ["rebound", "already-current", "pointed-at-volume", "made-rslave", "detached"];
-    let left = |bind: &Value| {
-        bind.get("reason").is_some() && !bind["outcome"]["what"].as_str().is_some_and(|what| mended.contains(&what))
-    };
-    admission.get("problems").is_some() || admission["binds"].as_array().is_some_and(|binds| binds.iter().any(left))
-}
-
 /// A busy node creates thousands of containers without findings: they are only counted.
 fn text(read: &Read, all: bool) -> Lines {
     let mut lines = Lines::default();
-    for strange in &read.strange {
-        lines.headed("problem", verdict_style("problem"), strange);
+    for problem in &read.problems {
+        lines.problem(problem);
     }
-    let shown = read.admissions.iter().map(|admission| &admission.value).filter(|it| all || is_finding(it));
-    for admission in shown {
-        lines.line(&headline(admission));
-        for problem in admission["problems"].as_array().into_iter().flatten() {
-            lines.headed("problem", verdict_style("problem"), problem.as_str().unwrap_or_default());
+    for admission in read.admissions.iter().filter(|admission| all || admission.has_findings()) {
+        lines.line(&admission.headline());
+        for problem in &admission.line.report.problems {
+            lines.problem(problem);
         }
-        for bind in admission["binds"].as_array().into_iter().flatten() {
-            tell(bind, &mut lines);
+        for bind in &admission.line.report.binds {
+            print_bind(bind, &mut lines);
         }
     }
-    let count = |is: fn(&Value) -> bool| read.admissions.iter().filter(|admission| is(&admission.value)).count();
-    let (found, left) = (count(is_finding), count(is_left));
+    let count = |is: fn(&Admission) -> bool| read.admissions.iter().filter(|admission| is(admission)).count();
+    let (found, left) = (count(Admission::has_findings), count(Admission::has_unrepaired));
     lines.line(&format!(
         "{} admissions, {found} with findings, {left} of them with something that was left as it was",
         read.admissions.len()
     ));
+    if read.newer > 0 {
+        lines.line(&format!("{} lines of a newer version of bindguard are not shown", read.newer));
+    }
     lines
-}
-
-fn headline(admission: &Value) -> String {
-    let time = admission["time"].as_str().and_then(|time| time.split('.').next()).unwrap_or("at some time");
-    let container = admission["container"]["name"].as_str().map(|name| format!(" {name}")).unwrap_or_default();
-    let pod = pod_of(admission).for_people().map(|pod| format!(" {pod}")).unwrap_or_default();
-    let id: String = admission["id"].as_str().unwrap_or("?").chars().take(12).collect();
-    if admission.get("pid").is_some() {
-        return format!("{time}{pod}{container} ({id}, after its create)");
-    }
-    let again = match admission["attempt"].as_u64() {
-        None | Some(0) => String::new(),
-        Some(attempt) => format!(", create {}", attempt + 1),
-    };
-    format!("{time}{pod}{container} ({id}{again})")
-}
-
-fn tell(bind: &Value, lines: &mut Lines) {
-    let word = |key: &str| bind[key].as_str().unwrap_or_default();
-    lines.headed(word("verdict"), verdict_style(word("verdict")), word("source"));
-    let what = bind["outcome"]["what"].as_str();
-    let more = ["source", "command", "why", "done"].iter().find_map(|key| bind["outcome"][key].as_str());
-    let outcome = what.map(|what| format!("{what}{}", more.map(|more| format!(": {more}")).unwrap_or_default()));
-    for line in [bind["reason"].as_str(), outcome.as_deref()].into_iter().flatten() {
-        lines.below(line);
-    }
 }
 
 #[cfg(test)]
@@ -244,7 +242,7 @@ mod tests {
     #[test]
     fn json_is_what_the_document_shows() {
         let shown = documented("`journal`");
-        let line = shown.lines().map(str::trim).find(|line| line.starts_with("{\"time\"")).unwrap();
+        let line = shown.lines().map(str::trim).find(|line| line.starts_with("{\"version\"")).unwrap();
         let mut read = Read::default();
         read.take(Path::new("/run/bindguard/journal.jsonl"), &format!("{line}\nno\n"));
         assert_eq!(serde_json::to_string_pretty(&read).unwrap(), shown.trim_end());
@@ -252,12 +250,14 @@ mod tests {
 
     #[test]
     fn only_a_half_written_last_line_is_passed_over() {
-        let whole = r#"{"time":"2026-11-21T05:10:00Z","id":"a","binds":[]}"#;
+        let whole = r#"{"version":1,"time":null,"id":"a","attempt":0,"binds":[],"foreign":0,"took_us":1}"#;
+        let newer = whole.replace(r#""version":1"#, r#""version":2"#);
         let mut read = Read::default();
-        read.take(Path::new("j"), &format!("{whole}\nno\n{whole}\n{}", &whole[..20]));
-        assert_eq!((read.admissions.len(), read.strange), (2, vec!["line 2 of j is no admission".to_owned()]));
+        read.take(Path::new("j"), &format!("{whole}\nno\n{whole}\n{newer}\n{}", &whole[..20]));
+        assert_eq!((read.admissions.len(), read.newer), (2, 1));
+        assert_eq!(read.problems, ["line 2 of j is no admission"]);
         let mut foreign = Read::default();
         foreign.take(Path::new("j"), "no journal");
-        assert_eq!(foreign.strange.len(), 1);
+        assert_eq!(foreign.problems.len(), 1);
     }
 }

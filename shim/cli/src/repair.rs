@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Error, bail, ensure};
+use bindguard_core::judge::VerdictName;
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::policy::Policy;
+use bindguard_core::report::BindReport;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::PodAsked;
 use bindguard_operator::{Act, mend_node, named_subpath};
@@ -59,7 +61,7 @@ impl Repair {
             report.looked_at > 0 || self.all || !report.problems.is_empty(),
             "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
         );
-        self.print(&report.clone().without_what_is_well())?;
+        self.print(&report.clone().without_healthy())?;
         self.refused(&report)?;
         Ok(show::node_exit_code(&report))
     }
@@ -82,15 +84,15 @@ impl Repair {
 
     /// A path that the operator named and that is neither stale nor healthy was not touched: report it as an error.
     fn refused(&self, report: &NodeReport) -> anyhow::Result<()> {
-        let not_stale = |verdict: &str| matches!(verdict, "unmounted" | "unknown" | "orphaned" | "dead");
-        match report
-            .binds
-            .iter()
-            .find(|bind| not_stale(bind.bind.verdict) && !bind.is_mended())
-            .filter(|_| !self.paths.is_empty())
-        {
+        let not_stale = |verdict: VerdictName| match verdict {
+            VerdictName::Unmounted | VerdictName::Unknown | VerdictName::Orphaned | VerdictName::Dead => true,
+            VerdictName::Current | VerdictName::Stale | VerdictName::Pinning | VerdictName::Foreign => false,
+        };
+        let untouched = |bind: &&BindReport| not_stale(bind.verdict()) && !bind.is_repaired();
+        let untouched = report.binds.iter().map(|bind| &bind.bind).find(untouched);
+        match untouched.filter(|_| !self.paths.is_empty()) {
             Some(bind) => {
-                bail!("{} is {}, not stale: nothing was done to it", bind.bind.source.display(), bind.bind.verdict)
+                bail!("{} is {}, not stale: nothing was done to it", bind.source().display(), bind.verdict())
             }
             None => Ok(()),
         }

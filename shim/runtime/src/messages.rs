@@ -54,7 +54,7 @@ impl Messages {
         for problem in &report.problems {
             self.problem(&in_bundle(report, problem));
         }
-        for (loudness, remark) in report.binds.iter().filter_map(BindReport::remark) {
+        for (loudness, remark) in report.binds.iter().filter_map(BindReport::log_message) {
             let written = self.log.as_ref().is_some_and(|log| log.append(level(loudness), &remark).is_ok());
             if !written && loudness == Loudness::Warning {
                 stderr::write_line(&remark);

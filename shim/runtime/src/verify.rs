@@ -34,7 +34,7 @@ impl Verification {
         let messages = Messages::for_invocation(&self.invocation, true);
         let report = verify_container(&self.invocation.bundle, self.pid, config.policy());
         messages.report_findings(&report);
-        let all_current = report.binds.iter().all(|bind| bind.verdict == Verdict::Current.name());
+        let all_current = report.binds.iter().all(|bind| bind.finding.verdict == Verdict::Current);
         if let Some(journal) = config.journal().filter(|_| !all_current) {
             let entry = Entry { id: self.invocation.id.as_deref(), attempt: 0, pid: Some(self.pid), report: &report };
             if let Err(problem) = record(journal, &entry) {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use crate::kubelet::{Layout, MountedVolume, SubPath, TimestampDirectory, Writer};
 use crate::mount_table::FsType;
 use crate::policy::Kept;
@@ -96,6 +98,8 @@ pub enum StaleCause {
 pub enum Unmounted {
     /// A volume-subpath.
     Subpath,
+    /// A volume-subpath that no running container uses: the kubelet binds it before it starts one.
+    UnusedSubpath,
     /// A volume; `found`: what is mounted in its place.
     Volume {
         /// The volume.
@@ -108,7 +112,9 @@ pub enum Unmounted {
 impl fmt::Display for Unmounted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Subpath => f.write_str("nothing is mounted there: a container would see the empty file underneath"),
+            Self::Subpath | Self::UnusedSubpath => {
+                f.write_str("nothing is mounted there: a container would see the empty file underneath")
+            }
             Self::Volume { volume, found: None } => {
                 write!(
                     f,
@@ -197,25 +203,74 @@ pub struct Pinning {
     pub kept: Option<Kept>,
 }
 
-impl Verdict {
-    /// The verdict's name in reports.
-    pub fn name(&self) -> &'static str {
+/// The name of a verdict in reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VerdictName {
+    /// [`Verdict::Current`]
+    Current,
+    /// [`Verdict::Stale`]
+    Stale,
+    /// [`Verdict::Orphaned`]
+    Orphaned,
+    /// [`Verdict::Unmounted`]
+    Unmounted,
+    /// [`Verdict::Pinning`] and [`Verdict::WithoutMaster`]
+    Pinning,
+    /// [`Verdict::Dead`]
+    Dead,
+    /// [`Verdict::Foreign`]
+    Foreign,
+    /// [`Verdict::Unknown`] and [`Verdict::NotProbed`]
+    Unknown,
+}
+
+impl VerdictName {
+    /// The name as text.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Current => "current",
-            Self::Stale { .. } => "stale",
-            Self::Orphaned { .. } => "orphaned",
-            Self::Unmounted(_) => "unmounted",
-            Self::Pinning(_) | Self::WithoutMaster => "pinning",
-            Self::Dead(_) => "dead",
+            Self::Stale => "stale",
+            Self::Orphaned => "orphaned",
+            Self::Unmounted => "unmounted",
+            Self::Pinning => "pinning",
+            Self::Dead => "dead",
             Self::Foreign => "foreign",
-            Self::NotProbed | Self::Unknown(_) => "unknown",
+            Self::Unknown => "unknown",
         }
+    }
+}
+
+impl fmt::Display for VerdictName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl Verdict {
+    /// The verdict's name in reports.
+    pub fn name(&self) -> VerdictName {
+        match self {
+            Self::Current => VerdictName::Current,
+            Self::Stale { .. } => VerdictName::Stale,
+            Self::Orphaned { .. } => VerdictName::Orphaned,
+            Self::Unmounted(_) => VerdictName::Unmounted,
+            Self::Pinning(_) | Self::WithoutMaster => VerdictName::Pinning,
+            Self::Dead(_) => VerdictName::Dead,
+            Self::Foreign => VerdictName::Foreign,
+            Self::NotProbed | Self::Unknown(_) => VerdictName::Unknown,
+        }
+    }
+
+    /// True if the source is not healthy, or could not be checked.
+    pub fn is_finding(&self) -> bool {
+        !matches!(self, Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath))
     }
 
     /// Why the verdict is what it is, in one line.
     pub fn reason(&self) -> Option<String> {
         match self {
-            Self::Current | Self::Foreign => None,
+            Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath) => None,
             Self::Stale { cause, remedy: Ok(_) } => Some(cause.to_string()),
             Self::Stale { cause, remedy: Err(why) } => Some(format!("{cause}; {why}")),
             Self::Orphaned { cause, lacks, remake: Some(_) } => Some(format!("{cause}, and {lacks}")),

@@ -93,7 +93,9 @@ pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
 pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
     match &finding.verdict {
         Verdict::Unmounted(unmounted) if policy.unmounted_volumes == Alarm::Refuse => Some(match unmounted {
-            Unmounted::Subpath => format!("the bind source {}: {unmounted}", finding.source.display()),
+            Unmounted::Subpath | Unmounted::UnusedSubpath => {
+                format!("the bind source {}: {unmounted}", finding.source.display())
+            }
             Unmounted::Volume { .. } => unmounted.to_string(),
         }),
         Verdict::Stale { cause, remedy: Err(why) } if refuses_unmended(policy) => {

@@ -16,7 +16,7 @@ use bindguard_core::source::SourceKind;
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories};
 
-use crate::check::would_be;
+use crate::check::planned_outcome;
 use crate::probes::Probes;
 use crate::rebind::{Rebound, rebind};
 
@@ -55,16 +55,18 @@ pub fn rebind_volume(volume: &VolumeOfPod, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::default();
     if policy.stale_subpaths != Mode::Off {
-        report.tell(&judged(&volume.subpaths()), |finding| outcome(finding, policy));
+        report.add(judged(&volume.subpaths()), |finding| outcome(finding, policy));
     }
-    report.took(start.elapsed());
+    report.set_duration(start.elapsed());
     report
 }
 
 fn outcome(finding: &Finding, policy: &Policy) -> Option<Outcome> {
     match policy.stale_subpaths {
         Mode::Repair => Rebind::from_finding(finding, policy).map(|order| rebound(&order)),
-        Mode::Report | Mode::Off => would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy),
+        Mode::Report | Mode::Off => {
+            planned_outcome(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
+        }
     }
 }
 

@@ -101,7 +101,7 @@ impl Scene {
     pub fn told(&self, policy: &Policy) -> (&'static str, String, Option<Outcome>) {
         let report = self.admitted(policy).report;
         let [bind] = &report.binds[..] else { panic!("{report:?}") };
-        (bind.verdict, bind.reason.clone().unwrap_or_default(), bind.outcome.clone())
+        (bind.verdict().as_str(), bind.reason().unwrap_or_default(), bind.outcome.clone())
     }
 
     /// The content of the subpath's file for the container, which is `state` in a directory.

@@ -64,23 +64,28 @@ fn describe(bind: &NodeBind, policy: &Policy) -> String {
         Some(false) => ", and its pod runs under another shim: no guard repairs it",
         Some(true) | None => "",
     };
-    format!("{} is {}{why}", bind.bind.source.display(), bind.bind.verdict)
+    format!("{} is {}{why}", bind.bind.source().display(), bind.bind.verdict())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bindguard_core::report::{BindReport, Outcome};
+    use std::path::Path;
+
+    use bindguard_core::judge::{Finding, StaleCause, Verdict};
+    use bindguard_core::report::{BindReport, Outcome, PlannedAction};
+    use bindguard_core::source::SourceKind;
 
     fn stale(guarded: Option<bool>, outcome: Option<Outcome>) -> NodeReport {
-        let bind = BindReport {
-            source: "/pods/u/volume-subpaths/conf/app/0".into(),
+        let source = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0");
+        let finding = Finding {
+            bind: None,
+            source: source.to_owned(),
             destination: None,
-            kind: "subpath",
-            verdict: "stale",
-            reason: Some("its file is deleted".to_owned()),
-            outcome,
+            kind: SourceKind::from_path(source, None, &Policy::default()),
+            verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) },
         };
+        let bind = BindReport { finding, outcome };
         let bind = NodeBind { bind, pod: None, container: None, origin: None, guarded, notes: Vec::new(), next: None };
         NodeReport { binds: vec![bind], looked_at: 1, ..NodeReport::default() }
     }
@@ -95,7 +100,7 @@ mod tests {
 
     #[test]
     fn what_the_guard_repairs_is_no_fault_of_the_node() {
-        let planned = || Some(Outcome::WouldBe { done: "re-bound to the current target" });
+        let planned = || Some(Outcome::WouldBe { done: PlannedAction::Rebind });
         let of = |report: &NodeReport| subpaths(report, &Policy::default());
         let guarded = of(&stale(Some(true), planned()));
         assert_eq!(guarded.state, State::Good);

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use bindguard_core::error_chain;
-use bindguard_core::judge::{Verdict, judge_subpath};
+use bindguard_core::judge::{Verdict, VerdictName, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_guard::Probes;
 use bindguard_sys::Mounts;
@@ -18,7 +18,7 @@ use bindguard_sys::swap::detach;
 pub(crate) enum NotDetached {
     /// A guard repaired it, or the pod went away.
     #[error("it is no longer stale: {0}")]
-    NoLongerStale(&'static str),
+    NoLongerStale(VerdictName),
     /// Detaching failed.
     #[error("{0}")]
     Failed(String),

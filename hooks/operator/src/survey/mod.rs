@@ -17,7 +17,7 @@ use bindguard_core::judge::{Finding, Verdict, judge_plain_volume, judge_reach, j
 use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::{Mode, Policy};
-use bindguard_core::report::{BindReport, Report};
+use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
 use bindguard_guard::Probes;
 use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
@@ -49,7 +49,7 @@ pub fn survey_node(policy: &Policy, pods: &Pods, wanted: impl Fn(&Path) -> bool)
     let mut volumes = diagnose_volumes(&roots, &probes, &wanted);
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
-    report.took(start.elapsed());
+    report.set_duration(start.elapsed());
     with_table(report, read_mount_table().map_err(|error| error_chain(&error)), roots, policy, pods)
 }
 
@@ -103,9 +103,9 @@ fn diagnose_volumes(roots: &Roots, probes: &Probes, wanted: impl Fn(&Path) -> bo
     volumes.plain.retain(|directory| wanted(directory));
     let findings = judged(&volumes.mounted, probes, MountedVolume::mount_point, judge_volume).into_iter();
     let findings: Vec<Finding> = findings.zip(volumes.mounted).map(finding).collect();
-    report.tell(&findings, |_| None);
+    report.add(findings, |_| None);
     let plain = judged(&volumes.plain, probes, PathBuf::as_path, |_, mount| judge_plain_volume(mount));
-    report.binds.extend(plain.iter().zip(&volumes.plain).map(|(verdict, at)| BindReport::of_volume(at, verdict)));
+    report.add(plain.into_iter().zip(volumes.plain).map(plain_volume).collect(), |_| None);
     report
 }
 
@@ -135,4 +135,8 @@ fn judged<V>(
 fn finding((verdict, volume): (Verdict, MountedVolume)) -> Finding {
     let source = volume.mount_point().to_owned();
     Finding { bind: None, source, destination: None, kind: SourceKind::MountedVolume(volume), verdict }
+}
+
+fn plain_volume((verdict, source): (Verdict, PathBuf)) -> Finding {
+    Finding { bind: None, source, destination: None, kind: SourceKind::PlainVolume, verdict }
 }

@@ -12,9 +12,9 @@ use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::plan::Plan;
 use bindguard_core::policy::{Mode, Policy};
-use bindguard_core::report::{BindReport, Report};
+use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
-use bindguard_guard::would_be;
+use bindguard_guard::planned_outcome;
 use bindguard_sys::observe::{list_subpaths, list_volumes};
 
 use crate::support_bundle::Recorded;
@@ -35,11 +35,11 @@ pub fn survey_recorded(
     findings.extend(mounted);
     findings.retain(|finding| wanted(&finding.source));
     plain.retain(|directory| wanted(directory));
-    report
-        .tell(&findings, |finding| would_be(finding, &Plan::from_findings(slice::from_ref(finding), &policy), &policy));
-    // A server cannot be probed from here.
-    report.binds.extend(plain.iter().map(|directory| BindReport::of_volume(directory, &Verdict::Current)));
-    report.took(start.elapsed());
+    findings.extend(plain.into_iter().map(plain_volume));
+    report.add(findings, |finding| {
+        planned_outcome(finding, &Plan::from_findings(slice::from_ref(finding), &policy), &policy)
+    });
+    report.set_duration(start.elapsed());
     NodeReport::from_report(report, table, pods, &policy)
 }
 
@@ -64,6 +64,11 @@ fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report
         kind: SourceKind::Subpath(subpath),
     });
     judged.collect()
+}
+
+/// A server cannot be probed from here.
+fn plain_volume(source: PathBuf) -> Finding {
+    Finding { bind: None, source, destination: None, kind: SourceKind::PlainVolume, verdict: Verdict::Current }
 }
 
 /// The volumes that must be mounted, judged by the mount table, and the directories of the others.

@@ -10,7 +10,7 @@ use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Outcome, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{Probes, Rebound, rebind, would_be};
+use bindguard_guard::{Probes, Rebound, planned_outcome, rebind};
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, is_listed, list_subpaths};
 
@@ -24,8 +24,8 @@ pub(crate) fn diagnose_subpaths(
     probes: &Probes,
     wanted: impl Fn(&VolumeSubpath) -> bool,
 ) -> Report {
-    look_and_tell(roots, probes, wanted, |finding| {
-        would_be(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
+    judge_subpaths(roots, probes, wanted, |finding| {
+        planned_outcome(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
     })
 }
 
@@ -34,12 +34,14 @@ pub(crate) fn diagnose_subpaths(
 pub(crate) fn repair_node(policy: &Policy, roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
     let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
     let probes = Probes::for_operator();
-    look_and_tell(roots, &probes, wanted, |finding| Rebind::from_finding(finding, &policy).map(|order| mended(&order)))
+    judge_subpaths(roots, &probes, wanted, |finding| {
+        Rebind::from_finding(finding, &policy).map(|order| repaired(&order))
+    })
 }
 
 /// Detaches the stale mount of every subpath that is `wanted`. Only stale subpaths are detached.
 pub(crate) fn detach_node(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    look_and_tell(roots, &Probes::for_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
+    judge_subpaths(roots, &Probes::for_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
         (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
             Ok(()) => Outcome::Detached,
             Err(error) => Outcome::Failed { why: error.to_string() },
@@ -48,7 +50,7 @@ pub(crate) fn detach_node(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool
     })
 }
 
-fn mended(order: &Rebind) -> Outcome {
+fn repaired(order: &Rebind) -> Outcome {
     match rebind(order, &Probes::for_repairs(Instant::now())) {
         Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
         Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
@@ -56,7 +58,7 @@ fn mended(order: &Rebind) -> Outcome {
     }
 }
 
-fn look_and_tell(
+fn judge_subpaths(
     roots: &Roots,
     probes: &Probes,
     wanted: impl Fn(&VolumeSubpath) -> bool,
@@ -72,8 +74,8 @@ fn look_and_tell(
         }
     }
     subpaths.retain(wanted);
-    report.tell(&judged(&subpaths, probes), outcome);
-    report.took(start.elapsed());
+    report.add(judged(&subpaths, probes), outcome);
+    report.set_duration(start.elapsed());
     report
 }
 

@@ -8,6 +8,7 @@
 use std::path::Path;
 
 use bindguard_core::mount_table::MountTable;
+use bindguard_core::source::SourceKind;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport};
 use serde_json::{Map, Value};
 
@@ -22,10 +23,10 @@ pub fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable
     let mut keys = Map::new();
     keys.insert(MOUNTINFO.to_owned(), String::from_utf8_lossy(mountinfo).into());
     let mut stale = report.binds.iter().filter(|bind| is_stale_subpath(bind));
-    let first = stale.find_map(|bind| Some((bind, as_written(table, &bind.bind.source)?)));
+    let first = stale.find_map(|bind| Some((bind, as_written(table, bind.bind.source())?)));
     if let Some((bind, (root, mount_point))) = first {
         for (key, value) in [
-            ("result", told(bind)),
+            ("result", result(bind)),
             ("bug_link", ISSUE.to_owned()),
             ("original_source_path", root),
             ("original_destination_path", mount_point),
@@ -44,22 +45,22 @@ pub fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable
 
 /// Prints the output of the recoverer, for all mounts that were detached or repaired.
 pub fn print_recovery(report: &NodeReport) -> anyhow::Result<()> {
-    let mended = report.binds.iter().filter(|bind| bind.is_mended()).map(|bind| {
-        let outcome = bind.bind.outcome.as_ref().map(|outcome| outcome.in_words()).unwrap_or_default();
-        format!("{}: {outcome}", bind.bind.source.display())
+    let repaired = report.binds.iter().filter(|bind| bind.bind.is_repaired()).map(|bind| {
+        let outcome = bind.bind.outcome.as_ref().map(ToString::to_string).unwrap_or_default();
+        format!("{}: {outcome}", bind.bind.source().display())
     });
-    let mended: Vec<String> = mended.collect();
-    let result = (!mended.is_empty()).then(|| (RECOVERER.to_owned(), mended.join("; ").into()));
+    let repaired: Vec<String> = repaired.collect();
+    let result = (!repaired.is_empty()).then(|| (RECOVERER.to_owned(), repaired.join("; ").into()));
     print_object(result.into_iter().collect())
 }
 
 fn is_stale_subpath(bind: &NodeBind) -> bool {
-    bind.bind.kind == "subpath" && matches!(bind.bind.verdict, "stale" | "orphaned")
+    matches!(bind.bind.finding.kind, SourceKind::Subpath(_)) && bind.is_stale()
 }
 
-fn told(bind: &NodeBind) -> String {
-    let reason = bind.bind.reason.as_deref().unwrap_or_default();
-    format!("kubernetes#68211: the subpath {} is {}: {reason}", bind.bind.source.display(), bind.bind.verdict)
+fn result(bind: &NodeBind) -> String {
+    let reason = bind.bind.reason().unwrap_or_default();
+    format!("kubernetes#68211: the subpath {} is {}: {reason}", bind.bind.source().display(), bind.bind.verdict())
 }
 
 /// The fourth and fifth field of the mount's line, escapes included: kubediag takes both from there.

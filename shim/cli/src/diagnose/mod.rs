@@ -108,7 +108,7 @@ impl Diagnose {
     }
 
     fn trimmed(&self, report: &NodeReport) -> NodeReport {
-        if self.all { report.clone() } else { report.clone().without_what_is_well() }
+        if self.all { report.clone() } else { report.clone().without_healthy() }
     }
 
     fn mountinfo(&self) -> anyhow::Result<Vec<u8>> {

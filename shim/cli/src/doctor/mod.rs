@@ -21,7 +21,7 @@ use bindguard_sys::{kernel_features, read_mount_table};
 use clap::Args;
 
 use crate::pods::PodsFrom;
-use crate::show::{self, Lines, print_json, print_text, verdict_style};
+use crate::show::{self, FAULTY, HEALTHY, Lines, UNCHECKED, print_json, print_text};
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
@@ -138,12 +138,12 @@ fn find(name: &Path, also_in: Option<&Path>) -> Option<PathBuf> {
 fn text(report: &DoctorReport) -> Lines {
     let mut lines = Lines::default();
     for point in &report.points {
-        let word = match point.state {
-            State::Good => "good",
-            State::Bad => "bad",
-            State::NoAnswer => "no answer",
+        let (word, style) = match point.state {
+            State::Good => ("good", HEALTHY),
+            State::Bad => ("bad", FAULTY),
+            State::NoAnswer => ("no answer", UNCHECKED),
         };
-        lines.headed(word, verdict_style(word), &format!("{}: {}", point.name, point.told));
+        lines.headed(word, style, &format!("{}: {}", point.name, point.told));
         if let Some(run) = &point.run {
             lines.run(run);
         }

@@ -4,7 +4,7 @@
 
 use bindguard_operator::holders::{Holder, HoldersReport, KeptMount, Way};
 
-use crate::show::{Lines, verdict_style};
+use crate::show::{DIMMED, FAULTY, HEALTHY, Lines};
 
 /// The number of mounts that a paragraph names.
 const NAMED: usize = 5;
@@ -13,10 +13,10 @@ const NAMED: usize = 5;
 pub fn of(report: &HoldersReport) -> Lines {
     let mut lines = Lines::default();
     for problem in &report.problems {
-        lines.headed("problem", verdict_style("problem"), problem);
+        lines.problem(problem);
     }
     for mount in report.mounts.iter().take(NAMED) {
-        lines.headed("mounted", verdict_style("current"), &of_mount(mount));
+        lines.headed("mounted", HEALTHY, &of_mount(mount));
     }
     say_how_many_more(report.mounts.len(), NAMED, &mut lines);
     // Without a command to advise, only the pods matter.
@@ -25,7 +25,7 @@ pub fn of(report: &HoldersReport) -> Lines {
         tell(&group, named, &mut lines);
     }
     if let Some(note) = &report.note {
-        lines.headed("note", verdict_style("foreign"), note);
+        lines.headed("note", DIMMED, note);
     }
     lines.line(&summary(report));
     lines
@@ -49,7 +49,7 @@ fn tell(group: &[&Holder], named: usize, lines: &mut Lines) {
         [holder] => who(holder),
         _ => who_of_pod(group),
     };
-    lines.headed("held", verdict_style("pinning"), &heading);
+    lines.headed("held", FAULTY, &heading);
     let mounts: Vec<&KeptMount> = group.iter().flat_map(|holder| &holder.mounts).collect();
     for mount in mounts.iter().take(named) {
         lines.below(&format!("has {}", of_mount(mount)));

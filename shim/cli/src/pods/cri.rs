@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bindguard_operator::pods::{PodContainer, PodName};
+use bindguard_operator::pods::{ContainerState, PodContainer, PodName};
 use bytes::{Buf, Bytes};
 use h2::client::{SendRequest, handshake};
 use http::{HeaderMap, Request};
@@ -97,7 +97,7 @@ fn named(pods: &[PodSandbox], containers: Vec<Container>) -> Vec<PodContainer> {
     let sandboxes = pods.iter().map(|pod| PodContainer {
         id: pod.id.clone(),
         name: None,
-        state: Some(if pod.state == 0 { "running" } else { "exited" }),
+        state: Some(if pod.state == 0 { ContainerState::Running } else { ContainerState::Exited }),
         attempt: None,
         pod: pod_name(pod),
         guarded: None,
@@ -107,13 +107,23 @@ fn named(pods: &[PodSandbox], containers: Vec<Container>) -> Vec<PodContainer> {
         PodContainer {
             pod: name(&container.pod_sandbox_id),
             guarded: None,
-            state: Some(["created", "running", "exited"].get(container.state as usize).unwrap_or(&"unknown")),
+            state: Some(state(container.state)),
             attempt: Some(metadata.attempt),
             name: Some(metadata.name),
             id: container.id,
         }
     });
     sandboxes.chain(containers).collect()
+}
+
+/// `ContainerState` of the CRI's api.proto.
+fn state(number: i32) -> ContainerState {
+    match number {
+        0 => ContainerState::Created,
+        1 => ContainerState::Running,
+        2 => ContainerState::Exited,
+        _ => ContainerState::Unknown,
+    }
 }
 
 fn pod_name(pod: &PodSandbox) -> PodName {

@@ -12,9 +12,9 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde::Serialize;
 
-pub use bundle::{exit_code, print};
+pub use bundle::{exit_code, print, print_bind};
 pub use node::{node_exit_code, print_node};
-pub use style::{Lines, verdict_style};
+pub use style::{DIMMED, FAULTY, HEALTHY, Lines, UNCHECKED, verdict_style};
 
 /// The exit code of an incomplete check, for scripts.
 pub const COULD_NOT_TELL: u8 = 2;

@@ -3,9 +3,10 @@
 use std::process::ExitCode;
 
 use bindguard_operator::node_report::{NodeBind, NodeReport};
+use bindguard_operator::pods::ContainerState;
 
-use super::bundle::tell;
-use super::{Lines, code, print_json, print_text, verdict_style};
+use super::bundle::print_bind;
+use super::{Lines, code, print_json, print_text};
 
 /// Prints a report, as text or as one JSON object.
 pub fn print_node(report: &NodeReport, json: bool) -> anyhow::Result<()> {
@@ -20,20 +21,20 @@ pub fn node_exit_code(report: &NodeReport) -> ExitCode {
 fn text(report: &NodeReport) -> Lines {
     let mut lines = Lines::default();
     for problem in &report.problems {
-        lines.headed("problem", verdict_style("problem"), problem);
+        lines.problem(problem);
     }
     for bind in &report.binds {
-        tell(&bind.bind, &mut lines);
-        tell_more(bind, &mut lines);
+        print_bind(&(&bind.bind).into(), &mut lines);
+        print_more(bind, &mut lines);
     }
     let found = report.binds.iter().filter(|bind| bind.is_finding()).count();
-    let repaired = report.binds.iter().filter(|bind| bind.is_mended()).count();
+    let repaired = report.binds.iter().filter(|bind| bind.bind.is_repaired()).count();
     let repaired = if repaired > 0 { format!(", {repaired} of them repaired") } else { String::new() };
     lines.line(&format!("{} checked, {found} with findings{repaired}", report.looked_at));
     lines
 }
 
-fn tell_more(bind: &NodeBind, lines: &mut Lines) {
+fn print_more(bind: &NodeBind, lines: &mut Lines) {
     if let Some(whose) = whose(bind) {
         lines.below(&whose);
     }
@@ -42,7 +43,7 @@ fn tell_more(bind: &NodeBind, lines: &mut Lines) {
         lines.below(&format!("see {}", origin.issue));
     }
     for note in &bind.notes {
-        lines.below(note);
+        lines.below(&note.to_string());
     }
     if let Some(next) = &bind.next {
         lines.run(next);
@@ -54,7 +55,11 @@ fn whose(bind: &NodeBind) -> Option<String> {
     let container = bind.container.as_ref().and_then(|container| {
         let attempt = container.attempt.filter(|attempt| *attempt > 0);
         let again = attempt.map(|attempt| format!(", created again {attempt} times")).unwrap_or_default();
-        Some(format!(", container {} ({}{again})", container.name.as_ref()?, container.state.unwrap_or("running")))
+        Some(format!(
+            ", container {} ({}{again})",
+            container.name.as_ref()?,
+            container.state.unwrap_or(ContainerState::Running)
+        ))
     });
     Some(format!("of pod {pod}{}", container.unwrap_or_default()))
 }

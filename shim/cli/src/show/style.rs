@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style};
+use bindguard_core::judge::VerdictName;
 
 /// The width of the first column: the longest word of a verdict or a point, and a space.
 const WIDTH: usize = 11;
@@ -15,6 +16,11 @@ impl Lines {
     /// A line that begins with a word.
     pub fn headed(&mut self, word: &str, style: Style, text: &str) {
         let _ = writeln!(self.0, "{style}{word:<WIDTH$}{style:#}{}", one_line(text));
+    }
+
+    /// A line about an error of the check itself.
+    pub fn problem(&mut self, text: &str) {
+        self.headed("problem", UNCHECKED, text);
     }
 
     /// A line below one that began with a word.
@@ -45,13 +51,23 @@ fn one_line(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Green for healthy, red for a problem, yellow for unknown, dimmed for foreign.
-pub fn verdict_style(verdict: &str) -> Style {
+/// Nothing to do.
+pub const HEALTHY: Style = AnsiColor::Green.on_default();
+/// A finding.
+pub const FAULTY: Style = AnsiColor::Red.on_default().bold();
+/// Something that could not be checked.
+pub const UNCHECKED: Style = AnsiColor::Yellow.on_default().bold();
+/// Nothing of bindguard's.
+pub const DIMMED: Style = Style::new().dimmed();
+
+/// The style of a verdict's name.
+pub fn verdict_style(verdict: VerdictName) -> Style {
     match verdict {
-        "current" | "good" => AnsiColor::Green.on_default(),
-        "foreign" => Style::new().dimmed(),
-        "unknown" | "problem" | "no answer" => AnsiColor::Yellow.on_default().bold(),
-        _ => AnsiColor::Red.on_default().bold(),
+        VerdictName::Current => HEALTHY,
+        VerdictName::Foreign => DIMMED,
+        VerdictName::Unknown => UNCHECKED,
+        VerdictName::Stale | VerdictName::Orphaned | VerdictName::Unmounted => FAULTY,
+        VerdictName::Pinning | VerdictName::Dead => FAULTY,
     }
 }
 

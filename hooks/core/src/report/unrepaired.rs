@@ -3,8 +3,8 @@
 //! A runtime's error names a path below `volume-subpaths` and ENOENT. The pod's owner needs the volume, the reason and
 //! the next step, in the error that reaches the pod's events.
 
+use super::{BindReport, Outcome};
 use crate::judge::{Finding, Verdict};
-use crate::report::Outcome;
 use crate::source::SourceKind;
 use crate::text::cut;
 
@@ -14,8 +14,8 @@ const MOST: usize = 3;
 const LONGEST: usize = 320;
 
 /// The reasons in one line, with the next step; `None` when no bind explains a failure of the runtime.
-pub fn explain_unrepaired(findings: &[Finding], outcome: impl Fn(&Finding) -> Option<Outcome>) -> Option<String> {
-    let reasons: Vec<String> = findings.iter().filter_map(|finding| explain(finding, outcome(finding))).collect();
+pub fn explain_unrepaired(binds: &[BindReport]) -> Option<String> {
+    let reasons: Vec<String> = binds.iter().filter_map(explain).collect();
     let named: Vec<_> = reasons.iter().take(MOST).map(|reason| cut(reason, LONGEST)).collect();
     let more = match reasons.len().saturating_sub(MOST) {
         0 => String::new(),
@@ -24,12 +24,11 @@ pub fn explain_unrepaired(findings: &[Finding], outcome: impl Fn(&Finding) -> Op
     (!named.is_empty()).then(|| format!("{}{more}", named.join("; ")))
 }
 
-fn explain(finding: &Finding, outcome: Option<Outcome>) -> Option<String> {
+fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
     let failed = match outcome {
         None | Some(Outcome::WouldBe { .. }) => String::new(),
-        Some(Outcome::Failed { why }) => format!("; could not be repaired: {why}"),
-        Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent | Outcome::Detached | Outcome::Refused) => return None,
-        Some(Outcome::PointedAtVolume { .. } | Outcome::MadeRslave | Outcome::NeedsSharedMount { .. }) => return None,
+        Some(failed @ Outcome::Failed { .. }) => format!("; {failed}"),
+        Some(_) => return None,
     };
     let next = match &finding.verdict {
         // The reason contains the next step, which is the same for every reader.
@@ -51,7 +50,7 @@ fn place(finding: &Finding) -> String {
     let path = finding.destination.as_deref().unwrap_or(&finding.source).display();
     match &finding.kind {
         SourceKind::Subpath(subpath) => format!("the subPath of volume {} at {path}", subpath.volume()),
-        SourceKind::MountedVolume(_) => format!("the volume at {path}"),
+        SourceKind::MountedVolume(_) | SourceKind::PlainVolume => format!("the volume at {path}"),
         SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => format!("the mount at {path}"),
     }
 }
@@ -75,6 +74,11 @@ mod tests {
         }
     }
 
+    fn explained(findings: &[Finding], outcome: Option<Outcome>) -> Option<String> {
+        let bind = |finding: &Finding| BindReport { finding: finding.clone(), outcome: outcome.clone() };
+        explain_unrepaired(&findings.iter().map(bind).collect::<Vec<_>>())
+    }
+
     fn without_its_key() -> Finding {
         let lacks = Lack::Key("app.conf".into());
         finding(Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks, remake: None })
@@ -83,7 +87,7 @@ mod tests {
     #[test]
     fn a_key_that_is_gone_is_named_with_the_next_step() {
         assert_eq!(
-            explain_unrepaired(&[finding(Verdict::Current), without_its_key()], |_| None).unwrap(),
+            explained(&[finding(Verdict::Current), without_its_key()], None).unwrap(),
             "the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is deleted, and app.conf is \
              no longer in its volume: put it back, or remove the subPath from the pod"
         );
@@ -93,10 +97,10 @@ mod tests {
     fn what_was_repaired_or_mounts_all_the_same_explains_nothing() {
         let stale = || finding(Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) });
         let repaired = Outcome::Rebound { tries: 1 };
-        assert_eq!(explain_unrepaired(&[stale()], |_| Some(repaired.clone())), None);
-        assert_eq!(explain_unrepaired(&[finding(Verdict::Unmounted(Unmounted::Subpath))], |_| None), None);
-        let failed = |_: &Finding| Some(Outcome::Failed { why: "no such kernel".to_owned() });
-        let told = explain_unrepaired(&[stale()], failed).unwrap();
+        assert_eq!(explained(&[stale()], Some(repaired)), None);
+        assert_eq!(explained(&[finding(Verdict::Unmounted(Unmounted::Subpath))], None), None);
+        let failed = Outcome::Failed { why: "no such kernel".to_owned() };
+        let told = explained(&[stale()], Some(failed)).unwrap();
         assert!(told.contains("why; could not be repaired: no such kernel; delete the pod"), "{told}");
     }
 
@@ -104,7 +108,7 @@ mod tests {
     fn an_event_has_room_for_it() {
         let lacks = Lack::Key("k".repeat(5000).into());
         let long = finding(Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks, remake: None });
-        let told = explain_unrepaired(&vec![long; 9], |_| None).unwrap();
+        let told = explained(&vec![long; 9], None).unwrap();
         assert!(told.len() < 1024 && told.ends_with("; and 6 more"), "{} bytes", told.len());
     }
 }

@@ -1,0 +1,118 @@
+//! One bind of a report: the finding and its outcome, their JSON form, and the log message.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::Outcome;
+use crate::judge::{Finding, VerdictName};
+use crate::source::KindName;
+
+/// One bind of a report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindReport {
+    /// The finding.
+    pub finding: Finding,
+    /// The action that was taken or is planned.
+    pub outcome: Option<Outcome>,
+}
+
+/// The severity of a log message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loudness {
+    /// Something was repaired.
+    Info,
+    /// Something was not.
+    Warning,
+}
+
+impl BindReport {
+    /// The source's path.
+    pub fn source(&self) -> &Path {
+        &self.finding.source
+    }
+
+    /// The verdict's name.
+    pub fn verdict(&self) -> VerdictName {
+        self.finding.verdict.name()
+    }
+
+    /// The name of the source's kind.
+    pub fn kind(&self) -> KindName {
+        self.finding.kind.name()
+    }
+
+    /// Why the verdict is what it is; `None` if the bind is healthy.
+    pub fn reason(&self) -> Option<String> {
+        self.finding.verdict.reason()
+    }
+
+    /// True if it was repaired.
+    pub fn is_repaired(&self) -> bool {
+        self.outcome.as_ref().is_some_and(Outcome::is_repaired)
+    }
+
+    /// The log message; `None` if the bind is healthy.
+    pub fn log_message(&self) -> Option<(Loudness, String)> {
+        let reason = self.reason()?;
+        let loudness = if self.is_repaired() { Loudness::Info } else { Loudness::Warning };
+        let outcome = self.outcome.as_ref().map_or_else(|| "left as it is".to_owned(), Outcome::to_string);
+        let destination = self.finding.destination.as_ref();
+        let destination = destination.map(|path| format!(" at {}", path.display())).unwrap_or_default();
+        let (source, verdict) = (self.source().display(), self.verdict());
+        Some((loudness, format!("bind of {source}{destination} is {verdict}: {reason}; {outcome}")))
+    }
+}
+
+/// The JSON form of a bind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BindRecord<'r> {
+    /// The bind's source.
+    pub source: Cow<'r, str>,
+    /// Its destination in the container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub destination: Option<Cow<'r, str>>,
+    /// The kind of the source.
+    pub kind: KindName,
+    /// The verdict.
+    pub verdict: VerdictName,
+    /// Why the verdict is what it is; absent if the bind is healthy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The action that was taken or is planned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Cow<'r, Outcome>>,
+}
+
+impl BindRecord<'_> {
+    /// True if it is not healthy, or could not be checked.
+    pub fn is_finding(&self) -> bool {
+        self.reason.is_some()
+    }
+
+    /// True if it was repaired.
+    pub fn is_repaired(&self) -> bool {
+        self.outcome.as_ref().is_some_and(|outcome| outcome.is_repaired())
+    }
+}
+
+impl<'r> From<&'r BindReport> for BindRecord<'r> {
+    fn from(bind: &'r BindReport) -> Self {
+        Self {
+            source: bind.source().to_string_lossy(),
+            destination: bind.finding.destination.as_deref().map(Path::to_string_lossy),
+            kind: bind.kind(),
+            verdict: bind.verdict(),
+            reason: bind.reason(),
+            outcome: bind.outcome.as_ref().map(Cow::Borrowed),
+        }
+    }
+}
+
+impl Serialize for BindReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        BindRecord::from(self).serialize(serializer)
+    }
+}

@@ -1,0 +1,101 @@
+//! The report of one check of a bundle or a node, for the journal, logs and the command line.
+//!
+//! A bind keeps its [`Finding`] and [`Outcome`] as types until a program prints them. [`BindRecord`] is the only JSON form:
+//! every report is written through it, and the journal is read through it.
+
+mod bind;
+mod container;
+mod journal_line;
+mod outcome;
+mod unrepaired;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::judge::{Finding, Verdict};
+
+pub use bind::{BindRecord, BindReport, Loudness};
+pub use container::Container;
+pub use journal_line::{JournalLine, UnreadLine};
+pub use outcome::{Outcome, PlannedAction};
+pub use unrepaired::explain_unrepaired;
+
+/// The report of one admission or inspection.
+pub type Report = ReportOf<BindReport>;
+
+/// A report that was read from a journal.
+pub type RecordedReport = ReportOf<BindRecord<'static>>;
+
+/// A report of binds in one of their two forms.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ReportOf<B> {
+    /// The checked bundle. Its path need not be text.
+    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "as_text")]
+    pub bundle: Option<PathBuf>,
+    /// The container, as the spec's annotations name it.
+    #[serde(default, skip_serializing_if = "Container::is_empty")]
+    pub container: Container,
+    /// Every bind that is not foreign.
+    pub binds: Vec<B>,
+    /// The number of foreign binds.
+    pub foreign: usize,
+    /// Errors of the check itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// Time until every bind was judged, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub looked_us: Option<u64>,
+    /// Total time, in microseconds.
+    pub took_us: u64,
+}
+
+impl<B> Default for ReportOf<B> {
+    fn default() -> Self {
+        Self {
+            bundle: None,
+            container: Container::default(),
+            binds: Vec::new(),
+            foreign: 0,
+            problems: Vec::new(),
+            looked_us: None,
+            took_us: 0,
+        }
+    }
+}
+
+impl Report {
+    /// An empty report on a bundle.
+    pub fn about_bundle(bundle: &Path) -> Self {
+        Self { bundle: Some(bundle.to_owned()), ..Self::default() }
+    }
+
+    /// Adds findings and the outcome of each. Foreign binds are only counted.
+    pub fn add(&mut self, findings: Vec<Finding>, outcome: impl Fn(&Finding) -> Option<Outcome>) {
+        for finding in findings {
+            match finding.verdict {
+                Verdict::Foreign => self.foreign += 1,
+                _ => self.binds.push(BindReport { outcome: outcome(&finding), finding }),
+            }
+        }
+    }
+
+    /// Sets the time until every bind was judged.
+    pub fn set_judged_after(&mut self, elapsed: Duration) {
+        self.looked_us = Some(microseconds(elapsed));
+    }
+
+    /// Sets the total time.
+    pub fn set_duration(&mut self, elapsed: Duration) {
+        self.took_us = microseconds(elapsed);
+    }
+}
+
+fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_deref().map(Path::to_string_lossy).serialize(serializer)
+}
+
+fn microseconds(elapsed: Duration) -> u64 {
+    u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
+}
