@@ -13,9 +13,13 @@ use bindguard_integration::process::{run, write_program};
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 const RUNTIMES: [Runtime; 2] = [Runtime::Stock, Runtime::Bindguard];
-/// Writes what it was started with and what it is given; the word on 5 comes last, so that a container cannot be first.
-const LOGGER: &str = "#!/bin/sh\ntrap '' TERM\necho \"$CONTAINER_NAMESPACE/$CONTAINER_ID: $*\" > $0.started\n\
-                      cat <&3 >> $0.out & cat <&4 >> $0.err & sleep 0.2\necho ready >&5; exec 5>&-\nwait\n: > $0.ended\n";
+/// Writes its arguments and its input. The word on 5 comes last, so that a container cannot be first. It still works for a
+/// moment after its input has ended: a SIGTERM at that time would end it before it writes the last file.
+const LOGGER: &str = "echo \"$CONTAINER_NAMESPACE/$CONTAINER_ID: $*\" > $0.started\n\
+                      cat <&3 >> $0.out & cat <&4 >> $0.err & sleep 0.2\necho ready >&5; exec 5>&-\n\
+                      wait\nsleep 0.3\n: > $0.ended\n";
+/// Go's shim sends SIGTERM at once.
+const IGNORE_TERM: &str = "trap '' TERM\n";
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
@@ -34,12 +38,12 @@ on_every_generation!(story);
 #[test]
 fn program_that_reads_nothing_gets_sigterm() {
     Setup::on(Generation::V2_1).story(|node| {
-        let text = "#!/bin/sh\ntrap ': > $0.asked; exit' TERM\nexec 5>&-\nwhile :; do sleep 0.1; done\n";
-        let logger = program(node.disk(), "deaf", text)?;
-        logs(node, Runtime::Bindguard, "deaf", &format!("binary://{}", logger.display()), "exit 0")?;
-        node.ctr().remove("deaf")?;
-        read(&logger.with_file_name("deaf.asked")).context("it was not asked")?;
-        ensure!(!node.processes()?.iter().any(|name| name.starts_with("deaf")), "the program still runs");
+        let text = "#!/bin/sh\ntrap ': > $0.terminated; exit' TERM\nexec 5>&-\nwhile :; do sleep 0.1; done\n";
+        let logger = program(node.disk(), "endless", text)?;
+        logs(node, Runtime::Bindguard, "endless", &format!("binary://{}", logger.display()), "exit 0")?;
+        node.ctr().remove("endless")?;
+        read(&logger.with_file_name("endless.terminated")).context("it got no SIGTERM")?;
+        ensure!(!node.processes()?.iter().any(|name| name.starts_with("endless")), "the program still runs");
         Ok(())
     });
 }
@@ -57,7 +61,8 @@ fn program_that_ignores_sigterm_is_killed() {
 }
 
 fn every_line(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
-    let logger = program(folder, "logger", LOGGER)?;
+    let first_line = if runtime == Runtime::Stock { IGNORE_TERM } else { "" };
+    let logger = program(folder, "logger", &format!("#!/bin/sh\n{first_line}{LOGGER}"))?;
     let uri = format!("binary://{}?tag=a%20b", logger.display());
     let script = "for n in 1 2 3 4 5 6 7 8 9; do echo out $n; echo err $n >&2; done";
     logs(node, runtime, "chatty", &uri, script)?;
