@@ -8,7 +8,6 @@ mod args;
 mod blocking;
 mod bootstrap;
 mod bundle;
-mod causes;
 mod cgroup;
 mod dump;
 mod events;
@@ -27,17 +26,16 @@ mod task;
 
 use std::{error::Error, process::ExitCode};
 
-use args::{Args, ShimVerb};
+use bindguard_core::error_chain;
 
-/// The runtime type from which containerd derives this binary's name.
-const RUNTIME_NAME: &str = "io.containerd.bindguard.v2";
+use args::{Args, ShimVerb};
 
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // containerd shows a verb's stderr to its user.
-            eprintln!("{}", causes::with_causes(error.as_ref()));
+            eprintln!("{}", error_chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
