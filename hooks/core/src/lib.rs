@@ -13,6 +13,8 @@
 pub mod annotations;
 mod error_chain;
 pub mod evidence;
+pub mod fault_points;
+pub mod handover;
 pub mod judge;
 pub mod kubelet;
 pub mod mount_table;

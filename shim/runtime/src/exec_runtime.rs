@@ -10,13 +10,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use bindguard_core::handover::RUNTIME_VARIABLE;
 use nix::unistd::{execv, execve};
 
 use crate::messages::Messages;
 use crate::{handover, inherited_state};
 
-/// Names the real runtime in the environment: a path, or a name on `PATH`.
-const ENVIRONMENT: &str = "BINDGUARD_RUNTIME";
 /// The exit status of a shell for a command that cannot be run.
 const CANNOT_RUN: u8 = 127;
 
@@ -67,13 +66,13 @@ fn environment_of_runtime() -> Vec<CString> {
 
 /// The variables that configure bindguard, and that the runtime does not need.
 fn own_variables() -> impl Iterator<Item = &'static str> {
-    iter::once(ENVIRONMENT).chain(handover::VARIABLES)
+    iter::once(RUNTIME_VARIABLE).chain(handover::VARIABLES)
 }
 
 /// The environment's runtime, else the config's. Either may turn out to be this very program (an installation in runc's place,
 /// or a `BinaryName` that names it): then the next `runc` on `PATH` is used.
 fn find(configured: &Path) -> Result<PathBuf, NoRuntime> {
-    let from_environment = env::var_os(ENVIRONMENT).filter(|name| !name.is_empty()).map(PathBuf::from);
+    let from_environment = env::var_os(RUNTIME_VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from);
     let candidates = [from_environment.as_deref(), Some(configured), Some(Path::new("runc"))];
     let mut first_error = None;
     for candidate in candidates.into_iter().flatten() {

@@ -9,17 +9,17 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use bindguard_core::handover::{
+    ATTEMPT_VARIABLE, HANDOVER, LONGEST_LINE, PIPE_VARIABLE, REFUSED, UNCHANGED, UNREPAIRED, VERIFY,
+};
 use bindguard_core::text::cut;
 use rustix::io::FdFlags;
 
-const FD: &str = "BINDGUARD_HANDOVER_FD";
-const ATTEMPT: &str = "BINDGUARD_ATTEMPT";
-
-/// The shim reads lines of up to 4096 bytes.
-const LONGEST_REASON: usize = 2048;
+/// With the word before it, much less than a line.
+const LONGEST_REASON: usize = LONGEST_LINE / 2;
 
 /// The variables that the shim sets for the guard, and that the runtime does not need.
-pub const VARIABLES: [&str; 2] = [FD, ATTEMPT];
+pub const VARIABLES: [&str; 2] = [PIPE_VARIABLE, ATTEMPT_VARIABLE];
 
 /// The pipe to the shim, if there is one, and the attempt.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Handover {
 impl Handover {
     /// From the environment. A value that is not a pipe's number counts as missing.
     pub fn from_environment() -> Self {
-        Self { pipe: pipe(), attempt: number(ATTEMPT).unwrap_or(0) }
+        Self { pipe: pipe(), attempt: number(ATTEMPT_VARIABLE).unwrap_or(0) }
     }
 
     /// The number of this create of the container, counted from 0.
@@ -46,21 +46,22 @@ impl Handover {
 
     /// The runtime begins now. `verify`: its container should be checked afterwards. `unrepaired`: why it may fail.
     pub fn hand_over(&self, verify: bool, unrepaired: Option<&str>) {
-        self.write_with_reason(if verify { "handover verify" } else { "handover" }, unrepaired);
+        let line = if verify { format!("{HANDOVER} {VERIFY}") } else { HANDOVER.to_owned() };
+        self.write_with_reason(&line, unrepaired);
     }
 
     /// Nothing was repaired that could make a create fail, so it would fail again. `unrepaired`: why.
     pub fn unchanged(&self, unrepaired: Option<&str>) {
-        self.write_with_reason("unchanged", unrepaired);
+        self.write_with_reason(UNCHANGED, unrepaired);
     }
 
     /// Policy refuses the container.
     pub fn refuse(&self, reason: &str) {
-        self.write(&format!("refused {}\n", in_one_line(reason)));
+        self.write(&format!("{REFUSED} {}\n", in_one_line(reason)));
     }
 
     fn write_with_reason(&self, answer: &str, unrepaired: Option<&str>) {
-        let second = unrepaired.map(|reason| format!("unrepaired {}\n", in_one_line(reason))).unwrap_or_default();
+        let second = unrepaired.map(|reason| format!("{UNREPAIRED} {}\n", in_one_line(reason))).unwrap_or_default();
         self.write(&format!("{answer}\n{second}"));
     }
 
@@ -79,7 +80,7 @@ fn in_one_line(reason: &str) -> String {
 
 /// The inherited descriptor, set to close when the runtime begins.
 fn pipe() -> Option<OwnedFd> {
-    let number = number(FD)?;
+    let number = number(PIPE_VARIABLE)?;
     let link = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
     if number <= 2 || !link.as_os_str().as_encoded_bytes().starts_with(b"pipe:") {
         return None;

@@ -7,13 +7,12 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use bindguard_config::Config;
+use bindguard_core::handover::VERIFY_VERB;
 use bindguard_core::judge::Verdict;
 use bindguard_guard::{Entry, record, verify_container};
 
 use crate::argv::Invocation;
 use crate::messages::Messages;
-
-const VERB: &str = "bindguard-verify";
 
 /// The container to check.
 pub struct Verification {
@@ -24,7 +23,7 @@ pub struct Verification {
 impl Verification {
     /// `None` if the arguments have another verb.
     pub fn from_args(args: &[OsString]) -> Option<Self> {
-        let (invocation, more) = Invocation::of_own_verb(args, VERB)?;
+        let (invocation, more) = Invocation::of_own_verb(args, VERIFY_VERB)?;
         let [pid] = more[..] else { return None };
         Some(Self { invocation, pid: pid.to_str()?.parse().ok()? })
     }

@@ -14,6 +14,7 @@ use std::{
     time::SystemTime,
 };
 
+use bindguard_core::error_chain;
 use containerd_shim_protos::api::DeleteResponse;
 use nix::libc::SIGKILL;
 use protobuf::Message;
@@ -26,7 +27,6 @@ use super::{
 use crate::{
     args::Args,
     bundle::{Bundle, ShimSpec},
-    causes::with_causes,
     events::timestamp,
     exits::Exits,
     logging,
@@ -87,11 +87,11 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
 
 async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     let options = bundle.read_options().unwrap_or_else(|error| {
-        tracing::warn!(%error, "using the default runtime to delete the container");
+        tracing::warn!(error = error_chain(&error), "using the default runtime to delete the container");
         Options::default()
     });
     let spec = bundle.spec().unwrap_or_else(|error| {
-        tracing::warn!(error = with_causes(&error), "what the spec says is not known");
+        tracing::warn!(error = error_chain(&error), "what the spec says is not known");
         ShimSpec::default()
     });
     let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), Arc::new(Exits::default()));

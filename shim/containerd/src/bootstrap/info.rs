@@ -5,11 +5,12 @@ use std::{
     process::{Command, Stdio},
 };
 
+use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE};
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use protobuf::{Message, MessageField, well_known_types::any::Any};
 
 use super::stdin::CallerInput;
-use crate::{RUNTIME_NAME, args::Args, runtime::look_up};
+use crate::{args::Args, runtime::look_up};
 
 /// The revision of the sources; the Makefile sets it.
 const REVISION: Option<&str> = option_env!("BINDGUARD_REVISION");
@@ -34,7 +35,7 @@ pub(crate) fn info(args: &Args) -> Result<(), InfoError> {
     let revision = REVISION.unwrap_or_default().to_owned();
     let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), revision, ..Default::default() };
     let info = RuntimeInfo {
-        name: RUNTIME_NAME.to_owned(),
+        name: SHIM_RUNTIME_TYPE.to_owned(),
         version: MessageField::some(version),
         features: MessageField::from_option(features(&sent.options.binary_name)),
         options: MessageField::from_option(sent.any),
@@ -54,5 +55,5 @@ fn features(binary: &str) -> Option<Any> {
 /// Prints the version for people.
 pub(crate) fn version() {
     let revision = REVISION.filter(|revision| !revision.is_empty()).unwrap_or("unknown");
-    println!("containerd-shim-bindguard-v2:\n  Version:  {}\n  Revision: {revision}", env!("CARGO_PKG_VERSION"));
+    println!("{SHIM}:\n  Version:  {}\n  Revision: {revision}", env!("CARGO_PKG_VERSION"));
 }

@@ -10,6 +10,7 @@ use std::{
     path::PathBuf,
 };
 
+use bindguard_core::error_chain;
 use containerd_shim_protos::bootstrap_api::{BootstrapParams, LogLevel};
 use protobuf::{Enum as _, Message, well_known_types::any::Any};
 
@@ -75,7 +76,7 @@ impl CallerInput {
 
     fn from_any(any: Option<Any>) -> Self {
         let options = Options::from_any(any.as_ref()).unwrap_or_else(|error| {
-            tracing::debug!(%error, "options that cannot be read here; `create` will say so");
+            tracing::debug!(error = error_chain(&error), "options that cannot be read here; `create` will say so");
             Options::default()
         });
         Self { options, any, bootstrap: None }

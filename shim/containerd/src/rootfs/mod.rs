@@ -21,6 +21,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use bindguard_core::error_chain;
 use containerd_shim_protos::types::mount::Mount;
 use nix::{mount::MsFlags, sys::statvfs::FsFlags};
 
@@ -28,7 +29,7 @@ use crate::blocking::run_blocking;
 use fuse::Fuse;
 use id_map::IdMap;
 use loop_device::LoopDevice;
-use mount_options::MountOptions;
+use mount_options::{MountOptions, UnsupportedOption};
 use overlay::OverlayMount;
 use unmount::{unmount_all, unmount_and_remove};
 
@@ -51,12 +52,12 @@ pub(crate) enum RootfsError {
         source: io::Error,
     },
     /// An option that this shim does not support.
-    #[error("mount option {option:?} of {source_path} is not supported")]
+    #[error("mount {source_path}")]
     Option {
-        /// The option.
-        option: String,
         /// The mount's source.
         source_path: String,
+        /// The option.
+        source: UnsupportedOption,
     },
     /// A mount that failed.
     #[error("failed to mount rootfs component: {step} {kind} {source_path} on {target}")]
@@ -110,7 +111,7 @@ fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), RootfsError> {
     for mount in mounts {
         if let Err(error) = mount_one(mount, rootfs) {
             if let Err(left) = unmount_all(rootfs) {
-                tracing::warn!(error = %left, "a half mounted root filesystem stays");
+                tracing::warn!(error = error_chain(&left), "a half mounted root filesystem stays");
             }
             return Err(error);
         }
@@ -141,7 +142,7 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
         return fuse.mount(mount, &target).map_err(failed("mount"));
     }
     let options = MountOptions::parse(&mount.options)
-        .map_err(|option| RootfsError::Option { option, source_path: mount.source.clone() })?;
+        .map_err(|source| RootfsError::Option { source_path: mount.source.clone(), source })?;
     let id_map = options.id_map.as_ref().map(|(users, groups)| IdMap::new(users, groups));
     let id_map = id_map.transpose().map_err(failed("map the ids of"))?;
 

@@ -54,6 +54,11 @@ const OPTIONS: &[(&str, OptionEffect)] = &[
 /// Options that containerd's mount manager should have applied and removed; the filesystem would not know them.
 const INTERNAL: &str = "X-containerd.";
 
+/// An option that this shim cannot apply.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the option {0:?} is not supported")]
+pub(crate) struct UnsupportedOption(String);
+
 /// A mount's options, sorted by their destination.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MountOptions {
@@ -70,8 +75,8 @@ pub(super) struct MountOptions {
 }
 
 impl MountOptions {
-    /// Sorts the options; the error is one that cannot be applied.
-    pub(super) fn parse(options: &[String]) -> Result<Self, String> {
+    /// Sorts the options.
+    pub(super) fn parse(options: &[String]) -> Result<Self, UnsupportedOption> {
         let (mut flags, mut propagation) = (MsFlags::empty(), MsFlags::empty());
         let (mut data, mut is_loop, mut users, mut groups) = (Vec::new(), false, None, None);
         for option in options {
@@ -79,7 +84,7 @@ impl MountOptions {
                 Some((_, OptionEffect::Set(bits))) => flags |= *bits,
                 Some((_, OptionEffect::Clear(bits))) => flags -= *bits,
                 Some((_, OptionEffect::Propagate(bits))) => propagation = *bits,
-                None if option.starts_with(INTERNAL) => return Err(option.clone()),
+                None if option.starts_with(INTERNAL) => return Err(UnsupportedOption(option.clone())),
                 None => match option.split_once('=').unwrap_or((option, "")) {
                     ("loop", "") => is_loop = true,
                     ("uidmap", map) => users = Some(map.to_owned()),
@@ -110,7 +115,7 @@ fn take_loop_mode(data: &mut Vec<String>, flags: MsFlags) -> LoopMode {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<MountOptions, String> {
+    fn parse(line: &str) -> Result<MountOptions, UnsupportedOption> {
         MountOptions::parse(&line.split(',').map(str::to_owned).collect::<Vec<_>>())
     }
 
@@ -142,7 +147,7 @@ mod tests {
 
     #[test]
     fn an_unsupported_option_is_an_error() {
-        assert_eq!(parse("ro,X-containerd.mkfs.fs=ext4"), Err("X-containerd.mkfs.fs=ext4".into()));
+        assert_eq!(parse("ro,X-containerd.mkfs.fs=ext4"), Err(UnsupportedOption("X-containerd.mkfs.fs=ext4".into())));
     }
 
     #[test]

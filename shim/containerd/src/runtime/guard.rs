@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use bindguard_core::{plan::refusal_of_unseen, policy::Policy};
+use bindguard_core::{handover, plan::refusal_of_unseen, policy::Policy, program_names::WRAPPER};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 
@@ -38,7 +38,6 @@ use super::{
 };
 use crate::io::Wiring;
 
-const GUARD: &str = "bindguard-runtime";
 const RETRIES: u32 = 3;
 /// The time limit for the end of a killed guard, which may have become the runtime.
 const KILL_GRACE: Duration = Duration::from_millis(500);
@@ -93,7 +92,7 @@ impl Runtime {
     async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
         self.resolve_binary()?;
         let Some(guard) = guard_program() else {
-            return self.run_unguarded(call, &format!("{GUARD} is not installed")).await;
+            return self.run_unguarded(call, &format!("{WRAPPER} is not installed")).await;
         };
         match self.run_guard(&guard, call, 0).await? {
             GuardResult::Created(created) => Ok(created),
@@ -176,9 +175,9 @@ impl Runtime {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let answers = pipe::Receiver::from_owned_fd(read)?;
         let mut request = Call::new(self, guard.to_owned(), call.verb, call.args.clone());
-        request.env("BINDGUARD_RUNTIME", &self.binary);
-        request.env("BINDGUARD_HANDOVER_FD", write.as_raw_fd().to_string());
-        request.env("BINDGUARD_ATTEMPT", attempt.to_string());
+        request.env(handover::RUNTIME_VARIABLE, &self.binary);
+        request.env(handover::PIPE_VARIABLE, write.as_raw_fd().to_string());
+        request.env(handover::ATTEMPT_VARIABLE, attempt.to_string());
         // A probe that the guard forked holds the container's streams: it must be killed together with a late guard.
         request.lead_group();
         request.inherit(write);
@@ -222,6 +221,6 @@ impl Runtime {
 
 /// The shim's own folder first: the two belong together, and PATH may have another version.
 pub(super) fn guard_program() -> Option<PathBuf> {
-    let beside_shim = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(GUARD)));
-    beside_shim.filter(|path| is_program(path)).or_else(|| look_up(GUARD))
+    let beside_shim = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(WRAPPER)));
+    beside_shim.filter(|path| is_program(path)).or_else(|| look_up(WRAPPER))
 }

@@ -6,10 +6,8 @@
 
 use std::time::Duration;
 
+use bindguard_core::handover::{HANDOVER, LONGEST_LINE, REFUSED, UNCHANGED, UNREPAIRED, VERIFY};
 use tokio::{io::AsyncReadExt, net::unix::pipe};
-
-/// A longer reason is cut.
-const LONGEST_LINE: usize = 4096;
 
 /// For the second line, which is written together with the first: the pipe closes when the runtime begins.
 const REST_LIMIT: Duration = Duration::from_millis(500);
@@ -39,7 +37,7 @@ pub(super) async fn read_answer(answers: &mut pipe::Receiver, received: &mut Vec
 pub(super) async fn read_unrepaired(answers: &mut pipe::Receiver, received: &mut Vec<u8>) -> Option<String> {
     let _ = tokio::time::timeout(REST_LIMIT, read_while(answers, received, |_| true)).await;
     let text = String::from_utf8_lossy(received);
-    let reason = text.lines().skip(1).find_map(|line| line.strip_prefix("unrepaired "));
+    let reason = text.lines().skip(1).find_map(|line| line.strip_prefix(UNREPAIRED)?.strip_prefix(' '));
     reason.map(str::to_owned)
 }
 
@@ -62,9 +60,9 @@ pub(super) fn parse_answer(received: &[u8]) -> Option<GuardAnswer> {
     let line = String::from_utf8_lossy(&received[..end]);
     match line.split_once(' ').unwrap_or((&line, "")) {
         ("", _) => None,
-        ("handover", more) => Some(GuardAnswer::Handover { verify: more == "verify" }),
-        ("unchanged", _) => Some(GuardAnswer::Unchanged),
-        ("refused", reason) => Some(GuardAnswer::Refused(reason.to_owned())),
+        (HANDOVER, more) => Some(GuardAnswer::Handover { verify: more == VERIFY }),
+        (UNCHANGED, _) => Some(GuardAnswer::Unchanged),
+        (REFUSED, reason) => Some(GuardAnswer::Refused(reason.to_owned())),
         _ => Some(GuardAnswer::Invalid),
     }
 }

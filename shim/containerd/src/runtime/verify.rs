@@ -5,20 +5,20 @@
 
 use std::{ffi::OsString, time::Duration};
 
+use bindguard_core::handover::VERIFY_VERB;
+
 use super::{
     Runtime,
     guard::guard_program,
     invoke::{Call, RunStreams},
 };
 
-const VERB: &str = "bindguard-verify";
-
 impl Runtime {
     /// Starts a check of the container with this init, for at most `limit`.
     pub(crate) fn spawn_verification(&self, id: &str, pid: u32, limit: Duration) {
         let Some(guard) = guard_program() else { return };
         let args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into(), pid.to_string().into()];
-        let mut call = Call::new(self, guard, VERB, args);
+        let mut call = Call::new(self, guard, VERIFY_VERB, args);
         call.lead_group();
         let running = match call.spawn(RunStreams::Captured) {
             Ok(running) => running,

@@ -12,7 +12,7 @@ use super::{calls::PendingCall, refusal::Refusal};
 /// Makes a method panic for the container that is named after it, in a build with fault points.
 #[cfg(feature = "fault-points")]
 pub(super) fn panic_on_request(method: &str, id: &str) {
-    assert!(id.strip_prefix("panic-in-") != Some(method), "a fault point");
+    assert!(id.strip_prefix(bindguard_core::fault_points::PANIC_IN) != Some(method), "a fault point");
 }
 
 /// This build has no fault points.

@@ -3,9 +3,10 @@
 //! containerd decides by the code: NOT_FOUND to a kill means that the process has ended. It shows any error that it cannot
 //! handle to its user, with its text. So every error of a task has its code here, and the match has no other arm.
 
+use bindguard_core::error_chain;
 use ttrpc::{Code, get_status};
 
-use crate::{causes::with_causes, task::TaskError};
+use crate::task::TaskError;
 
 /// A request that failed.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl Refusal {
 
 impl From<TaskError> for Refusal {
     fn from(error: TaskError) -> Self {
-        Self { code: code(&error), message: with_causes(&error) }
+        Self { code: code(&error), message: error_chain(&error) }
     }
 }
 

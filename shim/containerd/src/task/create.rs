@@ -9,13 +9,13 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
+use bindguard_core::error_chain;
 use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
 use protobuf::MessageField;
 
 use super::{SharedState, Task, TaskError, TaskProcess, checkpoint::images_of, guard_settings::guard_settings};
 use crate::{
     bundle::{Bundle, ShimSpec},
-    causes::with_causes,
     cgroup::{Cgroup, is_systemd, remove_leftover_cgroup},
     events::Event,
     exits::Watched,
@@ -44,7 +44,7 @@ impl Rollback<'_> {
         self.runtime.remove_failed_create(self.id).await;
         remove_leftover_cgroup(self.cgroups_path).await;
         if let Err(error) = rootfs::unmount(self.rootfs).await {
-            tracing::warn!(id = self.id, error = with_causes(&error), "the root filesystem stays mounted");
+            tracing::warn!(id = self.id, error = error_chain(&error), "the root filesystem stays mounted");
         }
     }
 }
@@ -154,7 +154,7 @@ impl Task {
                 cgroup.enable_controllers();
                 drop(self.cgroup.set(cgroup));
             }
-            Err(error) => tracing::warn!(id = self.id, error = with_causes(&error), "no figures of this container"),
+            Err(error) => tracing::warn!(id = self.id, error = error_chain(&error), "no figures of this container"),
         }
     }
 

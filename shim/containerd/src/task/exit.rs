@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bindguard_core::error_chain;
 use containerd_shim_protos::events::task as proto;
 use nix::libc::SIGKILL;
 
 use super::{Task, TaskProcess, exec::Exec};
 use crate::{
-    causes::with_causes,
     cgroup::OomWatch,
     events::{Event, timestamp},
     exits::{Exit, Watched},
@@ -61,7 +61,7 @@ impl Task {
             Ok(ooms) => Some(ooms),
             Err(error) => {
                 // The node has no memory controller, or the init is gone already.
-                tracing::debug!(id = self.id, error = with_causes(&error), "out-of-memory kills will not be reported");
+                tracing::debug!(id = self.id, error = error_chain(&error), "out-of-memory kills will not be reported");
                 None
             }
         }

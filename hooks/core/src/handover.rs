@@ -1,0 +1,25 @@
+//! The protocol between the shim and `bindguard-runtime`. Both are installed together, but an upgrade may put a newer one beside
+//! an older one: readers skip what they do not know.
+
+/// The variable that names the real runtime: a path, or a name on `PATH`.
+pub const RUNTIME_VARIABLE: &str = "BINDGUARD_RUNTIME";
+/// The variable with the number of the descriptor to write to: a pipe, which the guard inherits.
+pub const PIPE_VARIABLE: &str = "BINDGUARD_HANDOVER_FD";
+/// The variable with the number of this create of the container, counted from 0.
+pub const ATTEMPT_VARIABLE: &str = "BINDGUARD_ATTEMPT";
+
+/// First line: the process is the runtime from here on.
+pub const HANDOVER: &str = "handover";
+/// After [`HANDOVER`] and a space: the new container should be checked.
+pub const VERIFY: &str = "verify";
+/// First line, in a retry: nothing was stale, and no runtime runs.
+pub const UNCHANGED: &str = "unchanged";
+/// First line, with a reason: policy refuses the container.
+pub const REFUSED: &str = "refused";
+/// Second line, with a reason: a bind that the guard left as it was.
+pub const UNREPAIRED: &str = "unrepaired";
+/// The longest line, in bytes.
+pub const LONGEST_LINE: usize = 4096;
+
+/// The verb that checks a new container.
+pub const VERIFY_VERB: &str = "bindguard-verify";
