@@ -15,11 +15,15 @@ pub fn tmpfs(target: impl AsRef<Path>, options: &str) -> Result<()> {
 
 /// Makes what is written below `target` from now on land in `upper`, an empty folder; the machine's own stays as it is.
 pub fn own_copy(target: impl AsRef<Path>, upper: &Path) -> Result<()> {
-    let target = target.as_ref();
+    own_copy_at(target.as_ref(), target.as_ref(), upper)
+}
+
+/// Shows the files of `source` at `target`, a folder, with what is written there landing in `upper`.
+pub fn own_copy_at(source: &Path, target: &Path, upper: &Path) -> Result<()> {
     let doing = || format!("mount an overlay on {}", target.display());
     let (changes, work) = (upper.join("changes"), upper.join("work"));
-    [&changes, &work].into_iter().try_for_each(create_dir_all).with_context(doing)?;
-    let options = format!("lowerdir={},upperdir={},workdir={}", target.display(), changes.display(), work.display());
+    [changes.as_path(), &work, target].into_iter().try_for_each(create_dir_all).with_context(doing)?;
+    let options = format!("lowerdir={},upperdir={},workdir={}", source.display(), changes.display(), work.display());
     mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options.as_str())).with_context(doing)
 }
 

@@ -79,6 +79,11 @@ pub struct Matrix {
 }
 
 impl Matrix {
+    /// The folder itself.
+    pub fn folder(&self) -> &Path {
+        &self.0
+    }
+
     /// `$BINDGUARD_MATRIX`, else `target/matrix` of the workspace.
     pub fn locate() -> Result<Self> {
         let folder = env::var_os("BINDGUARD_MATRIX").map_or_else(|| workspace().join("target/matrix"), PathBuf::from);

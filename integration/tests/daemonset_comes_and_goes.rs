@@ -1,81 +1,124 @@
-//! The programs of the pod of `config/daemonset.yaml`, in its order: the init container installs into the node's root and has
-//! containerd restarted, the other one waits, and takes everything off when the pod is ended.
+//! The pod of `config/daemonset.yaml`: it installs into the node's root and has containerd restarted. Its end, and the pod that
+//! replaces it, change nothing on the node. Removal is a command of its own.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Stdio};
+use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::host;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
+
 #[test]
 fn story() {
     Setup::on(Generation::V1_7).bare().cri().story(|node| {
-        let [install, uninstall] = commands(node)?;
+        let install = command(node)?;
         let before = fs::read(node.containerd_config())?;
-        let mut first = node.command(&install[0])?;
-        run_words(first.args(&install[1..]))?;
-        ensure!(fs::read_to_string(node.containerd_config())?.contains("runtimes.bindguard"), "nothing was installed");
-        let asked = fs::read_to_string(node.programs().join("systemctl.log"))?;
-        ensure!(asked == "restart containerd\n", "asked of systemd: {asked}");
+        let first = Pod::start(node, &install)?;
+        let installed = fs::read_to_string(node.containerd_config())?;
+        ensure!(installed.contains("runtimes.bindguard"), "nothing was installed");
+        ensure!(restarts(node)? == 1, "containerd was not restarted");
         node.restart_containerd(Signal::SIGTERM)?;
+        guarded_pod_runs(node, "first")?;
 
-        let mut second = node.command(&uninstall[0])?;
-        let mut waiting = second
-            .args(&uninstall[1..])
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("start the container")?;
-        let mut said = wait_until_it_waits(&mut waiting)?;
-        ensure!(Path::new("/usr/local/bin/bindguard-runtime").exists(), "it did not wait");
-        kill(Pid::from_raw(waiting.id().try_into()?), Signal::SIGTERM)?;
-        let mut words = String::new();
-        said.read_to_string(&mut words)?;
-        let ended = waiting.wait()?;
-        ensure!(ended.success(), "it ended with {ended}: {words}");
+        first.evicted()?;
+        ensure!(fs::read_to_string(node.containerd_config())? == installed, "the end of the pod changed the node");
+        ensure!(Path::new(PROGRAM).exists(), "the end of the pod removed a program");
+        guarded_pod_runs(node, "second")?;
+        Pod::start(node, &install)?.evicted()?;
+        ensure!(restarts(node)? == 1, "a replaced pod had containerd restarted again");
+
+        let remove: Vec<String> =
+            install.iter().map(|word| if word == "install" { "uninstall".to_owned() } else { word.clone() }).collect();
+        let mut removing = Pod::spawn(node, &remove)?;
+        until("containerd is to be restarted", || Ok(restarts(node)? == 2))?;
+        ensure!(Path::new(PROGRAM).exists(), "the running containerd's programs are gone");
+        node.restart_containerd(Signal::SIGTERM)?;
+        removing.wait_until_done()?;
         ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
-        ensure!(!Path::new("/usr/local/bin/bindguard-runtime").exists(), "a program is left");
-        Ok(())
+        ensure!(!Path::new(PROGRAM).exists(), "a program is left");
+        removing.evicted()
     });
 }
 
-/// The manifest's two command lines, with the node's root where the manifest has it mounted.
-fn commands(node: &Node) -> Result<[Vec<String>; 2]> {
+/// The only container of a pod.
+struct Pod {
+    process: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Pod {
+    fn start(node: &Node, words: &[String]) -> Result<Self> {
+        let mut pod = Self::spawn(node, words)?;
+        pod.wait_until_done()?;
+        Ok(pod)
+    }
+
+    fn spawn(node: &Node, words: &[String]) -> Result<Self> {
+        let mut command = node.command(&words[0])?;
+        command.args(&words[1..]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut process = command.spawn().context("start the container")?;
+        let stderr = BufReader::new(process.stderr.take().context("the container's stderr")?);
+        Ok(Self { process, stderr })
+    }
+
+    fn wait_until_done(&mut self) -> Result<()> {
+        let mut line = String::new();
+        self.stderr.read_line(&mut line).context("read what the container says")?;
+        ensure!(line.contains("waiting for SIGTERM"), "it does not wait: {line:?}");
+        Ok(())
+    }
+
+    fn evicted(mut self) -> Result<()> {
+        kill(Pid::from_raw(self.process.id().try_into()?), Signal::SIGTERM)?;
+        let ended = self.process.wait()?;
+        ensure!(ended.success(), "it ended with {ended}");
+        Ok(())
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The manifest's command line, with the node's root where the manifest has it mounted.
+fn command(node: &Node) -> Result<Vec<String>> {
     let root = node.disk().join("host");
     fs::create_dir(&root)?;
     host(["mount", "--rbind", "/", &root.display().to_string()])?;
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/daemonset.yaml");
     let text = fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
-    let lines = text.lines().filter_map(|line| line.trim_start().strip_prefix("command: "));
-    let mut commands = Vec::new();
-    for line in lines {
-        let words: Vec<String> = serde_json::from_str(line).with_context(|| format!("understand {line}"))?;
-        let here = |word: String| match word.as_str() {
-            "/host" => root.display().to_string(),
-            "bindguard" => node.disk().join("dist/bindguard").display().to_string(),
-            _ => word,
-        };
-        commands.push(words.into_iter().map(here).collect());
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("command: ")).context("find the command")?;
+    let words: Vec<String> = serde_json::from_str(line).with_context(|| format!("understand {line}"))?;
+    let here = |word: String| match word.as_str() {
+        "/host" => root.display().to_string(),
+        "bindguard" => node.disk().join("dist/bindguard").display().to_string(),
+        _ => word,
+    };
+    Ok(words.into_iter().map(here).collect())
+}
+
+fn restarts(node: &Node) -> Result<usize> {
+    let log = node.programs().join("systemctl.log");
+    if !log.exists() {
+        return Ok(0);
     }
-    <[_; 2]>::try_from(commands).map_err(|commands| anyhow::anyhow!("not two commands: {commands:?}"))
+    let text = fs::read_to_string(log)?;
+    ensure!(text.lines().all(|line| line == "restart containerd"), "unexpected calls of systemctl: {text}");
+    Ok(text.lines().count())
 }
 
-fn run_words(command: &mut std::process::Command) -> Result<()> {
-    let done = command.output().context("run the init container")?;
-    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    Ok(())
-}
-
-/// It says so once no signal can be lost.
-fn wait_until_it_waits(process: &mut Child) -> Result<BufReader<ChildStderr>> {
-    let mut line = String::new();
-    let mut said = BufReader::new(process.stderr.take().context("the container's stderr")?);
-    said.read_line(&mut line).context("read what the container says")?;
-    ensure!(line.contains("until this process gets SIGTERM"), "it does not wait: {line:?}");
-    Ok(said)
+fn guarded_pod_runs(node: &Node, name: &str) -> Result<()> {
+    let sandbox = node.cri()?.run_pod("bindguard", name, name)?;
+    node.cri()?.start_container(&sandbox, "app", &["sleep", "1000000"], &[])?;
+    node.cri()?.remove_pod(&sandbox)
 }

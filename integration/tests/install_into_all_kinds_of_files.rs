@@ -23,9 +23,21 @@ const NVIDIA: &str = r#"version = 2
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
   BinaryName = "/usr/bin/nvidia-container-runtime"
 "#;
+/// Bottlerocket's names, on a node that can be edited.
+const SHIMPEI: &str = r#"version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "shimpei"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.shimpei]
+  runtime_type = "io.containerd.runc.v2"
+  base_runtime_spec = "/etc/containerd/cri-base.json"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.shimpei.options]
+  SystemdCgroup = true
+  BinaryName = "shimpei"
+"#;
 
 fn story(generation: Generation) {
     Setup::on(generation).bare().story(|node| {
+        options_of_the_default(node)?;
         accepted(node, RUNC, &[], &["runtimes.bindguard"])?;
         accepted(node, "version = 2\n", &[], &["runtimes.bindguard", "runtimes.runc"])?;
         accepted(node, "", &[], &["runtimes.bindguard", "runtimes.runc"])?;
@@ -61,6 +73,19 @@ fn accepted(node: &Node, text: &str, words: &[&str], effective: &[&str]) -> Resu
     ensure!(lost.is_none(), "the line {lost:?} is lost: {after}");
     node.bindguard(["uninstall", "--restart"])?.success()?;
     ensure!(fs::read_to_string(&file)? == text, "not the bytes that were there");
+    Ok(())
+}
+
+/// Issue 16: the options that pods need are those of the node's default runtime, whatever its name. `--wrapper` has them on 1.6.
+fn options_of_the_default(node: &Node) -> Result<()> {
+    let file = file(node, SHIMPEI)?;
+    install(node, &file, &["--wrapper"])?.success()?;
+    let edited = fs::read_to_string(&file)?;
+    let (_, added) = edited.split_once("runtimes.bindguard]").context("find the handler")?;
+    for setting in ["base_runtime_spec = \"/etc/containerd/cri-base.json\"", "SystemdCgroup = true"] {
+        ensure!(added.contains(setting), "no {setting} in {edited}");
+    }
+    node.bindguard(["uninstall", "--restart"])?.success()?;
     Ok(())
 }
 
@@ -103,7 +128,7 @@ fn edited_since(node: &Node) -> Result<()> {
     let said = node.bindguard(["uninstall", "--restart"])?.success()?;
     ensure!(said.contains("was changed since the install"), "{said}");
     let left = fs::read_to_string(&file)?;
-    ensure!(left.contains("level = \"warn\" # mine") && !left.contains("bindguard"), "{left}");
+    ensure!(left == format!("{RUNC}\n[debug]\n  level = \"warn\" # mine\n"), "{left}");
     ensure!(!dump(node, &file)?.contains("bindguard"));
     Ok(())
 }

@@ -16,7 +16,7 @@ use tempfile::Builder;
 /// The planned change of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The file's path, with links resolved.
+    /// The file's path; of a link, the path of its file.
     pub path: PathBuf,
     /// The current content; `None` if there is no file.
     pub before: Option<Vec<u8>>,
@@ -106,10 +106,12 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// A link stays a link: the file that it leads to is changed.
+/// A link stays a link: the file that it leads to is changed. A link among the folders stays in the path: MicroK8s has `current`,
+/// which leads to another folder after an upgrade.
 #[expect(clippy::disallowed_methods, reason = "a runtime's own config, not the source of a container's bind")]
 fn resolved(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+    let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
+    if is_link { path.canonicalize().unwrap_or_else(|_| path.to_owned()) } else { path.to_owned() }
 }
 
 #[cfg(test)]

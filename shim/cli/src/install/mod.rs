@@ -15,9 +15,12 @@ mod program_users;
 mod programs;
 mod record;
 mod report;
+mod restart;
 mod root;
+mod running;
 mod search_path;
 mod settings;
+mod stay;
 mod target;
 mod toml_text;
 mod uninstall;
@@ -30,11 +33,11 @@ use clap::Args;
 
 pub use self::uninstall::Uninstall;
 
-use self::change::Change;
-use self::plan::Options;
+use self::plan::{Options, Step};
 use self::programs::Programs;
 use self::record::{Owner, Record};
 use self::report::Report;
+use self::stay::Stay;
 
 /// Arguments of `install`.
 #[derive(Debug, Args)]
@@ -51,12 +54,12 @@ pub struct Install {
     /// The folder for the programs (default: the folder in which a package put them, else /usr/local/bin).
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// The containerd program that evaluates the edited files (default: the one on PATH).
+    /// The containerd program that evaluates the edited files (default: the running one, or the one on PATH).
     #[arg(long, value_name = "PROGRAM")]
     containerd: Option<PathBuf>,
-    /// containerd's main file.
-    #[arg(long, value_name = "FILE", default_value = target::CONTAINERD_CONFIG)]
-    containerd_config: PathBuf,
+    /// containerd's main file (default: the one that the running containerd, its unit or its distribution names).
+    #[arg(long, value_name = "FILE")]
+    containerd_config: Option<PathBuf>,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -76,52 +79,70 @@ pub struct CommonOptions {
     /// Print the changes as JSON.
     #[arg(long)]
     json: bool,
+    /// Wait for SIGTERM afterwards, which changes nothing: for the pod of a DaemonSet. Unfinished work is tried again.
+    #[arg(long, conflicts_with = "dry_run")]
+    stay: bool,
 }
 
 impl Install {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
+        let stay = self.common.stay.then(Stay::prepare).transpose()?;
         let programs = Programs::beside_this_one()?;
-        let prefix = self.prefix.unwrap_or_else(|| programs.usual_place(self.common.root.is_some()));
+        let prefix = self.prefix.clone().unwrap_or_else(|| programs.usual_place(self.common.root.is_some()));
         root::enter(self.common.root.as_deref())?;
-        let owners = if self.runtimes.is_empty() { vec![Owner::Containerd] } else { self.runtimes };
         let options = Options {
             prefix,
             default: self.default,
             wrapper: self.wrapper,
-            containerd: self.containerd,
-            containerd_config: self.containerd_config,
+            containerd: self.containerd.clone(),
+            containerd_config: self.containerd_config.clone(),
         };
+        let install = || self.install(&programs, &options);
+        stay.map_or_else(install, |stay| stay.after(install))
+    }
+
+    fn install(&self, programs: &Programs, options: &Options) -> Result<ExitCode> {
+        programs.check_folder(&options.prefix)?;
+        let owners = if self.runtimes.is_empty() { &[Owner::Containerd][..] } else { &self.runtimes };
         let mut report = Report::default();
         let mut work = Vec::new();
-        for owner in owners {
-            let plan = target::plan(owner, &options)?;
+        for owner in owners.iter().copied() {
+            let plan = target::plan(owner, options)?;
             report.take(&plan);
-            work.extend(settings::plan(plan.needs_runtime.as_deref())?.map(|change| (Owner::Bindguard, change)));
-            work.extend(plan.changes.into_iter().map(|change| (owner, change)));
+            work.extend(settings::plan(plan.needs_runtime.as_deref())?.map(Step::own));
+            work.extend(plan.into_steps(owner));
         }
-        let programs = programs.into_prefix(&options.prefix)?.into_iter().map(|change| (Owner::Bindguard, change));
-        let work: Vec<_> = programs.chain(work).filter(|(_, change)| !change.is_none()).collect();
+        let programs = programs.in_prefix(&options.prefix)?.into_iter().map(Step::own);
+        let work: Vec<Step> = programs.chain(work).filter(|step| !step.change.is_none()).collect();
+        let _lock = if self.common.dry_run { None } else { Some(lock::lock()?) };
+        let mut record = Record::load()?;
         if !self.common.dry_run {
-            let _lock = lock::lock()?;
-            let mut record = Record::load()?;
-            work.iter().try_for_each(|(owner, change)| put(&mut record, *owner, change))?;
+            work.iter().try_for_each(|step| put(&mut record, step))?;
         }
-        report.restart(&self.common)?;
-        report.finish(&work, &self.common)
+        let restarted = restart::restart(&mut record, &mut report, &self.common);
+        let code = report.finish(&work, &self.common)?;
+        restarted.map(|()| code)
     }
 }
 
 /// Records a change, then makes it. Uninstall restores the content from before the *first* install. If the file was edited
 /// since then, uninstall restores the edited file without bindguard in it.
-fn put(record: &mut Record, owner: Owner, change: &Change) -> Result<()> {
+fn put(record: &mut Record, step: &Step) -> Result<()> {
+    let (owner, change) = (step.owner, &step.change);
     let original = match (record.entry(&change.path), &change.before) {
         (Some(entry), Some(before)) if entry.is_as_written(before) => entry.original()?,
         (Some(entry), Some(before)) => Some(target::cleaned(owner, before, entry.original()?.as_deref())?),
         (_, before) => before.clone(),
     };
-    record.note(owner, change, original.as_deref())?;
-    change.apply()
+    let is_new = record.entry(&change.path).is_none();
+    record.note(step, original.as_deref())?;
+    record.owe(owner, step.command.as_deref())?;
+    let applied = change.apply();
+    if applied.is_err() && is_new {
+        record.forget(&change.path)?;
+    }
+    applied
 }
 
 /// A file's name in messages.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::change::Change;
+use super::record::Owner;
 
 /// The options of the command line, with their defaults filled in.
 #[derive(Debug)]
@@ -15,8 +16,8 @@ pub struct Options {
     pub wrapper: bool,
     /// The containerd program.
     pub containerd: Option<PathBuf>,
-    /// Its main file.
-    pub containerd_config: PathBuf,
+    /// Its main file, if the operator names one.
+    pub containerd_config: Option<PathBuf>,
 }
 
 /// The changes to the files of one runtime.
@@ -30,4 +31,30 @@ pub struct Plan {
     pub needs_runtime: Option<PathBuf>,
     /// The command that activates the changes.
     pub command: Option<String>,
+}
+
+/// One planned change.
+#[derive(Debug)]
+pub struct Step {
+    /// The file's owner.
+    pub owner: Owner,
+    /// The change.
+    pub change: Change,
+    /// The command that activates it.
+    pub command: Option<String>,
+}
+
+impl Plan {
+    /// The plan's steps for a runtime.
+    pub fn into_steps(self, owner: Owner) -> impl Iterator<Item = Step> {
+        let command = self.command;
+        self.changes.into_iter().map(move |change| Step { owner, change, command: command.clone() })
+    }
+}
+
+impl Step {
+    /// A change of bindguard's own files, which no service reads.
+    pub fn own(change: Change) -> Self {
+        Self { owner: Owner::Bindguard, change, command: None }
+    }
 }

@@ -9,12 +9,32 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The folders of running containers' bundles: containerd's, and those of Docker's containerd.
-const TASKS: [&str; 2] =
-    ["/run/containerd/io.containerd.runtime.v2.task", "/run/docker/containerd/daemon/io.containerd.runtime.v2.task"];
+/// The folders of running containers' bundles: containerd's, those of Docker's containerd, k3s', k0s' and MicroK8s'.
+const TASKS: [&str; 5] = [
+    "/run/containerd/io.containerd.runtime.v2.task",
+    "/run/docker/containerd/daemon/io.containerd.runtime.v2.task",
+    "/run/k3s/containerd/io.containerd.runtime.v2.task",
+    "/run/k0s/containerd/io.containerd.runtime.v2.task",
+    "/var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task",
+];
 
 /// The users of the program at `path`, as text; empty if there are none.
 pub fn users_of(path: &Path) -> Vec<String> {
+    // a process shows its program without links, and its arguments with them
+    let resolved = resolved(path);
+    let mut users = users_by_name(path);
+    if resolved != path {
+        users.extend(users_by_name(&resolved));
+    }
+    users
+}
+
+#[expect(clippy::disallowed_methods, reason = "a program, not the source of a container's bind")]
+fn resolved(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+fn users_by_name(path: &Path) -> Vec<String> {
     let bundles = TASKS.iter().flat_map(|tasks| folders(Path::new(tasks))).flat_map(|namespace| folders(&namespace));
     let of_bundle = |bundle: PathBuf| {
         // containerd's shim records its runtime's path in the bundle, and calls it until the container is deleted

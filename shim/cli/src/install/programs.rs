@@ -4,10 +4,12 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_core::program_names::{CLI, SHIM, WRAPPER};
+use rustix::fs::{Access, StatVfsMountFlags};
 
 use super::change::Change;
 use super::search_path::is_searched;
@@ -45,9 +47,35 @@ impl Programs {
         }
     }
 
+    /// Checks, before any file is changed, that services can run programs in this folder.
+    ///
+    /// # Errors
+    /// If programs cannot be written there, or not be run from there.
+    pub fn check_folder(&self, folder: &Path) -> Result<()> {
+        const ADVICE: &str = "name another folder with --prefix DIR";
+        let doing = || format!("install programs in {}", folder.display());
+        let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+        let existing = folder.ancestors().find(is_there).unwrap_or(Path::new("/"));
+        ensure!(
+            fs::metadata(existing).with_context(doing)?.is_dir(),
+            "{}: {} is not a folder; {ADVICE}",
+            doing(),
+            existing.display()
+        );
+        let flags = rustix::fs::statvfs(existing).with_context(doing)?.f_flag;
+        ensure!(!flags.contains(StatVfsMountFlags::NOEXEC), "{}: its file system is mounted noexec; {ADVICE}", doing());
+        let has_all = self.files.iter().all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|old| old == *bytes));
+        if has_all {
+            return Ok(());
+        }
+        rustix::fs::access(existing, Access::WRITE_OK)
+            .map_err(io::Error::from)
+            .map_err(|error| anyhow!("{}: {} is not writable: {error}; {ADVICE}", doing(), existing.display()))
+    }
+
     /// The changes that put them into `prefix`.
-    pub fn into_prefix(self, prefix: &Path) -> Result<Vec<Change>> {
-        self.files.into_iter().map(|(name, bytes)| Change::of(&prefix.join(name), Some(bytes), 0o755)).collect()
+    pub fn in_prefix(&self, prefix: &Path) -> Result<Vec<Change>> {
+        self.files.iter().map(|(name, bytes)| Change::of(&prefix.join(name), Some(bytes.clone()), 0o755)).collect()
     }
 }
 

@@ -12,7 +12,10 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::change::{self, Change};
+use super::change;
+use super::plan::Step;
+use super::running::{self, Daemon};
+use super::target;
 
 /// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
@@ -47,6 +50,9 @@ pub struct Entry {
     pub original: Option<String>,
     /// SHA-256 of the content that was written.
     pub written: String,
+    /// The command that activates a change of this file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
 }
 
 /// All changes that installs made to this node and no uninstall has undone.
@@ -58,6 +64,26 @@ pub struct Record {
     /// Folders that installs made, each before those below it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     folders: Vec<PathBuf>,
+    /// Restarts that were not done yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    owed: Vec<OwedRestart>,
+}
+
+/// A daemon that still uses what was in its file before a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwedRestart {
+    /// The file's owner.
+    pub owner: Owner,
+    /// The command that activates the change.
+    pub command: String,
+    /// The process that ran when the file was changed.
+    daemon: Daemon,
+}
+
+impl OwedRestart {
+    fn is_done(&self) -> bool {
+        !self.daemon.still_runs() || target::is_reloaded(self.owner, &self.command)
+    }
 }
 
 const VERSION: u32 = 1;
@@ -77,6 +103,26 @@ impl Record {
         Ok(record)
     }
 
+    /// The restarts that were not done yet.
+    pub fn owed(&self) -> Vec<OwedRestart> {
+        self.owed.iter().filter(|owed| !owed.is_done()).cloned().collect()
+    }
+
+    /// Records, before a file is changed, that the daemon that runs now has to be restarted. Without a daemon, the next one
+    /// reads the changed file.
+    pub fn owe(&mut self, owner: Owner, command: Option<&str>) -> Result<()> {
+        let (Some(command), Some(daemon)) = (command, running::daemon_of(owner)) else { return Ok(()) };
+        self.owed.retain(|owed| owed.owner != owner || owed.daemon == daemon && owed.command != command);
+        self.owed.push(OwedRestart { owner, command: command.to_owned(), daemon });
+        self.save()
+    }
+
+    /// Forgets a restart that was done.
+    pub fn restarted(&mut self, command: &str) -> Result<()> {
+        self.owed.retain(|owed| owed.command != command && !owed.is_done());
+        self.save_or_remove()
+    }
+
     /// The files, in the order in which they were changed.
     pub fn files(&self) -> &[Entry] {
         &self.files
@@ -88,7 +134,8 @@ impl Record {
     }
 
     /// Records a planned change. `original` is the content that an uninstall restores.
-    pub fn note(&mut self, owner: Owner, change: &Change, original: Option<&[u8]>) -> Result<()> {
+    pub fn note(&mut self, step: &Step, original: Option<&[u8]>) -> Result<()> {
+        let Step { owner, change, command } = step;
         let Some(after) = &change.after else { return Ok(()) };
         if let Some(bytes) = original {
             let place = originals().join(hash(bytes));
@@ -96,7 +143,13 @@ impl Record {
                 change::write(&place, bytes, 0o600)?;
             }
         }
-        let entry = Entry { owner, path: change.path.clone(), original: original.map(hash), written: hash(after) };
+        let entry = Entry {
+            owner: *owner,
+            path: change.path.clone(),
+            original: original.map(hash),
+            written: hash(after),
+            command: command.clone(),
+        };
         match self.files.iter_mut().find(|old| old.path == entry.path) {
             Some(old) => *old = entry,
             None => self.files.push(entry),
@@ -105,12 +158,17 @@ impl Record {
         self.save()
     }
 
-    /// Forgets a file that was restored. The last one removes the folder as well.
+    /// Forgets a file that was restored. Without files and owed restarts, the folder is removed as well.
     pub fn forget(&mut self, path: &Path) -> Result<()> {
         self.files.retain(|entry| entry.path != path);
         self.remove_empty_folders();
+        self.save_or_remove()
+    }
+
+    fn save_or_remove(&mut self) -> Result<()> {
+        self.owed = self.owed();
         self.save()?;
-        if self.files.is_empty() {
+        if self.files.is_empty() && self.owed.is_empty() {
             there_or_not(fs::remove_dir_all(originals()))
                 .with_context(|| format!("remove {}", originals().display()))?;
             there_or_not(fs::remove_file(file())).with_context(|| format!("remove {}", file().display()))?;

@@ -1,13 +1,13 @@
 //! The report of an install or uninstall, done or planned: for people, and as JSON.
 
 use std::fmt::Write as _;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use serde::Serialize;
 
 use super::change::Change;
-use super::plan::Plan;
+use super::plan::{Plan, Step};
 use super::record::Owner;
 use super::{CommonOptions, name};
 use crate::show::print_text;
@@ -64,13 +64,14 @@ impl Report {
         self.note(note.to_owned());
     }
 
-    /// Runs the commands if `--restart` is set.
-    pub fn restart(&mut self, common: &CommonOptions) -> Result<()> {
-        if common.restart && !common.dry_run {
-            self.commands.iter().try_for_each(|command| run(command))?;
-            self.restarted = !self.commands.is_empty();
-        }
-        Ok(())
+    /// The commands, in order.
+    pub fn commands(&self) -> &[String] {
+        &self.commands
+    }
+
+    /// Records that all commands were run.
+    pub fn ran_commands(&mut self) {
+        self.restarted = !self.commands.is_empty();
     }
 
     /// True if a service still uses the former files.
@@ -79,9 +80,9 @@ impl Report {
     }
 
     /// Prints everything, and returns the exit code.
-    pub fn finish(mut self, work: &[(Owner, Change)], common: &CommonOptions) -> Result<ExitCode> {
+    pub fn finish(mut self, work: &[Step], common: &CommonOptions) -> Result<ExitCode> {
         self.dry_run = common.dry_run;
-        self.files = work.iter().map(|(owner, change)| FileReport::of(*owner, change)).collect();
+        self.files = work.iter().map(|step| FileReport::of(step.owner, &step.change)).collect();
         let out = if common.json { serde_json::to_string_pretty(&self)? + "\n" } else { self.text() };
         print_text(&out)?;
         let is_left = self.unfinished || common.dry_run && !work.is_empty();
@@ -118,14 +119,6 @@ impl FileReport {
         let diff = if owner == Owner::Bindguard { None } else { change.diff() };
         Self { owner, path: name(&change.path), what: change.word(), diff }
     }
-}
-
-fn run(line: &str) -> Result<()> {
-    let mut words = line.split(' ');
-    let mut command = Command::new(words.next().unwrap_or_default());
-    let status = command.args(words).status().with_context(|| format!("run {line}"))?;
-    ensure!(status.success(), "{line}: {status}");
-    Ok(())
 }
 
 #[cfg(test)]

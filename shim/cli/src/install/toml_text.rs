@@ -88,18 +88,19 @@ impl Place {
     /// # Errors
     /// If one of the texts cannot be edited.
     pub fn without_runtime(&self, text: &str, name: &str, original: &str) -> Result<String, NotEdited> {
-        let mut document = parse(text)?;
+        let (mut document, mut original) = (parse(text)?, parse(original)?);
         if let Some(runtimes) = find_mut(document.as_item_mut(), &self.runtimes).and_then(Item::as_table_like_mut) {
             runtimes.remove(name);
         }
         let names_it = self.default_in(&document) == Some(name);
         if let (true, Some((key, path))) = (names_it, self.default.split_last()) {
-            if let Some(former) = self.default_in(&parse(original)?) {
+            if let Some(former) = self.default_in(&original) {
                 return self.with_default(&document.to_string(), former);
             }
             if let Some(table) = find_mut(document.as_item_mut(), path).and_then(Item::as_table_like_mut) {
                 table.remove(key);
             }
+            hide_new_header(document.as_item_mut(), original.as_item_mut(), path);
         }
         Ok(document.to_string())
     }
@@ -126,8 +127,24 @@ pub fn parse(text: &str) -> Result<DocumentMut, NotEdited> {
     }
 }
 
+/// The item at `path`. `Item::get_mut` would not do: it inserts the tables that it does not find.
 fn find_mut<'d>(item: &'d mut Item, path: &[String]) -> Option<&'d mut Item> {
-    path.iter().try_fold(item, |item, part| item.get_mut(part))
+    path.iter().try_fold(item, |item, part| item.as_table_like_mut()?.get_mut(part))
+}
+
+/// Hides the header of a table that has no key of its own any more, unless the original has the header or a comment is on it.
+fn hide_new_header(item: &mut Item, original: &mut Item, path: &[String]) {
+    let has_header =
+        |item: &mut Item| find_mut(item, path).and_then(|item| item.as_table()).is_some_and(|it| !it.is_implicit());
+    if has_header(original) {
+        return;
+    }
+    let Some(table) = find_mut(item, path).and_then(Item::as_table_mut) else { return };
+    let has_comment =
+        table.decor().prefix().and_then(|prefix| prefix.as_str()).is_none_or(|prefix| prefix.contains('#'));
+    if !has_comment && table.iter().all(|(_, item)| item.is_table()) {
+        table.set_implicit(true);
+    }
 }
 
 /// The table at `path`. Missing tables on the way are created, without a header of their own.
@@ -234,6 +251,24 @@ mod tests {
         let edited = place().with_default(MINE, "guard").unwrap();
         assert_eq!(edited, MINE.replace("\"runc\"   # the usual", "\"guard\"   # the usual"));
         assert_eq!(place().without_runtime(&edited, "guard", MINE).unwrap(), MINE);
+    }
+
+    /// Issue 16: removing from a file that has no such table added empty tables.
+    #[test]
+    fn removing_a_runtime_that_is_absent_changes_nothing() {
+        for text in ["version = 2\n", "version = 2\n\n[debug]\n  level = \"warn\"\n", MINE] {
+            assert_eq!(place().without_runtime(text, "guard", text).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn the_header_of_a_default_goes_with_it() {
+        let runc = "version = 2\n[plugins.cri.containerd.runtimes.runc]\n  type = \"x\"\n";
+        let edited = place().with_default(runc, "guard").unwrap();
+        assert!(edited.contains("[plugins.cri.containerd]\n"), "{edited}");
+        assert_eq!(place().without_runtime(&edited, "guard", runc).unwrap(), runc);
+        let commented = edited.replace("[plugins.cri.containerd]\n", "# mine\n[plugins.cri.containerd]\n");
+        assert!(place().without_runtime(&commented, "guard", runc).unwrap().contains("# mine\n"));
     }
 
     #[test]

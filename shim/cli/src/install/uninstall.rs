@@ -4,19 +4,21 @@
 //! removed, and the report says so. The programs go last: after the services that named them were restarted, and when no
 //! container needs them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
 
 use super::change::{self, Change};
+use super::plan::Step;
 use super::program_users::users_of;
 use super::programs::beside_this_one;
 use super::record::{Entry, Owner, Record};
 use super::report::Report;
-use super::{CommonOptions, lock, name, root, target};
+use super::running::{daemons_that_name, sees_processes};
+use super::stay::Stay;
+use super::{CommonOptions, lock, name, restart, root, target};
 
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
@@ -24,9 +26,6 @@ pub struct Uninstall {
     /// The runtimes to remove bindguard from (default: all, and the programs).
     #[arg(value_enum, value_name = "RUNTIME")]
     runtimes: Vec<Owner>,
-    /// Wait for SIGTERM or SIGINT first: for a pod whose end removes bindguard from the node.
-    #[arg(long)]
-    on_signal: bool,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -34,10 +33,12 @@ pub struct Uninstall {
 impl Uninstall {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
-        if self.on_signal {
-            wait_for_the_end()?;
-        }
+        let stay = self.common.stay.then(Stay::prepare).transpose()?;
         root::enter(self.common.root.as_deref())?;
+        stay.map_or_else(|| self.uninstall(), |stay| stay.after(|| self.uninstall()))
+    }
+
+    fn uninstall(&self) -> Result<ExitCode> {
         let _lock = if self.common.dry_run { None } else { Some(lock::lock()?) };
         let mut record = Record::load()?;
         let mut report = Report::default();
@@ -45,52 +46,74 @@ impl Uninstall {
         let (programs, files): (Vec<_>, Vec<_>) =
             record.files().iter().filter(is_meant).cloned().partition(|entry| entry.owner == Owner::Bindguard);
         let mut work = take_off(&files, &mut record, &mut report, &self.common)?;
-        report.restart(&self.common)?;
-        // all of them or none: a second run of uninstall needs this very program
-        let held = programs.iter().find_map(|entry| Some((name(&entry.path), needed(&entry.path)?)));
-        if report.waits_for_a_restart() && !programs.is_empty() {
-            report.unfinished("the programs stay until a restarted service names them no more: run this again then");
-        } else if let Some((path, who)) = held {
-            report.unfinished(&format!("the programs stay: {who} cannot end without {path}: run this again later"));
-        } else {
-            work.extend(take_off(&programs, &mut record, &mut report, &self.common)?);
+        let restarted = restart::restart(&mut record, &mut report, &self.common);
+        if restarted.is_ok() {
+            // all of them or none: a second run of uninstall needs this very program
+            match obstacle(programs.iter().map(|entry| entry.path.as_path()), &report) {
+                Some(why) => report.unfinished(&format!("the programs stay: {why}")),
+                None => work.extend(take_off(&programs, &mut record, &mut report, &self.common)?),
+            }
+            if self.runtimes.is_empty() && programs.is_empty() {
+                let programs = beside_this_one();
+                let of_a_package = programs.iter().filter(|program| record.entry(program).is_none());
+                if let Some(why) = obstacle(of_a_package.map(PathBuf::as_path), &report) {
+                    report.unfinished(&format!("the programs have to stay: {why}"));
+                }
+            }
+            if self.common.root.is_some() && !sees_processes() {
+                report.note("this root has no /proc: only its files were checked, not running daemons".to_owned());
+            }
         }
-        if self.runtimes.is_empty() && programs.is_empty() {
-            may_a_package_go(&record, &mut report);
-        }
-        report.finish(&work, &self.common)
+        let code = report.finish(&work, &self.common)?;
+        restarted.map(|()| code)
     }
 }
 
-/// A package removes its own programs. It runs this check first.
-fn may_a_package_go(record: &Record, report: &mut Report) {
-    let programs: Vec<_> = beside_this_one().into_iter().filter(|program| record.entry(program).is_none()).collect();
-    for (program, who) in programs.iter().filter_map(|program| Some((program, needed(program)?))) {
-        report.unfinished(&format!("{} has to stay: {who} cannot end without it", program.display()));
+/// Why these programs cannot be removed: a restart is owed, a running daemon names one, or a container needs one.
+fn obstacle<'p>(programs: impl Iterator<Item = &'p Path>, report: &Report) -> Option<String> {
+    let programs: Vec<_> = programs.collect();
+    if programs.is_empty() {
+        return None;
     }
-    if report.waits_for_a_restart() && !programs.is_empty() {
-        report
-            .unfinished("the programs have to stay until a restarted service names them no more: run this again then");
+    if report.waits_for_a_restart() {
+        return Some("they are needed until a restarted service names them no more; run this again then".to_owned());
     }
+    programs.into_iter().find_map(|program| needed_by_a_daemon(program).or_else(|| needed_by_a_container(program)))
+}
+
+fn needed_by_a_daemon(program: &Path) -> Option<String> {
+    match daemons_that_name(program) {
+        Ok(daemons) => daemons.first().map(|daemon| {
+            let program = name(program);
+            format!("the active configuration of {daemon} names {program}; restart {daemon}, then run this again")
+        }),
+        Err(error) => Some(format!("{error:#}; start or restart the daemon, then run this again")),
+    }
+}
+
+fn needed_by_a_container(program: &Path) -> Option<String> {
+    let users = users_of(program);
+    let first = users.first()?;
+    let users = if users.len() == 1 { first.clone() } else { format!("{first} and {} more", users.len() - 1) };
+    Some(format!("{users} cannot end without {}; run this again later", name(program)))
 }
 
 /// Undoes these entries, and returns the files that changed.
-fn take_off(
-    entries: &[Entry],
-    record: &mut Record,
-    report: &mut Report,
-    common: &CommonOptions,
-) -> Result<Vec<(Owner, Change)>> {
+fn take_off(entries: &[Entry], record: &mut Record, report: &mut Report, common: &CommonOptions) -> Result<Vec<Step>> {
     let mut work = Vec::new();
     for entry in entries {
         let change = backwards(entry, report)?;
+        let before = change.before.as_deref().unwrap_or_default();
+        let command = target::removal_command(entry.owner, before, entry.command.as_deref());
+        let command = command.filter(|_| !change.is_none());
         if !common.dry_run {
+            record.owe(entry.owner, command.as_deref())?;
             change.apply()?;
             record.forget(&entry.path)?;
         }
+        report.command(command.as_deref());
         if !change.is_none() {
-            report.command(target::restart(entry.owner, change.before.as_deref().unwrap_or_default()));
-            work.push((entry.owner, change));
+            work.push(Step { owner: entry.owner, change, command });
         }
     }
     Ok(work)
@@ -118,21 +141,4 @@ fn backwards(entry: &Entry, report: &mut Report) -> Result<Change> {
         }
     };
     Ok(Change { path: entry.path.clone(), before: now, after, mode: 0o644 })
-}
-
-/// The users of a program, in a few words.
-fn needed(program: &Path) -> Option<String> {
-    let by = users_of(program);
-    let first = by.first()?;
-    Some(if by.len() == 1 { first.clone() } else { format!("{first} and {} more", by.len() - 1) })
-}
-
-fn wait_for_the_end() -> Result<()> {
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGTERM);
-    signals.add(Signal::SIGINT);
-    signals.thread_block().context("block the signals to wait for")?;
-    // from here on no signal is lost
-    eprintln!("bindguard: stays on this node until this process gets SIGTERM");
-    signals.wait().context("wait for a signal").map(drop)
 }

@@ -10,8 +10,9 @@ use bindguard_sys::bundle::read_spec;
 
 use super::supervisors::is_wrapper;
 
-/// containerd's state directories: its own default, k3s', MicroK8s'.
-const STATES: [&str; 3] = ["run/containerd", "run/k3s/containerd", "var/snap/microk8s/common/run/containerd"];
+/// containerd's state directories: its own default, k3s', k0s', MicroK8s'.
+const STATES: [&str; 4] =
+    ["run/containerd", "run/k3s/containerd", "run/k0s/containerd", "var/snap/microk8s/common/run/containerd"];
 const TASKS: &str = "io.containerd.runtime.v2.task";
 
 /// The containers that have a bundle, on a node whose `/` is at `root`.

@@ -1,6 +1,6 @@
-//! Two queries to the CRI, in gRPC by hand: a unary call is one HTTP/2 request with a five-byte frame in its body.
+//! Queries to the CRI, in gRPC by hand: a unary call is one HTTP/2 request with a five-byte frame in its body.
 //!
-//! A generated client would need a whole stack for two calls (docs/decisions/0009). `h2` implements the protocol, and the
+//! A generated client would need a whole stack for three calls (docs/decisions/0009). `h2` implements the protocol, and the
 //! messages are ours: [`messages`](super::messages).
 
 use std::path::{Path, PathBuf};
@@ -17,10 +17,11 @@ use tokio::time::timeout;
 
 use super::messages::{Container, ListContainersResponse, ListPodSandboxResponse, ListRequest, PodSandbox};
 
-/// The sockets of CRIs: containerd, k3s, MicroK8s, CRI-O.
-const SOCKETS: [&str; 4] = [
+/// The sockets of CRIs: containerd, k3s, k0s, MicroK8s, CRI-O.
+const SOCKETS: [&str; 5] = [
     "/run/containerd/containerd.sock",
     "/run/k3s/containerd/containerd.sock",
+    "/run/k0s/containerd.sock",
     "/var/snap/microk8s/common/run/containerd.sock",
     "/run/crio/crio.sock",
 ];
@@ -29,33 +30,54 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// gRPC's frame: one byte of flags, four of length.
 const FRAME: usize = 5;
 
+/// A call that the server answered with an error.
+#[derive(Debug, thiserror::Error)]
+#[error("gRPC status {code}: {message}")]
+pub struct GrpcStatus {
+    /// The number of the status, as the header has it.
+    pub code: String,
+    /// The server's message.
+    pub message: String,
+}
+
 /// Every sandbox and container that the CRI knows; none where there is no CRI.
 pub fn containers(asked: Option<&Path>) -> Result<Vec<PodContainer>> {
     let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.symlink_metadata().is_ok());
     let Some(socket) = asked.map(Path::to_owned).or_else(usual) else { return Ok(Vec::new()) };
+    within_time_limit(&socket, async |client| {
+        let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox", ListRequest {}).await?;
+        let containers: ListContainersResponse = call(&client, "ListContainers", ListRequest {}).await?;
+        Ok(named(&pods.items, containers.containers))
+    })
+}
+
+/// The answer to one call of the CRI's runtime service.
+pub fn query<A: Message + Default>(socket: &Path, method: &str, request: impl Message) -> Result<A> {
+    within_time_limit(socket, async |client| call(&client, method, request).await)
+}
+
+fn within_time_limit<A>(socket: &Path, calls: impl AsyncFnOnce(SendRequest<Bytes>) -> Result<A>) -> Result<A> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("make a tokio runtime")?;
-    let answer = runtime.block_on(async { timeout(PATIENCE, ask(&socket)).await });
+    let calls = async {
+        let stream = UnixStream::connect(socket).await.context("connect")?;
+        let (client, connection) = handshake(stream).await.context("begin HTTP/2")?;
+        // The connection needs a task that drives it; it ends with the runtime.
+        tokio::spawn(connection);
+        calls(client).await
+    };
+    // the timer needs the runtime when it is made
+    let answer = runtime.block_on(async { timeout(PATIENCE, calls).await });
     let answer = answer.map_err(|_| anyhow::anyhow!("it does not answer within {} s", PATIENCE.as_secs()));
     answer.and_then(|answer| answer).with_context(|| format!("ask {}", socket.display()))
 }
 
-async fn ask(socket: &Path) -> Result<Vec<PodContainer>> {
-    let stream = UnixStream::connect(socket).await.context("connect")?;
-    let (client, connection) = handshake(stream).await.context("begin HTTP/2")?;
-    // The connection needs a task that drives it; it ends with the runtime.
-    tokio::spawn(connection);
-    let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox").await?;
-    let containers: ListContainersResponse = call(&client, "ListContainers").await?;
-    Ok(named(&pods.items, containers.containers))
-}
-
-async fn call<A: Message + Default>(client: &SendRequest<Bytes>, method: &str) -> Result<A> {
+async fn call<A: Message + Default>(client: &SendRequest<Bytes>, method: &str, request: impl Message) -> Result<A> {
     let failed = || format!("call {method}");
     let uri = format!("http://localhost/runtime.v1.RuntimeService/{method}");
-    let request = Request::post(uri).header("content-type", "application/grpc").header("te", "trailers").body(())?;
+    let head = Request::post(uri).header("content-type", "application/grpc").header("te", "trailers").body(())?;
     let mut client = client.clone().ready().await.with_context(failed)?;
-    let (response, mut body) = client.send_request(request, false).with_context(failed)?;
-    body.send_data(frame(&ListRequest {}), true).with_context(failed)?;
+    let (response, mut body) = client.send_request(head, false).with_context(failed)?;
+    body.send_data(frame(&request), true).with_context(failed)?;
     let (head, mut stream) = response.await.with_context(failed)?.into_parts();
     status(&head.headers).with_context(failed)?;
     let mut answer = Vec::new();
@@ -88,7 +110,7 @@ fn status(headers: &HeaderMap) -> Result<()> {
     let text = |key: &str| headers.get(key).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     match text("grpc-status").as_str() {
         "" | "0" => Ok(()),
-        number => bail!("gRPC status {number}: {}", text("grpc-message")),
+        code => bail!(GrpcStatus { code: code.to_owned(), message: text("grpc-message") }),
     }
 }
 

@@ -9,7 +9,7 @@
 //! If containerd does not answer, the bundles still have names. Without both, uids remain.
 
 mod bundles;
-mod cri;
+pub mod cri;
 mod messages;
 mod supervisors;
 
@@ -23,7 +23,7 @@ use clap::Args;
 /// The sources of the names.
 #[derive(Debug, Clone, Args)]
 pub struct PodsFrom {
-    /// The socket of the CRI (default: the first that exists of containerd's, k3s', MicroK8s' and CRI-O's).
+    /// The socket of the CRI (default: the first that exists of containerd's, k3s', k0s', MicroK8s' and CRI-O's).
     #[arg(long, value_name = "SOCKET")]
     cri: Option<PathBuf>,
 }

@@ -25,7 +25,7 @@ const FOLDER: &str = "/etc/crio/crio.conf.d";
 const BUILT_IN: [&str; 2] = ["crun", "runc"];
 
 /// The command after which CRI-O reads its files again.
-pub const RESTART: &str = "systemctl restart crio";
+const RESTART: &str = "systemctl restart crio";
 
 /// Plans the changes for CRI-O.
 pub fn plan(options: &Options) -> Result<Plan> {

@@ -9,17 +9,19 @@ use serde_json::{Value, json};
 use crate::install::change::{self, Change};
 use crate::install::json_text;
 use crate::install::plan::{Options, Plan};
+use crate::install::running::docker_runtimes;
 
 /// The file that dockerd reads.
 const CONFIG: &str = "/etc/docker/daemon.json";
 const ENTRY: [&str; 2] = ["runtimes", RUNTIME];
+const RELOAD: &str = "systemctl reload docker";
 const DEFAULT: [&str; 1] = ["default-runtime"];
 
 /// Plans the change to it.
 pub fn plan(options: &Options) -> Result<Plan> {
     let before = change::read(Path::new(CONFIG))?.unwrap_or_default();
     let before = String::from_utf8(before).map_err(|_| anyhow!("{CONFIG} is not text"))?;
-    let mut plan = Plan { command: Some("systemctl reload docker".to_owned()), ..Plan::default() };
+    let mut plan = Plan { command: Some(RELOAD.to_owned()), ..Plan::default() };
     let after =
         edited(&before, &options.prefix.join(WRAPPER), options.default).with_context(|| format!("edit {CONFIG}"))?;
     if options.default {
@@ -32,7 +34,15 @@ pub fn plan(options: &Options) -> Result<Plan> {
 /// The command after which dockerd uses its file again, without what was in `before`. When dockerd reloads its file, it keeps a
 /// default runtime that the file no longer names.
 pub fn restart(before: &[u8]) -> &'static str {
-    if is_default(before) { "systemctl restart docker" } else { "systemctl reload docker" }
+    if is_default(before) { "systemctl restart docker" } else { RELOAD }
+}
+
+/// True if the running dockerd knows the runtime exactly if its file has it. A reload is enough for that.
+pub fn is_reloaded(command: &str) -> bool {
+    let text = || String::from_utf8(change::read(Path::new(CONFIG)).ok()?.unwrap_or_default()).ok();
+    let in_file = || Some(json_text::at(&text()?, &ENTRY).ok()?.is_some());
+    let is_known = || Some(docker_runtimes().ok()?.iter().any(|name| name == RUNTIME));
+    command == RELOAD && in_file().is_some_and(|in_file| is_known() == Some(in_file))
 }
 
 /// True if a daemon.json makes bindguard the default runtime.

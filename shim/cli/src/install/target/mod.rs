@@ -11,8 +11,6 @@ use anyhow::{Result, anyhow};
 use super::plan::{Options, Plan};
 use super::record::Owner;
 
-pub use self::containerd::CONFIG as CONTAINERD_CONFIG;
-
 /// Plans the changes for a runtime.
 pub fn plan(owner: Owner, options: &Options) -> Result<Plan> {
     match owner {
@@ -37,12 +35,15 @@ pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Ve
     Ok(cleaned(&text(bytes)?, &text(original.unwrap_or_default())?)?.into_bytes())
 }
 
-/// The command after which a runtime no longer uses what was in its file `before`.
-pub fn restart(owner: Owner, before: &[u8]) -> Option<&'static str> {
+/// The command that activates the removal from a file with this content. `installed` is the command of the install.
+pub fn removal_command(owner: Owner, before: &[u8], installed: Option<&str>) -> Option<String> {
     match owner {
-        Owner::Containerd => Some(containerd::RESTART),
-        Owner::Docker => Some(docker::restart(before)),
-        Owner::Crio => Some(crio::RESTART),
-        Owner::Podman | Owner::Bindguard => None,
+        Owner::Docker => Some(docker::restart(before).to_owned()),
+        Owner::Containerd | Owner::Crio | Owner::Podman | Owner::Bindguard => installed.map(str::to_owned),
     }
+}
+
+/// True if the running daemon uses its file as it is now, without a restart.
+pub fn is_reloaded(owner: Owner, command: &str) -> bool {
+    owner == Owner::Docker && docker::is_reloaded(command)
 }

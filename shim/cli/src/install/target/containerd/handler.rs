@@ -39,6 +39,11 @@ pub struct Handler {
     pub lost: Vec<String>,
 }
 
+/// True if a runtime's shim calls an OCI runtime, before which the guard can run.
+pub fn is_guarded(base: &Table) -> bool {
+    base.get("runtime_type").and_then(Value::as_str) == Some(RUNC)
+}
+
 /// A runtime of a kind that calls no OCI runtime.
 #[derive(Debug, thiserror::Error)]
 #[error("its runtime_type is {0:?}, and bindguard guards {RUNC} only")]
@@ -61,8 +66,8 @@ impl HandlerKind {
     /// # Errors
     /// If the runtime is not of runc's kind.
     pub fn handler(self, base: &Table, prefix: &Path) -> Result<Handler, NotGuarded> {
-        let kind = base.get("runtime_type").and_then(Value::as_str).unwrap_or_default();
-        if kind != RUNC {
+        if !is_guarded(base) {
+            let kind = base.get("runtime_type").and_then(Value::as_str).unwrap_or_default();
             return Err(NotGuarded(kind.to_owned()));
         }
         let mut table: Table = base.iter().filter(|(key, _)| !key.starts_with("runtime_")).map(owned).collect();

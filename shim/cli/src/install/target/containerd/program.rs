@@ -2,8 +2,9 @@
 
 use std::env;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use tempfile::{Builder, NamedTempFile};
@@ -22,14 +23,14 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// The named program, or the one on `PATH`.
-    pub fn locate(named: Option<&Path>) -> Result<Self> {
-        let program = match named {
+    /// The named program, the running one, or the one on `PATH`.
+    pub fn locate(named: Option<&Path>, running: Option<&Path>) -> Result<Self> {
+        let program = match named.or(running) {
             Some(program) => program.to_owned(),
             None => search_path::find("containerd")
                 .context("find containerd: it is not on PATH, name it with --containerd PROGRAM")?,
         };
-        let said = run(Command::new(&program).arg("--version"))?;
+        let said = run(called_containerd(&program).arg("--version"))?;
         let version = version_in(&said).with_context(|| {
             let said = said.lines().next().unwrap_or_default();
             format!("find a version in what {} says: {said:?}: is it containerd?", program.display())
@@ -45,7 +46,7 @@ impl Containerd {
     /// The effective configuration with this text in place of the file `path`; relative imports are searched beside it.
     pub fn effective_with(&self, path: &Path, text: &str) -> Result<Effective> {
         let trial = trial_beside(path, text)?;
-        let mut command = Command::new(&self.program);
+        let mut command = called_containerd(&self.program);
         command.arg("--config").arg(trial.path()).args(["config", "dump"]);
         let dump = run(&mut command).with_context(|| format!("run containerd config dump for {}", path.display()))?;
         let names = |path: &Path| path.display().to_string();
@@ -63,9 +64,19 @@ pub fn trial_beside(path: &Path, text: &str) -> Result<NamedTempFile> {
     Ok(trial)
 }
 
+/// k3s is one program with many names.
+fn called_containerd(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if program.file_name().is_some_and(|name| name == "k3s") {
+        command.arg0("containerd");
+    }
+    command
+}
+
 fn run(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("run {program}"))?;
+    // `output` alone would open /dev/null, which the root of an image may lack
+    let output = command.stdin(Stdio::piped()).output().with_context(|| format!("run {program}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{program} says: {}", said.trim().lines().last().unwrap_or("nothing"));

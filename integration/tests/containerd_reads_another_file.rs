@@ -1,0 +1,70 @@
+//! Issue 16: `install` edits the file that the running containerd reads, and refuses to choose between two of them.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Generation, Node, Setup};
+use nix::sys::signal::Signal;
+
+#[test]
+fn story() {
+    Setup::on(Generation::V2_1).bare().story(|node| {
+        let usual = fs::read(node.containerd_config())?;
+        let (other, third) = (node.disk().join("other.toml"), node.disk().join("third.toml"));
+        for file in [&other, &third] {
+            let name = file.file_stem().unwrap_or_default().to_string_lossy();
+            let text = format!(
+                "version = 3\nroot = \"{0}/{name}\"\nstate = \"/run/{name}\"\ndisabled_plugins = [\"io.containerd.nri.v1.nri\"]\n[grpc]\n  address = \"/run/{name}.sock\"\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n",
+                node.disk().display()
+            );
+            fs::write(file, text)?;
+        }
+        node.without_containerd(Signal::SIGTERM, || {
+            let running = Daemon::start(node, &other)?;
+            let done = node.bindguard(["install"])?.success()?;
+            ensure!(done.contains(&format!("+++ {}", other.display())), "not the file that containerd reads: {done}");
+            ensure!(fs::read(node.containerd_config())? == usual, "the unread file was changed");
+            let named = config_argument(&third);
+            let noted = node.bindguard(["install", "--dry-run", &named])?;
+            ensure!(noted.stdout.contains("the running containerd reads"), "no word that it is unread: {noted:?}");
+
+            let second = Daemon::start(node, &third)?;
+            let asked = node.bindguard(["install"])?;
+            ensure!(asked.code() == 2 && asked.stderr.contains("--containerd-config"), "{asked:?}");
+            node.bindguard(["install", "--dry-run", &config_argument(&other)])?.success()?;
+            drop((running, second));
+            node.bindguard(["uninstall"])?;
+            node.bindguard(["uninstall"])?.success()?;
+            ensure!(!fs::read_to_string(&other)?.contains("bindguard"), "it is left in {}", other.display());
+            Ok(())
+        })
+    });
+}
+
+fn config_argument(file: &Path) -> String {
+    format!("--containerd-config={}", file.display())
+}
+
+/// A containerd with another file.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(node: &Node, config: &Path) -> Result<Self> {
+        let mut command = node.command(node.programs().join("containerd"))?;
+        command.arg("--config").arg(config).stdout(Stdio::null()).stderr(Stdio::null());
+        let daemon = Self(command.spawn().context("start containerd")?);
+        let pid = daemon.0.id();
+        until("containerd runs", || Ok(fs::read_to_string(format!("/proc/{pid}/comm"))?.trim_end() == "containerd"))?;
+        Ok(daemon)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

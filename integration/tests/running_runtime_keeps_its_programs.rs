@@ -1,0 +1,66 @@
+//! Issue 16: automation calls `uninstall` until it exits with 0. As long as the running containerd names the programs, they
+//! stay and a pod can start, whatever its files say.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use nix::sys::signal::Signal;
+
+const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
+
+fn story(generation: Generation) {
+    Setup::on(generation).cri().bare().story(|node| {
+        node.bindguard(["install", "--default"])?.success()?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        for call in ["first", "second", "third"] {
+            stays(node, call)?;
+        }
+        node.restart_containerd(Signal::SIGTERM)?;
+        goes(node)?;
+
+        // a configuration tool puts the former file back: bindguard changed nothing, and knows of no restart
+        let former = fs::read(node.containerd_config())?;
+        node.bindguard(["install"])?.success()?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        fs::write(node.containerd_config(), former)?;
+        let kept = node.bindguard(["uninstall"])?;
+        ensure!(kept.code() == 1 && kept.stdout.contains("the active configuration of containerd names"), "{kept:?}");
+        stays(node, "without a change")?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        goes(node)?;
+
+        // a containerd that does not answer is not taken for one that names nothing
+        node.bindguard(["install"])?.success()?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        let hidden = Path::new("/run/containerd/hidden.sock");
+        fs::rename(bindguard_integration::node::SOCKET, hidden)?;
+        node.bindguard(["uninstall", "--restart"])?;
+        let kept = node.bindguard(["uninstall"])?;
+        ensure!(kept.code() == 1 && kept.stdout.contains("read the active configuration of containerd"), "{kept:?}");
+        ensure!(Path::new(PROGRAM).exists());
+        fs::rename(hidden, bindguard_integration::node::SOCKET)?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        goes(node)
+    });
+}
+
+on_every_generation!(story);
+
+fn stays(node: &Node, call: &str) -> Result<()> {
+    let done = node.bindguard(["uninstall"])?;
+    ensure!(done.code() == 1 && done.stdout.contains("the programs stay"), "the {call} call: {done:?}");
+    ensure!(Path::new(PROGRAM).exists(), "the {call} call removed a program");
+    let sandbox = node.cri()?.run_pod("", call, call)?;
+    node.cri()?.start_container(&sandbox, "app", &["sleep", "1000000"], &[])?;
+    node.cri()?.remove_pod(&sandbox)
+}
+
+/// A shim ends a moment after its last container.
+fn goes(node: &Node) -> Result<()> {
+    until("nothing needs the programs", || Ok(node.bindguard(["uninstall"])?.code() == 0))?;
+    ensure!(!Path::new(PROGRAM).exists(), "a program is left");
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! The commands that activate changed files. A restart is owed, in the record, until its command succeeds or the daemon that
+//! read the former files has ended.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::CommonOptions;
+use super::record::Record;
+use super::report::Report;
+
+/// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set.
+///
+/// # Errors
+/// If a command fails. It stays owed, so print the report before the error.
+pub fn restart(record: &mut Record, report: &mut Report, common: &CommonOptions) -> Result<()> {
+    record.owed().iter().for_each(|owed| report.command(Some(&owed.command)));
+    if !common.restart || common.dry_run {
+        return Ok(());
+    }
+    for command in report.commands().to_vec() {
+        run(&command).with_context(|| format!("activate the changes: {command}; run it, or this command again"))?;
+        record.restarted(&command)?;
+    }
+    report.ran_commands();
+    Ok(())
+}
+
+fn run(line: &str) -> Result<()> {
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap_or_default());
+    // an image or a pod may have no /dev/null
+    let status = command.args(words).stdin(Stdio::inherit()).status().context("start it")?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}

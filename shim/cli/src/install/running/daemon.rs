@@ -1,0 +1,168 @@
+//! Daemons of this root file system: processes that see the same `/run` as this process.
+//!
+//! The mount namespace would not do: a pod that works in the node's root has its own. A container has its own `/run`, and so has
+//! the root of an image.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// A running process. Its pid alone could belong to a later one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Daemon {
+    /// Its pid.
+    pub pid: u32,
+    /// Clock ticks from the boot to its start: `starttime` in proc_pid_stat(5).
+    started: u64,
+    /// The id of that boot.
+    boot: String,
+}
+
+/// False in a root without `/proc`: of an image.
+pub fn sees_processes() -> bool {
+    Path::new("/proc/1/stat").symlink_metadata().is_ok()
+}
+
+impl Daemon {
+    /// The processes of this root with this name, the oldest first.
+    pub fn named(name: &str) -> Vec<Self> {
+        let Some(own) = run_of(Path::new("/")) else { return Vec::new() };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let is_named = |pid: &u32| fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name);
+        let is_ours = |pid: &u32| run_of(&file(*pid, "root")) == Some(own);
+        let pids: Vec<u32> = pids.filter(is_named).filter(is_ours).collect();
+        // a child that is about to execute another program still has its parent's name
+        let is_child = |pid: &u32| parent_of(*pid).is_some_and(|parent| pids.contains(&parent));
+        let mut found: Vec<Self> = pids.iter().copied().filter(|pid| !is_child(pid)).filter_map(Self::of).collect();
+        found.sort_by_key(|daemon| (daemon.started, daemon.pid));
+        found
+    }
+
+    /// The process with this pid, if there is one.
+    pub fn of(pid: u32) -> Option<Self> {
+        let started = stat_field(pid, 22)?;
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim_end().to_owned();
+        Some(Self { pid, started, boot })
+    }
+
+    /// True if it has not ended.
+    pub fn still_runs(&self) -> bool {
+        Self::of(self.pid).as_ref() == Some(self)
+    }
+
+    /// Its program. A program that was replaced keeps its path.
+    pub fn program(&self) -> Option<PathBuf> {
+        let link = fs::read_link(file(self.pid, "exe")).ok()?;
+        let path = link.to_str()?;
+        Some(PathBuf::from(path.strip_suffix(" (deleted)").unwrap_or(path)))
+    }
+
+    /// Its arguments, its name first.
+    pub fn arguments(&self) -> Vec<String> {
+        let bytes = fs::read(file(self.pid, "cmdline")).unwrap_or_default();
+        let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+        words.filter(|word| !word.is_empty()).collect()
+    }
+
+    /// The file that `--config` or `-c` names.
+    pub fn config(&self) -> Option<PathBuf> {
+        option(&self.arguments(), &["config", "c"]).map(PathBuf::from)
+    }
+
+    /// The socket that `--address` or `-a` names.
+    pub fn address(&self) -> Option<PathBuf> {
+        option(&self.arguments(), &["address", "a"]).map(PathBuf::from)
+    }
+
+    /// The systemd service that it belongs to: `/system.slice/containerd.service` in proc_pid_cgroup(5).
+    pub fn service(&self) -> Option<String> {
+        let text = fs::read_to_string(file(self.pid, "cgroup")).ok()?;
+        service_in(&text)
+    }
+}
+
+/// The value of an option, in each form that Go's flag packages accept.
+pub fn option(words: &[String], names: &[&str]) -> Option<String> {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some(name) = word.strip_prefix('-') else { continue };
+        let name = name.strip_prefix('-').unwrap_or(name);
+        match name.split_once('=') {
+            Some((name, value)) if names.contains(&name) => return Some(value.to_owned()),
+            None if names.contains(&name) => return words.next().cloned(),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn service_in(cgroup: &str) -> Option<String> {
+    let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths.flat_map(|path| path.rsplit('/')).find_map(|part| part.strip_suffix(".service")).map(str::to_owned)
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    stat_field(pid, 4)?.try_into().ok()
+}
+
+/// A number of proc_pid_stat(5), by the field's number there.
+fn stat_field(pid: u32, field: usize) -> Option<u64> {
+    let stat = fs::read_to_string(file(pid, "stat")).ok()?;
+    // the name may contain spaces and parentheses: field 3 follows the last one
+    let (_, fields) = stat.rsplit_once(") ")?;
+    fields.split(' ').nth(field - 3)?.parse().ok()
+}
+
+/// The identity of the `/run` of a root directory.
+fn run_of(root: &Path) -> Option<(u64, u64)> {
+    fs::metadata(root.join("run")).ok().map(|found| (found.dev(), found.ino()))
+}
+
+fn file(pid: u32, name: &str) -> PathBuf {
+    Path::new("/proc").join(pid.to_string()).join(name)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_recognized_until_it_ends() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let daemon = Daemon::of(child.id()).unwrap();
+        assert!(daemon.still_runs());
+        assert!(!Daemon { started: daemon.started + 1, ..daemon.clone() }.still_runs(), "a later process of that pid");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!daemon.still_runs());
+    }
+
+    #[test]
+    fn options_of_both_forms_are_read() {
+        let of = |line: &str, names: &[&str]| option(&line.split(' ').map(str::to_owned).collect::<Vec<_>>(), names);
+        for line in
+            ["containerd -c /x", "containerd --config /x", "containerd --config=/x -a /y", "containerd -config=/x"]
+        {
+            assert_eq!(of(line, &["config", "c"]).as_deref(), Some("/x"), "{line}");
+        }
+        assert_eq!(of("containerd --config=/x -a /y", &["address", "a"]).as_deref(), Some("/y"));
+        assert_eq!(of("containerd config", &["config", "c"]), None);
+    }
+
+    #[test]
+    fn the_service_is_in_the_cgroups_path() {
+        assert_eq!(service_in("0::/system.slice/k3s.service\n").as_deref(), Some("k3s"));
+        assert_eq!(
+            service_in("1:name=systemd:/system.slice/containerd.service\n0::/\n").as_deref(),
+            Some("containerd")
+        );
+        assert_eq!(service_in("0::/user.slice\n"), None);
+    }
+}

@@ -1,0 +1,81 @@
+//! The runtimes that run now, and whether their active configuration names a program.
+//!
+//! A daemon uses the files that it read at its start. So an edited file does not show whether a program can be removed: the
+//! running daemon is queried. Without one, in the root file system of an image, the files alone decide.
+//!
+//! | daemon | query |
+//! |---|---|
+//! | containerd | `Status` with `verbose` of the CRI: `containerd config dump` would read the files |
+//! | dockerd | `GET /info` |
+//! | CRI-O | `GET /config` on its own socket |
+
+mod cri_status;
+mod daemon;
+mod http;
+mod names;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::record::Owner;
+
+pub use self::daemon::{Daemon, option, sees_processes};
+
+const DOCKER_SOCKET: &str = "/run/docker.sock";
+const CRIO_SOCKET: &str = "/run/crio/crio.sock";
+
+/// The running daemon that reads the files of a runtime.
+pub fn daemon_of(owner: Owner) -> Option<Daemon> {
+    match owner {
+        Owner::Containerd => containerds().into_iter().next(),
+        Owner::Docker => Daemon::named("dockerd").into_iter().next(),
+        Owner::Crio => Daemon::named("crio").into_iter().next(),
+        Owner::Podman | Owner::Bindguard => None,
+    }
+}
+
+/// The containerds that serve pods. dockerd starts one for itself, with a file that dockerd writes.
+pub fn containerds() -> Vec<Daemon> {
+    let is_dockers =
+        |daemon: &Daemon| daemon.config().is_some_and(|config| config.to_string_lossy().contains("/docker/"));
+    Daemon::named("containerd").into_iter().filter(|daemon| !is_dockers(daemon)).collect()
+}
+
+/// The running daemons whose active configuration names this program.
+///
+/// # Errors
+/// If a daemon runs and does not report its configuration.
+pub fn daemons_that_name(program: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for containerd in containerds() {
+        let config = cri_status::active_config(&containerd)
+            .with_context(|| format!("read the active configuration of containerd, process {}", containerd.pid))?;
+        found.extend(config.filter(|config| names::json_names(config, program)).map(|_| "containerd".to_owned()));
+    }
+    for dockerd in Daemon::named("dockerd") {
+        let info = docker_info()
+            .with_context(|| format!("read the active configuration of dockerd, process {}", dockerd.pid))?;
+        found.extend(names::json_names(&info, program).then(|| "dockerd".to_owned()));
+    }
+    for crio in Daemon::named("crio") {
+        let text = http::get(Path::new(CRIO_SOCKET), "/config")
+            .with_context(|| format!("read the active configuration of CRI-O, process {}", crio.pid))?;
+        let config: toml::Table = toml::from_str(&text).context("read CRI-O's answer as TOML")?;
+        found.extend(names::toml_names(&toml::Value::Table(config), program).then(|| "crio".to_owned()));
+    }
+    Ok(found)
+}
+
+/// The runtimes that the running dockerd knows, by name.
+pub fn docker_runtimes() -> Result<Vec<String>> {
+    let info = docker_info()?;
+    let runtimes = info.get("Runtimes").and_then(serde_json::Value::as_object);
+    Ok(runtimes.into_iter().flatten().map(|(name, _)| name.clone()).collect())
+}
+
+fn docker_info() -> Result<serde_json::Value> {
+    let sockets = [PathBuf::from(DOCKER_SOCKET), Path::new("/var").join(&DOCKER_SOCKET[1..])];
+    let socket = sockets.iter().find(|socket| socket.symlink_metadata().is_ok()).unwrap_or(&sockets[0]);
+    serde_json::from_str(&http::get(socket, "/info")?).context("read dockerd's answer as JSON")
+}

@@ -1,0 +1,58 @@
+//! `--stay`: the process of a DaemonSet's pod. It does its work, then waits for SIGTERM and ends without another change.
+//!
+//! A DaemonSet's pod must not end by itself. Its end means nothing for the node: pods are evicted, upgraded and replaced.
+
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::SignalFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// The pause before unfinished work is tried again: containers end at their own time.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// SIGTERM and SIGINT, from the first moment on: one that arrives in the middle of the work takes effect after it.
+#[derive(Debug)]
+pub struct Stay(SignalFd);
+
+impl Stay {
+    /// Blocks the signals.
+    pub fn prepare() -> Result<Self> {
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        signals.thread_block().context("block SIGTERM")?;
+        Ok(Self(SignalFd::new(&signals).context("create a descriptor for SIGTERM")?))
+    }
+
+    /// Does the work until it succeeds, then waits for a signal. Ends with the last exit code.
+    ///
+    /// # Errors
+    /// If the work fails. The kubelet then starts the container again.
+    pub fn after(&self, mut work: impl FnMut() -> Result<ExitCode>) -> Result<ExitCode> {
+        loop {
+            let code = work()?;
+            let is_done = code == ExitCode::SUCCESS;
+            if is_done {
+                eprintln!("bindguard: done; waiting for SIGTERM, which changes nothing on this node");
+            }
+            if self.signal_within((!is_done).then_some(RETRY))? {
+                return Ok(code);
+            }
+        }
+    }
+
+    fn signal_within(&self, limit: Option<Duration>) -> Result<bool> {
+        let limit = limit.map(Timespec::try_from).transpose().context("wait for SIGTERM")?;
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
+            match poll(&mut fds, limit.as_ref()) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno).context("wait for SIGTERM"),
+            }
+        }
+    }
+}
