@@ -81,7 +81,7 @@ pub struct Matrix {
 impl Matrix {
     /// The folder itself.
     pub fn folder(&self) -> &Path {
-        &self.0
+        &self.folder
     }
 
     /// `$BINDGUARD_MATRIX`, else `target/matrix` of the workspace.
