@@ -47,7 +47,7 @@ fn servers_that_do_not_answer(node: &Node) -> Result<()> {
     let path = volumes[0].path().display().to_string();
     let held = node.bindguard(["holders", &path])?;
     ensure!(held.stdout.contains(&format!("mounted    {path} (fuse")), "{held:?}");
-    ensure!(node.bindguard(["doctor"])?.stdout.contains("bad        subpaths: "));
+    ensure!(node.bindguard(["doctor"])?.stdout.contains("failed     subpaths: "));
     drop(volumes);
     pod.delete()
 }

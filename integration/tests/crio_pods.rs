@@ -79,7 +79,7 @@ fn survives_an_update(node: &Node, crio: &mut Crio<'_>, handler: &str) -> Result
     ensure!(cri.read(&second, "/etc/app.conf")? == "two", "the container reads the old file");
     only_a_current_mount(&subpath)?;
     let journal = node.bindguard(["journal", "--pod", "default/web"])?.success()?;
-    ensure!(journal.contains("default/web app") && journal.contains("rebound"), "{journal}");
+    ensure!(journal.contains("default/web app") && journal.contains("re-bound"), "{journal}");
     cri.remove_pod(&sandbox)?;
     pod.delete()
 }

@@ -19,9 +19,9 @@ fn containerd_alone(generation: Generation) {
     Setup::on(generation).cri().story(|node| {
         let point = Points::of(node)?.named("containerd")?;
         // 1.6 reads runtime_path and passes over it: docs/decisions/0006
-        let expected = if generation == Generation::V1_6 { "bad" } else { "good" };
-        ensure!(point["state"] == expected, "{point}");
-        let text = point["told"].as_str().unwrap_or_default();
+        let expected = if generation == Generation::V1_6 { "failed" } else { "ok" };
+        ensure!(point["status"] == expected, "{point}");
+        let text = point["message"].as_str().unwrap_or_default();
         let version = Matrix::locate()?.containerd_version(generation)?;
         ensure!(text.contains(&format!("containerd {version}")), "{text}");
         Ok(())
@@ -46,9 +46,9 @@ fn of_a_node_that_breaks() {
 fn of_a_node_whose_root_is_private() {
     Setup::on(Generation::V2_1).host_root(HostRoot::Private).story(|node| {
         let point = Points::of(node)?.named("host-root")?;
-        ensure!(point["state"] == "bad", "{point}");
-        host(["sh", "-ec", point["run"].as_str().context("what to run")?])?;
-        ensure!(Points::of(node)?.named("host-root")?["state"] == "good");
+        ensure!(point["status"] == "failed", "{point}");
+        host(["sh", "-ec", point["command"].as_str().context("what to run")?])?;
+        ensure!(Points::of(node)?.named("host-root")?["status"] == "ok");
         Ok(())
     });
 }
@@ -61,8 +61,8 @@ impl Points {
         let ended = node.bindguard(["doctor", "--json"])?;
         let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
         let points = report["points"].as_array().context("points")?.clone();
-        let has = |state: &str| points.iter().any(|point| point["state"] == state);
-        let code = if has("bad") { 1 } else { 2 * i32::from(has("no-answer")) };
+        let has = |state: &str| points.iter().any(|point| point["status"] == state);
+        let code = if has("failed") { 1 } else { 2 * i32::from(has("unknown")) };
         ensure!(ended.code() == code, "exit code {} for {points:?}", ended.code());
         Ok(Self(points))
     }
@@ -75,10 +75,10 @@ impl Points {
 fn good_node(node: &Node) -> Result<()> {
     let points = Points::of(node)?;
     for name in ["kernel", "host-root", "detach-mounts", "mount-helpers", "fuse-daemons", "containerd"] {
-        ensure!(points.named(name)?["state"] == "good", "{}", points.named(name)?);
+        ensure!(points.named(name)?["status"] == "ok", "{}", points.named(name)?);
     }
     for name in ["programs", "config", "subpaths"] {
-        ensure!(points.named(name)?["state"] == "good", "{}", points.named(name)?);
+        ensure!(points.named(name)?["status"] == "ok", "{}", points.named(name)?);
     }
     let text = node.bindguard(["doctor"])?;
     ensure!(text.stdout.contains("good       host-root: / is shared"), "{text:?}");
@@ -88,7 +88,7 @@ fn good_node(node: &Node) -> Result<()> {
 /// A configMap that changes under a running container is a fault of the node only where no guard repairs it.
 fn subpaths(node: &Node) -> Result<()> {
     for (handler, state, said) in
-        [("bindguard", "good", "the guard repairs each"), ("runc", "bad", "its pod runs under another shim")]
+        [("bindguard", "ok", "the guard repairs each"), ("runc", "failed", "its pod runs under another shim")]
     {
         let pod = node.kubelet().pod(&format!("uid-{handler}"))?;
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
@@ -98,7 +98,10 @@ fn subpaths(node: &Node) -> Result<()> {
         cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
         volume.update(&[("app.conf", "two")])?;
         let point = Points::of(node)?.named("subpaths")?;
-        ensure!(point["state"] == state && point["told"].as_str().is_some_and(|text| text.contains(said)), "{point}");
+        ensure!(
+            point["status"] == state && point["message"].as_str().is_some_and(|text| text.contains(said)),
+            "{point}"
+        );
         for verb in [&["diagnose"][..], &["repair", "--all"]] {
             let ended = node.bindguard(verb)?;
             ensure!(
@@ -107,7 +110,7 @@ fn subpaths(node: &Node) -> Result<()> {
             );
         }
         let point = Points::of(node)?.named("subpaths")?;
-        ensure!(point["state"] == "good" && !point.to_string().contains("stale"), "{point}");
+        ensure!(point["status"] == "ok" && !point.to_string().contains("stale"), "{point}");
         cri.remove_pod(&sandbox)?;
         pod.delete()?;
     }
@@ -120,7 +123,7 @@ fn of_a_pod_that_no_runtime_knows(node: &Node) -> Result<()> {
     volume.subpath("app", 0, "app.conf").bind()?;
     volume.update(&[("app.conf", "two")])?;
     let point = Points::of(node)?.named("subpaths")?;
-    ensure!(point["state"] == "no-answer" && point["run"] == "bindguard diagnose", "{point}");
+    ensure!(point["status"] == "unknown" && point["command"] == "bindguard diagnose", "{point}");
     pod.delete()
 }
 
@@ -133,11 +136,14 @@ fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
     let kubelet = Running::start(node, &[&kubelet.to_string_lossy(), "1000000"], "kubelet")?;
     let daemon = Running::start(node, &["sh", "-c", "exec 3<>/dev/fuse; exec sleep 1000000"], "sleep")?;
     let point = Points::of(node)?.named("fuse-daemons")?;
-    ensure!(point["state"] == "bad", "{point}");
-    ensure!(point["run"].as_str().is_some_and(|run| run.contains(&format!("fuse-{}.scope", daemon.0.id()))), "{point}");
-    is_a_call_of_systemd(node, point["run"].as_str().unwrap_or_default())?;
+    ensure!(point["status"] == "failed", "{point}");
+    ensure!(
+        point["command"].as_str().is_some_and(|run| run.contains(&format!("fuse-{}.scope", daemon.0.id()))),
+        "{point}"
+    );
+    is_a_call_of_systemd(node, point["command"].as_str().unwrap_or_default())?;
     drop(kubelet);
-    ensure!(Points::of(node)?.named("fuse-daemons")?["state"] == "good");
+    ensure!(Points::of(node)?.named("fuse-daemons")?["status"] == "ok");
     Ok(())
 }
 
@@ -167,17 +173,17 @@ fn mount_helper(node: &Node) -> Result<()> {
     fs::create_dir_all(pod.path().join("volumes/kubernetes.io~nfs/data"))?;
     let points = Points::of(node)?;
     let point = points.named("mount-helpers")?;
-    let expected = if has_program("mount.nfs") { "good" } else { "bad" };
+    let expected = if has_program("mount.nfs") { "ok" } else { "failed" };
     ensure!(
-        point["state"] == expected && point["told"].as_str().is_some_and(|text| text.contains("mount.nfs")),
+        point["status"] == expected && point["message"].as_str().is_some_and(|text| text.contains("mount.nfs")),
         "{point}"
     );
-    if expected == "bad" {
+    if expected == "failed" {
         of_other_distributions(node)?;
-        is_a_package(node, point["run"].as_str().unwrap_or_default())?;
+        is_a_package(node, point["command"].as_str().unwrap_or_default())?;
     }
     // An NFS volume that is not mounted is a finding of its own.
-    ensure!(points.named("subpaths")?["told"].as_str().is_some_and(|text| text.ends_with("is unmounted")));
+    ensure!(points.named("subpaths")?["message"].as_str().is_some_and(|text| text.ends_with("is unmounted")));
     pod.delete()
 }
 
@@ -192,8 +198,8 @@ fn of_other_distributions(node: &Node) -> Result<()> {
         let point = Points::of(node)?.named("mount-helpers");
         host(["umount", "/etc/os-release"])?;
         let point = point?;
-        let text = point["told"].as_str().unwrap_or_default();
-        ensure!(point["run"].as_str() == run && text.contains(said), "{point}");
+        let text = point["message"].as_str().unwrap_or_default();
+        ensure!(point["command"].as_str() == run && text.contains(said), "{point}");
     }
     Ok(())
 }
@@ -227,8 +233,8 @@ fn pinned(node: &Node) -> Result<()> {
         container.start()?.success()?;
         host(["umount", place])?;
         let point = Points::of(node)?.named("pinned")?;
-        ensure!(point["state"] == "bad" && names(&point, place), "{point}");
-        ensure!(point["run"].as_str().is_some_and(|run| run.starts_with("bindguard holders /")), "{point}");
+        ensure!(point["status"] == "failed" && names(&point, place), "{point}");
+        ensure!(point["command"].as_str().is_some_and(|run| run.starts_with("bindguard holders /")), "{point}");
         let held = node.bindguard(["holders", place])?;
         let (mount, container) = (format!("has /host{place} "), "container exporter");
         ensure!(held.stdout.contains(&mount) && held.stdout.contains(container), "{held:?}");
@@ -241,14 +247,14 @@ fn pinned(node: &Node) -> Result<()> {
 
 /// Other nodes of this machine may keep something of their own.
 fn names(point: &Value, place: &str) -> bool {
-    point["told"].as_str().is_some_and(|text| text.split([' ', ',']).any(|word| word == place))
+    point["message"].as_str().is_some_and(|text| text.split([' ', ',']).any(|word| word == place))
 }
 
 fn config(node: &Node) -> Result<()> {
     let file = node.disk().join("bindguard.toml");
     fs::write(&file, "[kubelet\n")?;
     let point = Points::of(node)?.named("config")?;
-    ensure!(point["state"] == "bad" && point["run"] == "bindguard config check", "{point}");
+    ensure!(point["status"] == "failed" && point["command"] == "bindguard config check", "{point}");
     let check = node.bindguard(["config", "check"])?;
     ensure!(check.code() == 2 && check.stderr.contains("line 1"), "{check:?}");
     Ok(())

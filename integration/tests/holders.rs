@@ -38,27 +38,27 @@ fn story(node: &Node) -> Result<()> {
 
     let report = holders(node, &path)?;
     let pod = one(&report, |holder| holder["pod"]["name"] == "exporter")?;
-    ensure!(pod["kept_by"] == "process" && pod["command"] == "sleep" && pod["container"].is_string(), "{pod}");
+    ensure!(pod["held_by"] == "process" && pod["process_name"] == "sleep" && pod["container"].is_string(), "{pod}");
     ensure!(pod["mounts"][0]["mount_point"] == format!("/host{path}"), "{pod}");
-    ensure!(pod["mounts"][0]["propagation"] == "private" && pod["mounts"][0]["follows"] == false, "{pod}");
-    ensure!(pod["free"][1]["run"] == "kubectl -n default delete pod exporter", "{pod}");
+    ensure!(pod["mounts"][0]["propagation"] == "private" && pod["mounts"][0]["unmount_propagates"] == false, "{pod}");
+    ensure!(pod["release"][1]["command"] == "kubectl -n default delete pod exporter", "{pod}");
     let plain = one(&report, |holder| holder["container"] == "slave")?;
     ensure!(plain["mounts"][0]["mount_point"] == "/data", "{plain}");
-    let opened = one(&report, |holder| holder["kept_by"] == "descriptor")?;
+    let opened = one(&report, |holder| holder["held_by"] == "descriptor")?;
     ensure!(opened["pid"] == opener.0.id() && opened["processes"] == 0, "{opened}");
-    ensure!(opened["free"][0]["run"] == format!("kill {}", opener.0.id()), "{opened}");
+    ensure!(opened["release"][0]["command"] == format!("kill {}", opener.0.id()), "{opened}");
     drop(opener);
-    let empty = one(&report, |holder| holder["kept_by"] == "bind-mount")?;
-    ensure!(empty["free"][0]["run"] == format!("umount {}", namespace.file), "{empty}");
+    let empty = one(&report, |holder| holder["held_by"] == "bind-mount")?;
+    ensure!(empty["release"][0]["command"] == format!("umount {}", namespace.file), "{empty}");
 
     // The host unmounts; the copies stay, and are found by the place that they cover, or by what they show.
     node.ctr().remove("slave")?;
     host(["umount", &path])?;
     let report = holders(node, &path)?;
     ensure!(report["mounts"] == serde_json::json!([]), "{report}");
-    for kept_by in ["process", "bind-mount"] {
-        let holder = one(&report, |holder| holder["kept_by"] == kept_by)?;
-        let run = holder["free"][0]["run"].as_str().context("what to run")?.to_owned();
+    for held_by in ["process", "bind-mount"] {
+        let holder = one(&report, |holder| holder["held_by"] == held_by)?;
+        let run = holder["release"][0]["command"].as_str().context("what to run")?.to_owned();
         host(["sh", "-ec", &run])?;
     }
     let text = node.bindguard(["holders", &path])?;
@@ -77,7 +77,7 @@ fn of_the_whole_node(node: &Node) -> Result<()> {
     let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
     let holders = report["holders"].as_array().context("holders")?;
     ensure!(holders.iter().filter(|holder| holder["pod"]["name"] == "exporter").count() > 1, "{report:#}");
-    let ways = holders.iter().flat_map(|holder| holder["free"].as_array().into_iter().flatten());
+    let ways = holders.iter().flat_map(|holder| holder["release"].as_array().into_iter().flatten());
     let ways: Vec<&Value> = ways.collect();
     ensure!(ways.is_empty(), "{ways:?}");
     let text = node.bindguard(["holders", "/"])?.stdout;

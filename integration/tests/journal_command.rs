@@ -37,7 +37,7 @@ fn read_the_journal(node: &Node) -> Result<()> {
         ["default/web", "default/shop", "default/late"].map(|pod| all.stdout.find(pod).unwrap_or(usize::MAX)).to_vec();
     ensure!(all.code() == 1 && order.is_sorted() && order[2] != usize::MAX, "{all:?}");
     ensure!(
-        all.stdout.contains("rebound") && all.stdout.contains("3 admissions, 3 with findings, 1 of them"),
+        all.stdout.contains("re-bound") && all.stdout.contains("3 admissions, 3 with findings, 1 of them"),
         "{all:?}"
     );
     for (words, count, code) in [

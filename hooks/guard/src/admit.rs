@@ -93,7 +93,7 @@ fn try_admit(
     let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
     report.problems.extend(problems);
     let findings = inspect(&spec, bundle, &policy);
-    report.set_judged_after(start.elapsed());
+    report.set_inspection_time(start.elapsed());
     fault::reach(FaultPoint::Judged);
     let mut plan = Plan::from_findings(&findings, &policy);
     plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&spec.overlooked()?, &policy));
@@ -110,7 +110,7 @@ fn try_admit(
     match write_edits(bundle, &spec, &edits) {
         Ok(()) => note_edits(&edits, &findings, &mut outcomes),
         Err(why) => edits.iter().filter_map(edited_bind).for_each(|bind| {
-            outcomes.insert(bind, Outcome::Failed { why: why.clone() });
+            outcomes.insert(bind, Outcome::Failed { error: why.clone() });
         }),
     }
     report.add(findings, |finding| outcome_of(finding, &outcomes));
@@ -131,8 +131,10 @@ fn mend(order: &Rebind, attempt: Attempt, probes: &Probes, outcomes: &mut Outcom
             (Outcome::Rebound { tries }, (attempt == Attempt::Again).then(|| order.spec_edit()))
         }
         Ok(Rebound::AlreadyCurrent) => (Outcome::AlreadyCurrent, None),
-        Err(error @ NotRebound::Impossible(_)) => (Outcome::Failed { why: error.to_string() }, Some(order.spec_edit())),
-        Err(error @ NotRebound::NoLongerStale(_)) => (Outcome::Failed { why: error.to_string() }, None),
+        Err(error @ NotRebound::Impossible(_)) => {
+            (Outcome::Failed { error: error.to_string() }, Some(order.spec_edit()))
+        }
+        Err(error @ NotRebound::NoLongerStale(_)) => (Outcome::Failed { error: error.to_string() }, None),
     };
     outcomes.insert(bind, outcome);
     edit.flatten()
@@ -184,7 +186,7 @@ fn outcome_of(finding: &Finding, outcomes: &Outcomes) -> Option<Outcome> {
 
 fn refusal_of_unrepaired(bind: &BindReport, policy: &Policy) -> Option<String> {
     match &bind.outcome {
-        Some(Outcome::Failed { why }) => refusal_of_failed(&bind.finding, why, policy),
+        Some(Outcome::Failed { error }) => refusal_of_failed(&bind.finding, error, policy),
         _ => None,
     }
 }

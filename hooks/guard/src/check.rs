@@ -44,13 +44,13 @@ fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Find
 /// The outcome that a plan would have for a finding. In a refused container nothing else is done.
 pub fn planned_outcome(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
     if plan.refusal.is_some() {
-        return refusal_of(finding, policy).map(|_| Outcome::WouldBe { done: PlannedAction::Refuse });
+        return refusal_of(finding, policy).map(|_| Outcome::Planned { action: PlannedAction::Refuse });
     }
     if let Verdict::Pinning(Pinning { private_mount: Some(mount), .. }) = &finding.verdict {
         return Some(Outcome::needs_shared(mount));
     }
     let is_edited = finding.bind.is_some_and(|bind| plan.edits_bind(bind));
-    let done = match (&finding.verdict, &finding.kind) {
+    let action = match (&finding.verdict, &finding.kind) {
         (Verdict::Pinning(pinning), _) => {
             (is_edited || pinning.rootfs && plan.edits_rootfs()).then_some(PlannedAction::MakeRslave)
         }
@@ -60,7 +60,7 @@ pub fn planned_outcome(finding: &Finding, plan: &Plan, policy: &Policy) -> Optio
         }
         _ => is_edited.then_some(PlannedAction::PointAtVolume),
     };
-    done.map(|done| Outcome::WouldBe { done })
+    action.map(|action| Outcome::Planned { action })
 }
 
 #[cfg(test)]

@@ -39,18 +39,18 @@ const MOST_PROBLEMS: usize = 16;
 pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
     let mut line = written(entry, None)?;
     if line.len() > LONGEST {
-        let (report, left_out) = shortened(entry.report);
+        let (report, omitted_binds) = shortened(entry.report);
         let id = entry.id.map(cut);
-        line = written(&Entry { id: id.as_deref(), report: &report, ..*entry }, Some(left_out))?;
+        line = written(&Entry { id: id.as_deref(), report: &report, ..*entry }, Some(omitted_binds))?;
     }
     append(journal, &line).map_err(|error| error_chain(&error))
 }
 
-fn written(entry: &Entry<'_>, left_out: Option<usize>) -> Result<String, String> {
+fn written(entry: &Entry<'_>, omitted_binds: Option<usize>) -> Result<String, String> {
     let mut line = JournalLine::new(entry.report);
     line.time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
     line.id = entry.id.map(str::to_owned);
-    (line.attempt, line.pid, line.left_out) = (entry.attempt, entry.pid, left_out);
+    (line.attempt, line.pid, line.omitted_binds) = (entry.attempt, entry.pid, omitted_binds);
     serde_json::to_string(&line).map_err(|error| error_chain(&error))
 }
 
@@ -67,17 +67,17 @@ fn shortened(report: &Report) -> (Report, usize) {
     let binds: Vec<BindReport> = found.into_iter().chain(well).filter(&mut fits).cloned().collect();
     let Container { name, pod, namespace, uid } = &report.container;
     let [name, pod, namespace, uid] = [name, pod, namespace, uid].map(|text| text.as_deref().map(cut));
-    let left_out = report.binds.len() - binds.len();
+    let omitted_binds = report.binds.len() - binds.len();
     let short = Report {
         bundle: report.bundle.as_deref().map(|path| cut(&path.to_string_lossy()).into()),
         container: Container { name, pod, namespace, uid },
         binds,
         foreign: report.foreign,
         problems: report.problems.iter().take(MOST_PROBLEMS).map(|problem| cut(problem)).collect(),
-        looked_us: report.looked_us,
-        took_us: report.took_us,
+        inspection_us: report.inspection_us,
+        duration_us: report.duration_us,
     };
-    (short, left_out)
+    (short, omitted_binds)
 }
 
 fn cut(text: &str) -> String {

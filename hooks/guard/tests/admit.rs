@@ -35,7 +35,7 @@ fn admitting_twice_changes_nothing_the_second_time() {
     assert!(
         outcomes(&check_bundle(&pod.bundle(), &pod.policy()))
             .iter()
-            .all(|o| matches!(o, Some(Outcome::WouldBe { .. })))
+            .all(|o| matches!(o, Some(Outcome::Planned { .. })))
     );
     let rebound = Some(Outcome::Rebound { tries: 1 });
     assert_eq!(outcomes(&admitted(&pod).report), [rebound.clone(), rebound, Some(Outcome::MadeRslave)]);
@@ -107,7 +107,7 @@ fn a_bundle_that_cannot_be_written_keeps_its_spec_and_the_mounts_are_mended_all_
 
     let outcomes = outcomes(&admitted(&pod).report);
     assert_eq!(outcomes[0], Some(Outcome::Rebound { tries: 1 }));
-    assert!(matches!(&outcomes[1], Some(Outcome::Failed { why }) if why.contains("Read-only")), "{outcomes:?}");
+    assert!(matches!(&outcomes[1], Some(Outcome::Failed { error }) if error.contains("Read-only")), "{outcomes:?}");
     assert_eq!(fs::read(pod.config()).unwrap(), spec);
     assert_eq!(fs::read_dir(pod.bundle()).unwrap().count(), 1);
 }
@@ -125,7 +125,7 @@ fn a_reader_that_locks_the_pods_folders_delays_no_repair() {
     readers.iter().for_each(|reader| flock(reader, FlockOperation::LockExclusive).unwrap());
     let report = admitted(&pod).report;
     assert_eq!(outcomes(&report), vec![Some(Outcome::Rebound { tries: 1 }); 12]);
-    assert!(report.took_us < 1_000_000, "12 repairs took {} us", report.took_us);
+    assert!(report.duration_us < 1_000_000, "12 repairs took {} us", report.duration_us);
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn policy_refuses_a_dead_source_or_does_not_look() {
     // In a refused container nothing else is done, and a check reports that.
     pod.update(1);
     let outcomes: Vec<_> = check_bundle(&pod.bundle(), &refuse).binds.into_iter().map(|bind| bind.outcome).collect();
-    assert_eq!(outcomes, [None, Some(Outcome::WouldBe { done: PlannedAction::Refuse })]);
+    assert_eq!(outcomes, [None, Some(Outcome::Planned { action: PlannedAction::Refuse })]);
     let binds = admit(&pod.bundle(), &refuse, Attempt::First).report.binds;
     let outcomes: Vec<_> = binds.into_iter().map(|bind| bind.outcome).collect();
     assert_eq!(outcomes, [None, Some(Outcome::Refused)]);

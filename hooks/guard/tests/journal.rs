@@ -46,8 +46,8 @@ fn a_line_is_as_documented() {
         binds: vec![bind],
         foreign: 6,
         problems: Vec::new(),
-        looked_us: Some(287),
-        took_us: 412,
+        inspection_us: Some(287),
+        duration_us: 412,
     };
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
@@ -94,5 +94,5 @@ fn a_line_has_an_end() {
     let written: Value = serde_json::from_str(&line).unwrap();
     let binds = written["binds"].as_array().unwrap();
     assert_eq!(binds[0]["source"], "/found");
-    assert_eq!(written["left_out"], 5_002 - binds.len());
+    assert_eq!(written["omitted_binds"], 5_002 - binds.len());
 }

@@ -53,9 +53,9 @@ fn of_every_verdict() -> Vec<BindReport> {
         stale(Some(Outcome::Rebound { tries: 2 })),
         stale(Some(Outcome::AlreadyCurrent)),
         stale(Some(Outcome::PointedAtVolume { source: "/volume/key".into() })),
-        stale(Some(Outcome::Failed { why: "move_mount: EINVAL".to_owned() })),
+        stale(Some(Outcome::Failed { error: "move_mount: EINVAL".to_owned() })),
         stale(Some(Outcome::Detached)),
-        stale(Some(Outcome::WouldBe { done: PlannedAction::Rebind })),
+        stale(Some(Outcome::Planned { action: PlannedAction::Rebind })),
         bind(&subpath, orphaned, None),
         bind(&subpath, Verdict::Unmounted(Unmounted::Subpath), Some(Outcome::Refused)),
         bind(&format!("{POD}/volumes/kubernetes.io~nfs/share"), dead(), Some(Outcome::Refused)),
@@ -82,8 +82,8 @@ fn full() -> Report {
         binds: of_every_verdict(),
         foreign: 6,
         problems: vec!["read /run/bundle/config.json: No such file or directory (os error 2)".to_owned()],
-        looked_us: Some(287),
-        took_us: 412,
+        inspection_us: Some(287),
+        duration_us: 412,
     }
 }
 
@@ -108,7 +108,7 @@ fn lines() -> Vec<Value> {
 #[test]
 fn what_is_written_obeys_the_schema() {
     let schema = schema();
-    assert!(cut_off()["left_out"].as_u64().unwrap() > 0);
+    assert!(cut_off()["omitted_binds"].as_u64().unwrap() > 0);
     for line in lines() {
         assert_eq!(schema.faults_of(&line), [""; 0]);
     }
@@ -146,8 +146,8 @@ fn the_schema_says_nothing_that_is_never_written() {
         }
     }
     for way in schema["$defs"]["outcome"]["oneOf"].as_array().unwrap() {
-        let what = &way["properties"]["what"]["const"];
-        assert!(binds.iter().any(|bind| &bind["outcome"]["what"] == what), "no outcome is {what}");
+        let result = &way["properties"]["result"]["const"];
+        assert!(binds.iter().any(|bind| &bind["outcome"]["result"] == result), "no outcome is {result}");
     }
 }
 
@@ -170,9 +170,9 @@ fn what_is_never_written_does_not_obey_the_schema() {
     broken("/container/node", json!("worker"));
     broken("/binds/0/verdict", json!("foreign"));
     broken("/binds/0/kind", json!("bind"));
-    broken("/binds/1/outcome/what", json!("mended"));
-    broken("/binds/1/outcome/why", json!("no field of this outcome"));
-    for key in ["time", "attempt", "binds", "foreign", "took_us"] {
+    broken("/binds/1/outcome/result", json!("mended"));
+    broken("/binds/1/outcome/error", json!("no field of this outcome"));
+    for key in ["time", "attempt", "binds", "foreign", "duration_us"] {
         let mut line = good.clone();
         line.as_object_mut().unwrap().remove(key);
         assert_ne!(schema.faults_of(&line), [""; 0], "{key}");

@@ -28,7 +28,7 @@ fn a_file_that_was_replaced_is_bound_anew_wherever_the_volume_lies() {
         fs::create_dir(scene.volume.join("deep")).unwrap();
         let scene = scene.with_replaced("deep/app.conf");
         let would_be = check_bundle(&scene.bundle(), &scene.policy());
-        assert!(matches!(&would_be.binds[0].outcome, Some(Outcome::WouldBe { done: PlannedAction::Rebind })));
+        assert!(matches!(&would_be.binds[0].outcome, Some(Outcome::Planned { action: PlannedAction::Rebind })));
         let (verdict, _, outcome) = scene.told(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{}", scene.volume.display());
         assert_eq!(scene.content(), "new");
@@ -112,8 +112,8 @@ fn a_release_that_was_bound_through_a_link_is_not_made_again() {
         symlink("releases/43", &link).unwrap();
         let (verdict, _, outcome) = scene.told(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
         assert_eq!(verdict, "orphaned");
-        let Some(Outcome::Failed { why }) = outcome else { panic!("{outcome:?}") };
-        assert!(why.contains("current") && why.contains("symlink"), "{why}");
+        let Some(Outcome::Failed { error }) = outcome else { panic!("{outcome:?}") };
+        assert!(error.contains("current") && error.contains("symlink"), "{error}");
         assert!(fs::symlink_metadata(&bound).is_err(), "{} was made again", bound.display());
     }
 }

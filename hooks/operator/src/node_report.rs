@@ -25,12 +25,12 @@ pub struct NodeReport {
     /// The finding on each.
     pub binds: Vec<NodeBind>,
     /// The number of subpaths and volumes checked; more than in `binds` if healthy ones are left out.
-    pub looked_at: usize,
+    pub checked: usize,
     /// Errors that left the check incomplete.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
     /// Duration, in microseconds.
-    pub took_us: u64,
+    pub duration_us: u64,
 }
 
 /// One subpath or volume.
@@ -56,7 +56,7 @@ pub struct NodeBind {
     pub notes: Vec<Note>,
     /// The command that helps, or one that shows more.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
+    pub command: Option<String>,
 }
 
 /// The source and destination of a stale mount, as in the mount table.
@@ -79,7 +79,7 @@ impl Origin {
 impl NodeReport {
     /// Adds names, origins and next steps to the findings.
     pub fn from_report(report: Report, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
-        let looked_at = report.binds.len();
+        let checked = report.binds.len();
         let index = MountIndex::of(table);
         let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, &index, pods, policy)).collect();
         let others = other_roots(table, policy.kubelet_roots()).into_iter().map(|root| {
@@ -89,7 +89,7 @@ impl NodeReport {
             )
         });
         let problems = report.problems.into_iter().chain(others).collect();
-        Self { binds, looked_at, problems, took_us: report.took_us }
+        Self { binds, checked, problems, duration_us: report.duration_us }
     }
 
     /// Leaves out healthy binds.
@@ -124,8 +124,8 @@ impl NodeBind {
             bind.finding.verdict = Verdict::Unmounted(Unmounted::UnusedSubpath);
         }
         let notes = notes(&bind.finding, may_run, guarded);
-        let next = next_step(&bind, pod.as_ref());
-        Self { bind, pod, container, origin, guarded, notes, next }
+        let command = next_step(&bind, pod.as_ref());
+        Self { bind, pod, container, origin, guarded, notes, command }
     }
 
     /// True if it is not healthy, or could not be checked.
@@ -197,7 +197,7 @@ fn is_stale(bind: &BindReport) -> bool {
 /// True for a subpath that the guard will repair at a create. For a placeholder directory it edits the spec.
 fn would_be_repaired(bind: &BindReport) -> bool {
     let is_planned = match &bind.outcome {
-        Some(Outcome::WouldBe { done }) => *done != PlannedAction::Refuse,
+        Some(Outcome::Planned { action }) => *action != PlannedAction::Refuse,
         _ => false,
     };
     matches!(bind.finding.kind, SourceKind::Subpath(_)) && (is_planned || is_placeholder(&bind.finding.verdict))
@@ -210,7 +210,7 @@ fn next_step(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
     }
     let path = shell_word(bind.source());
     match &bind.finding.verdict {
-        Verdict::Stale { .. } if matches!(bind.outcome, Some(Outcome::WouldBe { .. })) => {
+        Verdict::Stale { .. } if matches!(bind.outcome, Some(Outcome::Planned { .. })) => {
             Some(format!("bindguard repair {path}"))
         }
         verdict @ Verdict::Stale { .. } => match bind.finding.kind {
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_stale_subpath_has_notes_on_the_running_container_and_on_the_guard() {
-        let planned = |action| Some(Outcome::WouldBe { done: action });
+        let planned = |action| Some(Outcome::Planned { action: action });
         let notes = |outcome, pods: &Pods| node(stale(StaleCause::DeletedRoot), outcome, pods).binds.remove(0).notes;
         let (running, exited) = (Some(ContainerState::Running), Some(ContainerState::Exited));
         let rebind = || planned(PlannedAction::Rebind);
@@ -288,8 +288,8 @@ mod tests {
         let pods = Pods::default();
         let bind = |cause| node(stale(cause), None, &pods).binds.remove(0);
         let unmount = format!("bindguard repair --unmount {SOURCE}");
-        assert_eq!(bind(StaleCause::DeletedRoot).next, Some(unmount));
+        assert_eq!(bind(StaleCause::DeletedRoot).command, Some(unmount));
         let placeholder = bind(StaleCause::Placeholder);
-        assert!(placeholder.would_be_repaired() && placeholder.next.is_none(), "{placeholder:?}");
+        assert!(placeholder.would_be_repaired() && placeholder.command.is_none(), "{placeholder:?}");
     }
 }

@@ -1,18 +1,18 @@
-//! Programs get exactly what docs/json.md shows: a key that is renamed fails here.
+//! Programs get exactly what docs/json.md and docs/journal.md show: a key or a value that is renamed fails here.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test reads a document and says what it expects")]
 
 use std::fs;
 use std::path::Path;
 
-use bindguard_core::judge::{self, Finding, Remedy, StaleCause, Verdict};
+use bindguard_core::judge::{self, Finding, Remedy, StaleCause, Verdict, VerdictName};
 use bindguard_core::kubelet::{Layout, SubPath, Writer};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
-use bindguard_core::source::SourceKind;
-use bindguard_operator::doctor::{DoctorReport, host_root};
-use bindguard_operator::holders::{Holder, HoldersReport, KeptMount, Looked, Way};
+use bindguard_core::source::{KindName, SourceKind};
+use bindguard_operator::doctor::{DoctorReport, Status, host_root};
+use bindguard_operator::holders::{Checked, HeldMount, Holder, HolderKind, HoldersReport, Release};
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName};
 use serde::Serialize;
@@ -43,7 +43,7 @@ fn stale() -> NodeReport {
         kind: SourceKind::from_path(source.as_ref(), None, &Policy::default()),
         verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) },
     };
-    let bind = BindReport { finding, outcome: Some(Outcome::WouldBe { done: PlannedAction::Rebind }) };
+    let bind = BindReport { finding, outcome: Some(Outcome::Planned { action: PlannedAction::Rebind }) };
     let container = PodContainer {
         id: "bb344d713010".to_owned(),
         name: Some("app".to_owned()),
@@ -66,38 +66,38 @@ fn stale() -> NodeReport {
         origin: Some(origin),
         guarded: Some(true),
         notes: vec![Note::Guarded],
-        next: Some(format!("bindguard repair {source}")),
+        command: Some(format!("bindguard repair {source}")),
     };
-    NodeReport { binds: vec![bind], looked_at: 12, problems: Vec::new(), took_us: 812 }
+    NodeReport { binds: vec![bind], checked: 12, problems: Vec::new(), duration_us: 812 }
 }
 
 fn held() -> HoldersReport {
-    let mount = |mount_point: &str, propagation, follows| KeptMount {
+    let mount = |mount_point: &str, propagation, unmount_propagates| HeldMount {
         mount_point: mount_point.into(),
         root: "/".to_owned(),
         fs_type: "ext4".to_owned(),
         device: "8:16".to_owned(),
         propagation,
-        follows,
+        unmount_propagates,
     };
     let run = "kubectl -n monitoring delete pod exporter-x7k2p".to_owned();
     let holder = Holder {
         namespace: 4_026_532_555,
-        kept_by: "process",
+        held_by: HolderKind::Process,
         pid: Some(4242),
-        command: Some("node_exporter".to_owned()),
+        process_name: Some("node_exporter".to_owned()),
         processes: 2,
         container: Some("bb344d713010".to_owned()),
         pod: Some(pod("monitoring", "exporter-x7k2p")),
         mounts: vec![mount("/host/mnt/disk", "private", false)],
-        free: vec![Way { what: "or make the pod anew", run }],
+        release: vec![Release { effect: "or delete the pod, so that its controller creates a new one", command: run }],
     };
     HoldersReport {
         path: "/mnt/disk".into(),
         mounts: vec![mount("/mnt/disk", "shared", true)],
         holders: vec![holder],
         note: None,
-        looked_at: Looked { processes: 512, namespaces: 31 },
+        checked: Checked { processes: 512, namespaces: 31 },
         problems: Vec::new(),
     }
 }
@@ -111,7 +111,7 @@ fn checked() -> Report {
         container: Container { name: some("app"), pod: some("web"), namespace: some("default"), uid: some("eea5c325") },
         binds: vec![bind],
         foreign: 6,
-        took_us: 287,
+        duration_us: 287,
         ..Report::default()
     }
 }
@@ -130,4 +130,53 @@ fn is_what_the_document_shows() {
 /// A report as `--json` prints it.
 fn pretty(report: &impl Serialize) -> String {
     serde_json::to_string_pretty(report).unwrap()
+}
+
+/// The JSON form of a value without fields, or its `result`.
+fn name(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).unwrap();
+    value.as_str().or(value["result"].as_str()).unwrap().to_owned()
+}
+
+#[test]
+fn every_value_is_in_a_table_of_the_document() {
+    use PlannedAction::{MakeRslave, PointAtVolume, Rebind, Refuse, Remake};
+    use VerdictName::{Current, Dead, Foreign, Orphaned, Pinning, Stale, Unknown, Unmounted};
+    let verdicts = [Current, Stale, Orphaned, Unmounted, Dead, Pinning, Unknown];
+    let kinds = [KindName::Subpath, KindName::Volume, KindName::InVolume, KindName::HostRoot, KindName::Foreign];
+    let why = "why".to_owned();
+    let outcomes = [
+        Outcome::Rebound { tries: 1 },
+        Outcome::AlreadyCurrent,
+        Outcome::Detached,
+        Outcome::PointedAtVolume { source: "/volume".into() },
+        Outcome::MadeRslave,
+        Outcome::NeedsSharedMount { command: why.clone() },
+        Outcome::Planned { action: Rebind },
+        Outcome::Refused,
+        Outcome::Failed { error: why },
+    ];
+    let actions = [Rebind, Remake, PointAtVolume, MakeRslave, Refuse];
+    use ContainerState::{Created, Exited, Running};
+    let states = [Created, Running, Exited, ContainerState::Unknown];
+    let holders = [HolderKind::Process, HolderKind::Descriptor, HolderKind::BindMount, HolderKind::OwnNamespace];
+    let statuses = [Status::Ok, Status::Failed, Status::Unknown];
+
+    let journal = include_str!("../../../docs/journal.md");
+    for row in verdicts.iter().map(name).chain(kinds.iter().map(name)) {
+        assert!(journal.contains(&format!("\n| `{row}` | ")), "docs/journal.md has no row {row}");
+    }
+    for word in outcomes.iter().map(name).chain(actions.iter().map(name)) {
+        assert!(journal.contains(&format!("`{word}`")), "docs/journal.md has no {word}");
+    }
+    let json = include_str!("../../../docs/json.md");
+    for word in states.iter().map(name).chain(holders.iter().map(name)).chain(statuses.iter().map(name)) {
+        assert!(json.contains(&format!("`{word}`")), "docs/json.md has no {word}");
+    }
+    for verdict in verdicts.into_iter().chain([Foreign]) {
+        assert_eq!(name(&verdict), verdict.as_str(), "the text names it as JSON does");
+    }
+    for kind in kinds {
+        assert_eq!(name(&kind), kind.as_str(), "the text names it as JSON does");
+    }
 }

@@ -47,7 +47,7 @@ struct Read {
     admissions: Vec<Admission>,
     /// The number of lines that a newer version of bindguard wrote.
     #[serde(skip_serializing_if = "is_zero")]
-    newer: usize,
+    newer_lines: usize,
     /// Whole lines that are no admissions.
     problems: Vec<String>,
 }
@@ -150,7 +150,7 @@ impl Journal {
         }
         match (found, &self.file) {
             (false, Some(_)) => bail!("read {}: there is no such file", journal.display()),
-            _ if read.admissions.is_empty() && read.newer == 0 && !read.problems.is_empty() => {
+            _ if read.admissions.is_empty() && read.newer_lines == 0 && !read.problems.is_empty() => {
                 bail!("{} is no journal of bindguard's", journal.display())
             }
             _ => Ok(read),
@@ -164,7 +164,7 @@ impl Read {
         while let Some((index, line)) = lines.next() {
             match Admission::parse(line) {
                 Ok(admission) => self.admissions.push(admission),
-                Err(UnreadLine::Newer) => self.newer += 1,
+                Err(UnreadLine::Newer) => self.newer_lines += 1,
                 // A guard is writing this line.
                 Err(UnreadLine::Foreign)
                     if lines.peek().is_none() && line.starts_with('{') && !line.ends_with('\n') => {}
@@ -218,8 +218,8 @@ fn text(read: &Read, all: bool) -> Lines {
         "{} admissions, {found} with findings, {left} of them with something that was left as it was",
         read.admissions.len()
     ));
-    if read.newer > 0 {
-        lines.line(&format!("{} lines of a newer version of bindguard are not shown", read.newer));
+    if read.newer_lines > 0 {
+        lines.line(&format!("{} lines of a newer version of bindguard are not shown", read.newer_lines));
     }
     lines
 }
@@ -250,11 +250,11 @@ mod tests {
 
     #[test]
     fn only_a_half_written_last_line_is_passed_over() {
-        let whole = r#"{"version":1,"time":null,"id":"a","attempt":0,"binds":[],"foreign":0,"took_us":1}"#;
+        let whole = r#"{"version":1,"time":null,"id":"a","attempt":0,"binds":[],"foreign":0,"duration_us":1}"#;
         let newer = whole.replace(r#""version":1"#, r#""version":2"#);
         let mut read = Read::default();
         read.take(Path::new("j"), &format!("{whole}\nno\n{whole}\n{newer}\n{}", &whole[..20]));
-        assert_eq!((read.admissions.len(), read.newer), (2, 1));
+        assert_eq!((read.admissions.len(), read.newer_lines), (2, 1));
         assert_eq!(read.problems, ["line 2 of j is no admission"]);
         let mut foreign = Read::default();
         foreign.take(Path::new("j"), "no journal");

@@ -58,7 +58,7 @@ impl Repair {
         };
         let report = mend_node(policy, &pods, self.act(), wanted);
         ensure!(
-            report.looked_at > 0 || self.all || !report.problems.is_empty(),
+            report.checked > 0 || self.all || !report.problems.is_empty(),
             "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
         );
         self.print(&report.clone().without_healthy())?;

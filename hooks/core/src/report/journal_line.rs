@@ -30,7 +30,7 @@ pub struct JournalLine<R = RecordedReport> {
     pub report: R,
     /// The number of binds that are not in the line, because it would be too long.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub left_out: Option<usize>,
+    pub omitted_binds: Option<usize>,
     /// Keys of a newer version.
     #[serde(flatten)]
     unknown: BTreeMap<String, Value>,
@@ -52,7 +52,7 @@ impl<R> JournalLine<R> {
     /// A line about the first create of a container.
     pub fn new(report: R) -> Self {
         let (version, unknown) = (Self::VERSION, BTreeMap::new());
-        Self { version, time: None, id: None, attempt: 0, pid: None, report, left_out: None, unknown }
+        Self { version, time: None, id: None, attempt: 0, pid: None, report, omitted_binds: None, unknown }
     }
 }
 

@@ -46,9 +46,9 @@ pub struct ReportOf<B> {
     pub problems: Vec<String>,
     /// Time until every bind was judged, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub looked_us: Option<u64>,
+    pub inspection_us: Option<u64>,
     /// Total time, in microseconds.
-    pub took_us: u64,
+    pub duration_us: u64,
 }
 
 impl<B> Default for ReportOf<B> {
@@ -59,8 +59,8 @@ impl<B> Default for ReportOf<B> {
             binds: Vec::new(),
             foreign: 0,
             problems: Vec::new(),
-            looked_us: None,
-            took_us: 0,
+            inspection_us: None,
+            duration_us: 0,
         }
     }
 }
@@ -82,13 +82,13 @@ impl Report {
     }
 
     /// Sets the time until every bind was judged.
-    pub fn set_judged_after(&mut self, elapsed: Duration) {
-        self.looked_us = Some(microseconds(elapsed));
+    pub fn set_inspection_time(&mut self, elapsed: Duration) {
+        self.inspection_us = Some(microseconds(elapsed));
     }
 
     /// Sets the total time.
     pub fn set_duration(&mut self, elapsed: Duration) {
-        self.took_us = microseconds(elapsed);
+        self.duration_us = microseconds(elapsed);
     }
 }
 

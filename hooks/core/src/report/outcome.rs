@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The outcome of a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "what", rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Outcome {
     /// The current target is bound in place of the stale one.
     Rebound {
@@ -31,16 +31,16 @@ pub enum Outcome {
         command: String,
     },
     /// The action that an admission or a repair would take; this run only checked.
-    WouldBe {
+    Planned {
         /// The action.
-        done: PlannedAction,
+        action: PlannedAction,
     },
     /// Policy refused the container.
     Refused,
     /// The repair failed; the runtime gets the bind as it was.
     Failed {
         /// Why.
-        why: String,
+        error: String,
     },
 }
 
@@ -71,7 +71,7 @@ impl Outcome {
         match self {
             Self::Rebound { .. } | Self::AlreadyCurrent | Self::Detached => true,
             Self::PointedAtVolume { .. } | Self::MadeRslave => true,
-            Self::NeedsSharedMount { .. } | Self::WouldBe { .. } | Self::Refused | Self::Failed { .. } => false,
+            Self::NeedsSharedMount { .. } | Self::Planned { .. } | Self::Refused | Self::Failed { .. } => false,
         }
     }
 }
@@ -87,8 +87,8 @@ impl fmt::Display for Outcome {
             Self::MadeRslave => f.write_str("made rslave"),
             Self::NeedsSharedMount { command } => write!(f, "for it to have one, run on the host: {command}"),
             Self::Refused => f.write_str("the container is refused"),
-            Self::WouldBe { done } => write!(f, "would be {done}"),
-            Self::Failed { why } => write!(f, "could not be repaired: {why}"),
+            Self::Planned { action } => write!(f, "would be {action}"),
+            Self::Failed { error } => write!(f, "could not be repaired: {error}"),
         }
     }
 }

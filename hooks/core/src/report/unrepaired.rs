@@ -26,7 +26,7 @@ pub fn explain_unrepaired(binds: &[BindReport]) -> Option<String> {
 
 fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
     let failed = match outcome {
-        None | Some(Outcome::WouldBe { .. }) => String::new(),
+        None | Some(Outcome::Planned { .. }) => String::new(),
         Some(failed @ Outcome::Failed { .. }) => format!("; {failed}"),
         Some(_) => return None,
     };
@@ -99,7 +99,7 @@ mod tests {
         let repaired = Outcome::Rebound { tries: 1 };
         assert_eq!(explained(&[stale()], Some(repaired)), None);
         assert_eq!(explained(&[finding(Verdict::Unmounted(Unmounted::Subpath))], None), None);
-        let failed = Outcome::Failed { why: "no such kernel".to_owned() };
+        let failed = Outcome::Failed { error: "no such kernel".to_owned() };
         let told = explained(&[stale()], Some(failed)).unwrap();
         assert!(told.contains("why; could not be repaired: no such kernel; delete the pod"), "{told}");
     }

@@ -57,31 +57,31 @@ enum Door {
 pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     let seen = match seen {
         Ok(Some(seen)) => seen,
-        Ok(None) => return Point::good(NAME, "none runs here"),
-        Err(why) => return Point::no_answer(NAME, why),
+        Ok(None) => return Point::ok(NAME, "none runs here"),
+        Err(why) => return Point::unknown(NAME, why),
     };
     let doors: Vec<(&RuntimeEntry, Door)> =
         seen.runtimes.iter().filter_map(|entry| Some((entry, entry.door()?))).collect();
     let version = &seen.version;
     if doors.is_empty() {
-        let told = format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
-        return Point::bad(NAME, told, "bindguard install --dry-run");
+        let message = format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
+        return Point::failed(NAME, message, "bindguard install --dry-run");
     }
     let deaf = doors.iter().find(|(_, door)| *door == Door::Path && version.starts_with("1.6"));
     if let Some((entry, _)) = deaf {
-        let told = format!(
+        let message = format!(
             "containerd {version} runs its own shim for {}: 1.6 reads runtime_path and passes over it",
             entry.name
         );
-        return Point::bad(NAME, told, "bindguard install --dry-run");
+        return Point::failed(NAME, message, "bindguard install --dry-run");
     }
-    if let Some(told) = other_cgroup_driver(seen, &doors) {
-        return Point::bad(NAME, told, "bindguard install --dry-run");
+    if let Some(message) = other_cgroup_driver(seen, &doors) {
+        return Point::failed(NAME, message, "bindguard install --dry-run");
     }
     let names: Vec<&str> = doors.iter().map(|(entry, _)| entry.name.as_str()).collect();
     let default =
         if names.contains(&seen.default_runtime.as_str()) { ", for every pod" } else { ", for pods that select it" };
-    Point::good(NAME, format!("containerd {version}: bindguard is the runtime {}{default}", names.join(", ")))
+    Point::ok(NAME, format!("containerd {version}: bindguard is the runtime {}{default}", names.join(", ")))
 }
 
 /// Finds a bindguard runtime with another cgroup driver than runc's. A runtime of bindguard's own type needs no check: the
@@ -98,7 +98,7 @@ fn other_cgroup_driver(seen: &ContainerdSeen, doors: &[(&RuntimeEntry, Door)]) -
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Status;
     use super::*;
 
     fn seen(version: &str, entry: RuntimeEntry) -> ContainerdSeen {
@@ -114,14 +114,14 @@ mod tests {
             binary_name: String::new(),
             systemd_cgroup: false,
         };
-        for (version, state) in [("1.6.20", State::Bad), ("1.7.24", State::Good), ("2.1.9", State::Good)] {
-            assert_eq!(containerd(Ok(Some(&seen(version, entry.clone())))).state, state, "{version}");
+        for (version, state) in [("1.6.20", Status::Failed), ("1.7.24", Status::Ok), ("2.1.9", Status::Ok)] {
+            assert_eq!(containerd(Ok(Some(&seen(version, entry.clone())))).status, state, "{version}");
         }
         let plain = RuntimeEntry { runtime_path: String::new(), ..entry };
-        assert_eq!(containerd(Ok(Some(&seen("2.1.9", plain.clone())))).state, State::Bad);
+        assert_eq!(containerd(Ok(Some(&seen("2.1.9", plain.clone())))).status, Status::Failed);
         let wrapper = RuntimeEntry { binary_name: "/opt/bindguard-runtime".to_owned(), ..plain };
-        assert_eq!(containerd(Ok(Some(&seen("1.6.20", wrapper)))).state, State::Good);
-        assert_eq!(containerd(Err("no")).state, State::NoAnswer);
+        assert_eq!(containerd(Ok(Some(&seen("1.6.20", wrapper)))).status, Status::Ok);
+        assert_eq!(containerd(Err("no")).status, Status::Unknown);
     }
 
     #[test]
@@ -133,10 +133,10 @@ mod tests {
             systemd_cgroup,
             ..RuntimeEntry::default()
         };
-        for (systemd_cgroup, state) in [(true, State::Good), (false, State::Bad)] {
+        for (systemd_cgroup, state) in [(true, Status::Ok), (false, Status::Failed)] {
             let seen =
                 ContainerdSeen { runtimes: vec![runc.clone(), entry(systemd_cgroup)], ..seen("2.1.9", runc.clone()) };
-            assert_eq!(containerd(Ok(Some(&seen))).state, state);
+            assert_eq!(containerd(Ok(Some(&seen))).status, state);
         }
     }
 }

@@ -10,9 +10,9 @@ const NAME: &str = "detach-mounts";
 /// The point for it; `setting` is the text of `/proc/sys/fs/may_detach_mounts`.
 pub fn detach_mounts(setting: &Observed<String>) -> Point {
     match setting {
-        Observed::Absent => Point::good(NAME, "this kernel lets mount points be removed that are in use elsewhere"),
-        Observed::Seen(text) if text.trim() == "1" => Point::good(NAME, "fs.may_detach_mounts is 1"),
-        Observed::Seen(text) => Point::bad(
+        Observed::Absent => Point::ok(NAME, "this kernel lets mount points be removed that are in use elsewhere"),
+        Observed::Seen(text) if text.trim() == "1" => Point::ok(NAME, "fs.may_detach_mounts is 1"),
+        Observed::Seen(text) => Point::failed(
             NAME,
             format!(
                 "fs.may_detach_mounts is {}: removing a pod's folders fails with \"device or resource busy\"",
@@ -20,20 +20,20 @@ pub fn detach_mounts(setting: &Observed<String>) -> Point {
             ),
             "sysctl -w fs.may_detach_mounts=1",
         ),
-        Observed::Unreadable(why) => Point::no_answer(NAME, why.clone()),
+        Observed::Unreadable(why) => Point::unknown(NAME, why.clone()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Status;
     use super::*;
 
     #[test]
     fn only_a_zero_is_bad() {
-        let of = |text: &str| detach_mounts(&Observed::Seen(text.to_owned())).state;
-        assert_eq!((of("1\n"), of("0\n")), (State::Good, State::Bad));
-        assert_eq!(detach_mounts(&Observed::Absent).state, State::Good);
-        assert_eq!(detach_mounts(&Observed::Unreadable("no".to_owned())).state, State::NoAnswer);
+        let of = |text: &str| detach_mounts(&Observed::Seen(text.to_owned())).status;
+        assert_eq!((of("1\n"), of("0\n")), (Status::Ok, Status::Failed));
+        assert_eq!(detach_mounts(&Observed::Absent).status, Status::Ok);
+        assert_eq!(detach_mounts(&Observed::Unreadable("no".to_owned())).status, Status::Unknown);
     }
 }

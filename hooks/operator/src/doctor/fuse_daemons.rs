@@ -27,12 +27,12 @@ pub fn fuse_daemons(kubelets: &[Daemon], daemons: &[Daemon]) -> Point {
     };
     let at_risk: Vec<&Daemon> = daemons.iter().filter(lives_in).collect();
     let Some(first) = at_risk.first() else {
-        let told = if kubelets.is_empty() { "no kubelet runs here" } else { "none lives in the kubelet's cgroup" };
-        return Point::good(NAME, told);
+        let message = if kubelets.is_empty() { "no kubelet runs here" } else { "none lives in the kubelet's cgroup" };
+        return Point::ok(NAME, message);
     };
     let names: Vec<String> = at_risk.iter().map(|daemon| format!("{} ({})", daemon.command, daemon.pid)).collect();
-    let told = format!("in the kubelet's cgroup, and dead when it restarts: {}", names.join(", "));
-    Point::bad(NAME, told, into_a_scope(first.pid))
+    let message = format!("in the kubelet's cgroup, and dead when it restarts: {}", names.join(", "));
+    Point::failed(NAME, message, into_a_scope(first.pid))
 }
 
 /// The command that moves a running process into its own scope, as `systemd-run --scope` does for a new one.
@@ -46,9 +46,9 @@ fn into_a_scope(pid: u32) -> String {
 /// The cgroup that ends with the kubelet: systemd's. If systemd's is `/`, that of any hierarchy that is more than a slice.
 fn home(cgroup: &str) -> Option<(&str, &str)> {
     let is_systemds = |hierarchy: &str| hierarchy.is_empty() || hierarchy == "name=systemd";
-    let told = |(_, path): &(&str, &str)| *path != "/";
-    let systemds = lines(cgroup).filter(|(hierarchy, _)| is_systemds(hierarchy)).find(told);
-    systemds.or_else(|| lines(cgroup).filter(|(_, path)| path.matches('/').count() > 1).find(told))
+    let message = |(_, path): &(&str, &str)| *path != "/";
+    let systemds = lines(cgroup).filter(|(hierarchy, _)| is_systemds(hierarchy)).find(message);
+    systemds.or_else(|| lines(cgroup).filter(|(_, path)| path.matches('/').count() > 1).find(message))
 }
 
 /// The hierarchies and paths of a `/proc/PID/cgroup`.
@@ -58,7 +58,7 @@ fn lines(cgroup: &str) -> impl Iterator<Item = (&str, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Status;
     use super::*;
 
     fn process(pid: u32, cgroup: &str) -> Daemon {
@@ -69,22 +69,22 @@ mod tests {
     fn who_lives_in_or_below_the_kubelets_cgroup_dies_with_it() {
         let kubelet = [process(1, "0::/system.slice/kubelet.service\n")];
         for (cgroup, state) in [
-            ("0::/system.slice/kubelet.service\n", State::Bad),
-            ("0::/system.slice/kubelet.service/below\n", State::Bad),
-            ("0::/system.slice/kubelet.service-not\n", State::Good),
-            ("0::/system.slice/run-1.scope\n", State::Good),
+            ("0::/system.slice/kubelet.service\n", Status::Failed),
+            ("0::/system.slice/kubelet.service/below\n", Status::Failed),
+            ("0::/system.slice/kubelet.service-not\n", Status::Ok),
+            ("0::/system.slice/run-1.scope\n", Status::Ok),
         ] {
-            assert_eq!(fuse_daemons(&kubelet, &[process(7, cgroup)]).state, state, "{cgroup}");
+            assert_eq!(fuse_daemons(&kubelet, &[process(7, cgroup)]).status, state, "{cgroup}");
         }
-        assert_eq!(fuse_daemons(&[], &[process(7, "0::/\n")]).state, State::Good);
+        assert_eq!(fuse_daemons(&[], &[process(7, "0::/\n")]).status, Status::Ok);
     }
 
     #[test]
     fn without_systemd_any_hierarchy_tells() {
         let text = "5:pids:/n/node\n1:name=systemd:/\n0::/\n";
-        assert_eq!(fuse_daemons(&[process(1, text)], &[process(7, text)]).state, State::Bad);
+        assert_eq!(fuse_daemons(&[process(1, text)], &[process(7, text)]).status, Status::Failed);
         let slice = "5:cpu:/system.slice\n1:name=systemd:/system.slice/kubelet.service\n";
         let other = "5:cpu:/system.slice\n1:name=systemd:/system.slice/sshfs.service\n";
-        assert_eq!(fuse_daemons(&[process(1, slice)], &[process(7, other)]).state, State::Good);
+        assert_eq!(fuse_daemons(&[process(1, slice)], &[process(7, other)]).status, Status::Ok);
     }
 }

@@ -12,29 +12,29 @@ const NAME: &str = "host-root";
 pub fn host_root(table: &MountTable) -> Point {
     match table.stack_at(Path::new("/")).last() {
         Some(root) if root.propagation.passes_umounts_on() => {
-            Point::good(NAME, "/ is shared: umounts reach containers that follow them")
+            Point::ok(NAME, "/ is shared: umounts reach containers that follow them")
         }
-        Some(_) => Point::bad(
+        Some(_) => Point::failed(
             NAME,
             "/ is private: no container can follow the host's umounts, whatever its mountPropagation",
             "mount --make-rshared /",
         ),
-        None => Point::no_answer(NAME, "the mount table has no /"),
+        None => Point::unknown(NAME, "the mount table has no /"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Status;
     use super::*;
 
     #[test]
     fn private_is_bad() {
         let of = |tags: &str| {
             let line = format!("1 0 8:1 / / rw{tags} - ext4 /dev/sda1 rw\n");
-            host_root(&MountTable::from_mountinfo(line.as_bytes()).unwrap()).state
+            host_root(&MountTable::from_mountinfo(line.as_bytes()).unwrap()).status
         };
-        assert_eq!((of(" shared:1"), of(" master:1"), of("")), (State::Good, State::Good, State::Bad));
-        assert_eq!(host_root(&MountTable::default()).state, State::NoAnswer);
+        assert_eq!((of(" shared:1"), of(" master:1"), of("")), (Status::Ok, Status::Ok, Status::Failed));
+        assert_eq!(host_root(&MountTable::default()).status, Status::Unknown);
     }
 }

@@ -10,28 +10,28 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: bool) -> Point {
     const NAME: &str = "kernel";
     let release = &features.release;
     if !features.openat2 || !features.mount_ids {
-        let told =
+        let message =
             format!("Linux {release} cannot report the mount of a path: nothing is judged; 5.8 is the oldest that can");
-        return Point::bad(NAME, told, "uname -r");
+        return Point::failed(NAME, message, "uname -r");
     }
     let swap = match (features.beneath, kubelet_is_shared) {
         (true, _) => "mounts are swapped beneath",
         (false, true) => "mounts are swapped by propagation (before 6.5)",
         (false, false) => {
-            let told = format!(
+            let message = format!(
                 "Linux {release} cannot mount beneath, and the mount of the kubelet's folders is private: no re-bind; specs are \
                  pointed at volumes instead"
             );
-            return Point::bad(NAME, told, "mount --make-rshared /");
+            return Point::failed(NAME, message, "mount --make-rshared /");
         }
     };
     let look = if features.statmount { "statmount" } else { "the mount table (before 6.8)" };
-    Point::good(NAME, format!("Linux {release}: {swap}, read by {look}"))
+    Point::ok(NAME, format!("Linux {release}: {swap}, read by {look}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Status;
     use super::*;
 
     fn features(beneath: bool, mount_ids: bool) -> KernelFeatures {
@@ -40,9 +40,9 @@ mod tests {
 
     #[test]
     fn an_older_kernel_needs_a_shared_mount() {
-        assert_eq!(kernel(&features(true, true), false).state, State::Good);
-        assert_eq!(kernel(&features(false, true), true).state, State::Good);
-        assert_eq!(kernel(&features(false, true), false).run.as_deref(), Some("mount --make-rshared /"));
-        assert_eq!(kernel(&features(true, false), true).state, State::Bad);
+        assert_eq!(kernel(&features(true, true), false).status, Status::Ok);
+        assert_eq!(kernel(&features(false, true), true).status, Status::Ok);
+        assert_eq!(kernel(&features(false, true), false).command.as_deref(), Some("mount --make-rshared /"));
+        assert_eq!(kernel(&features(true, false), true).status, Status::Failed);
     }
 }

@@ -22,6 +22,6 @@ pub use host_root::host_root;
 pub use kernel::kernel;
 pub use mount_helpers::{helper_of, mount_helpers};
 pub use pinned::pinned;
-pub use point::{DoctorReport, Point, State};
+pub use point::{DoctorReport, Point, Status};
 pub use programs::{ProgramSeen, programs};
 pub use subpaths::subpaths;

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::distribution::{Distribution, Packages};
-use super::{Point, State};
+use super::{Point, Status};
 
 const NAME: &str = "mount-helpers";
 
@@ -101,10 +101,10 @@ pub fn mount_helpers(in_use: &BTreeSet<String>, is_there: impl Fn(&str) -> bool,
     let needed: Vec<&Helper> = HELPERS.iter().filter(|helper| in_use.contains(helper.plugin_folder)).collect();
     let missing: Vec<&Helper> = needed.iter().copied().filter(|helper| !is_there(helper.program)).collect();
     if needed.is_empty() {
-        return Point::good(NAME, "no volume of this node needs a mount helper");
+        return Point::ok(NAME, "no volume of this node needs a mount helper");
     }
     if missing.is_empty() {
-        return Point::good(NAME, format!("{} found", programs(&needed)));
+        return Point::ok(NAME, format!("{} found", programs(&needed)));
     }
     let packages: Option<BTreeSet<&str>> = missing.iter().map(|helper| helper.package(distribution.packages)).collect();
     let run = distribution.install().zip(packages).map(|(install, packages)| {
@@ -119,8 +119,8 @@ pub fn mount_helpers(in_use: &BTreeSet<String>, is_there: impl Fn(&str) -> bool,
         }
         (None, _) => format!("; install the package of {} that has it", distribution.name),
     };
-    let told = format!("{programs} not found: the kubelet cannot mount volumes of this node{rest}");
-    Point { name: NAME, state: State::Bad, told, run }
+    let message = format!("{programs} not found: the kubelet cannot mount volumes of this node{rest}");
+    Point { name: NAME, status: Status::Failed, message, command: run }
 }
 
 fn programs(helpers: &[&Helper]) -> String {
@@ -138,9 +138,9 @@ mod tests {
 
     #[test]
     fn only_what_is_in_use_is_missed() {
-        assert_eq!(of("ID=debian", &["nfs", "csi"], true).state, State::Good);
-        assert_eq!(of("ID=debian", &[], false).state, State::Good);
-        assert_eq!(of("ID=debian", &["nfs", "csi"], false).state, State::Bad);
+        assert_eq!(of("ID=debian", &["nfs", "csi"], true).status, Status::Ok);
+        assert_eq!(of("ID=debian", &[], false).status, Status::Ok);
+        assert_eq!(of("ID=debian", &["nfs", "csi"], false).status, Status::Failed);
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
             ("ID=alpine", &["nfs"], "apk add nfs-utils"),
             ("ID=arch", &["azure-file"], "pacman -S cifs-utils"),
         ] {
-            assert_eq!(of(os_release, plugins, false).run.as_deref(), Some(run));
+            assert_eq!(of(os_release, plugins, false).command.as_deref(), Some(run));
         }
         for (os_release, plugin, said) in [
             ("ID=talos\nPRETTY_NAME=Talos", "nfs", "the image of Talos must bring it"),
@@ -160,7 +160,7 @@ mod tests {
             ("ID=alpine\nNAME=Alpine", "cephfs", "the package of Alpine that has it"),
         ] {
             let point = of(os_release, &[plugin], false);
-            assert!(point.run.is_none() && point.told.contains(said), "{point:?}");
+            assert!(point.command.is_none() && point.message.contains(said), "{point:?}");
         }
     }
 }

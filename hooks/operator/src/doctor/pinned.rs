@@ -12,7 +12,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use crate::holders::SeenNamespace;
+use crate::holders::MountNamespace;
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use bindguard_core::policy::Policy;
 use bindguard_core::text::shell_word;
@@ -24,7 +24,7 @@ const NAME: &str = "pinned";
 const NAMED: usize = 3;
 
 /// The point for them. `problems`: namespaces that could not be read.
-pub fn pinned(own: &MountTable, others: &[SeenNamespace], problems: &[String], policy: &Policy) -> Point {
+pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], policy: &Policy) -> Point {
     let host = Host::of(own, policy);
     let mut found: Vec<PathBuf> = Vec::new();
     for table in others.iter().filter_map(|namespace| namespace.table.as_ref().ok()) {
@@ -37,14 +37,14 @@ pub fn pinned(own: &MountTable, others: &[SeenNamespace], problems: &[String], p
         let places: Vec<String> = found.iter().take(NAMED).map(|place| place.display().to_string()).collect();
         let more = found.len().checked_sub(NAMED).filter(|more| *more > 0);
         let more = more.map(|more| format!(" and {more} more")).unwrap_or_default();
-        let told =
+        let message =
             format!("the host unmounted these, and other mount namespaces keep them: {}{more}", places.join(", "));
-        return Point::bad(NAME, told, format!("bindguard holders {}", shell_word(first)));
+        return Point::failed(NAME, message, format!("bindguard holders {}", shell_word(first)));
     }
     let unread = others.iter().find_map(|namespace| namespace.table.as_ref().err());
     match problems.first().or(unread) {
-        Some(why) => Point::no_answer(NAME, why.clone()),
-        None => Point::good(
+        Some(why) => Point::unknown(NAME, why.clone()),
+        None => Point::ok(
             NAME,
             format!("{} other mount namespaces keep no filesystem that the host has unmounted", others.len()),
         ),
@@ -120,17 +120,17 @@ fn is_of_the_kernel(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Status;
     use super::*;
-    use crate::holders::KeptBy;
+    use crate::holders::HeldBy;
 
     fn table(lines: &str) -> MountTable {
         MountTable::from_mountinfo(lines.as_bytes()).unwrap()
     }
 
-    fn container(table: MountTable) -> Vec<SeenNamespace> {
-        let kept_by = KeptBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
-        vec![SeenNamespace { id: 9, kept_by, processes: 1, table: Ok(table) }]
+    fn container(table: MountTable) -> Vec<MountNamespace> {
+        let held_by = HeldBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
+        vec![MountNamespace { id: 9, held_by, processes: 1, table: Ok(table) }]
     }
 
     fn of(host: &str, copy: &str) -> Point {
@@ -143,30 +143,30 @@ mod tests {
 
     #[test]
     fn a_private_copy_of_what_is_gone_is_pinned() {
-        assert_eq!(of(&format!("{HOST}{NETNS}"), COPY).state, State::Good);
-        assert_eq!(of(HOST, COPY).run.as_deref(), Some("bindguard holders /run/netns/cni-1"));
+        assert_eq!(of(&format!("{HOST}{NETNS}"), COPY).status, Status::Ok);
+        assert_eq!(of(HOST, COPY).command.as_deref(), Some("bindguard holders /run/netns/cni-1"));
         let another = NETNS.replace("net:[1]", "net:[2]").replace("cni-1", "cni-2");
-        assert_eq!(of(&format!("{HOST}{another}"), COPY).state, State::Bad, "all namespaces have one device");
+        assert_eq!(of(&format!("{HOST}{another}"), COPY).status, Status::Failed, "all namespaces have one device");
         let problems = ["no".to_owned()];
-        assert_eq!(pinned(&table(HOST), &[], &problems, &Policy::default()).state, State::NoAnswer);
+        assert_eq!(pinned(&table(HOST), &[], &problems, &Policy::default()).status, Status::Unknown);
     }
 
     #[test]
     fn a_umount_arrives_by_the_mount_below() {
         let receiving = |line: &str| COPY.replace(line, &line.replace("rw -", "rw master:2 -"));
-        assert_eq!(of(HOST, &receiving("0:20 / /host/run rw -")).state, State::Good);
-        assert_eq!(of(HOST, &receiving("net:[1] /host/run/netns/cni-1 rw -")).state, State::Bad);
+        assert_eq!(of(HOST, &receiving("0:20 / /host/run rw -")).status, Status::Ok);
+        assert_eq!(of(HOST, &receiving("net:[1] /host/run/netns/cni-1 rw -")).status, Status::Failed);
         let peer = COPY.replace("0:20 / /host/run rw -", "0:20 / /host/run rw shared:2 -");
-        assert_eq!(of(HOST, &peer).state, State::Good);
+        assert_eq!(of(HOST, &peer).status, Status::Ok);
     }
 
     #[test]
     fn any_place_of_the_host_counts() {
         let kept = format!("{COPY}16 12 0:77 / /host/mnt/a rw - tmpfs a rw\n");
         let point = of(&format!("{HOST}{NETNS}"), &kept);
-        assert_eq!(point.run.as_deref(), Some("bindguard holders /mnt/a"));
+        assert_eq!(point.command.as_deref(), Some("bindguard holders /mnt/a"));
         let elsewhere = format!("{HOST}{NETNS}4 1 0:77 / /mnt/b rw shared:4 - tmpfs a rw\n");
-        assert_eq!(of(&elsewhere, &kept).state, State::Good, "the host has it at another place");
+        assert_eq!(of(&elsewhere, &kept).status, Status::Ok, "the host has it at another place");
     }
 
     fn with_a_task() -> String {
@@ -194,7 +194,7 @@ mod tests {
                  17 16 0:77 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw\n",
             ),
         ] {
-            assert_eq!(of(&host, &format!("{COPY}{lines}")).state, State::Good, "{what}");
+            assert_eq!(of(&host, &format!("{COPY}{lines}")).status, Status::Ok, "{what}");
         }
     }
 
@@ -206,6 +206,6 @@ mod tests {
              12 11 0:90 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs rw - overlay overlay rw\n\
              13 12 0:77 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs/dev rw - tmpfs tmpfs rw\n\
              14 12 0:6 /null /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs/null rw - devtmpfs udev rw\n";
-        assert_eq!(of(&host, setting_up).state, State::Good);
+        assert_eq!(of(&host, setting_up).status, Status::Ok);
     }
 }

@@ -5,13 +5,13 @@ use serde::Serialize;
 /// The result of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum Status {
     /// No problem found.
-    Good,
+    Ok,
     /// A problem found.
-    Bad,
+    Failed,
     /// The check was not possible.
-    NoAnswer,
+    Unknown,
 }
 
 /// A point and its result.
@@ -20,28 +20,28 @@ pub struct Point {
     /// Its name: stable, for programs.
     pub name: &'static str,
     /// Its result.
-    pub state: State,
+    pub status: Status,
     /// The finding, as text.
-    pub told: String,
+    pub message: String,
     /// The command to run next.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub run: Option<String>,
+    pub command: Option<String>,
 }
 
 impl Point {
     /// A point without a problem.
-    pub fn good(name: &'static str, told: impl Into<String>) -> Self {
-        Self { name, state: State::Good, told: told.into(), run: None }
+    pub fn ok(name: &'static str, message: impl Into<String>) -> Self {
+        Self { name, status: Status::Ok, message: message.into(), command: None }
     }
 
     /// A point with a problem, and the command that helps.
-    pub fn bad(name: &'static str, told: impl Into<String>, run: impl Into<String>) -> Self {
-        Self { name, state: State::Bad, told: told.into(), run: Some(run.into()) }
+    pub fn failed(name: &'static str, message: impl Into<String>, command: impl Into<String>) -> Self {
+        Self { name, status: Status::Failed, message: message.into(), command: Some(command.into()) }
     }
 
     /// A point that could not be checked.
-    pub fn no_answer(name: &'static str, why: impl Into<String>) -> Self {
-        Self { name, state: State::NoAnswer, told: why.into(), run: None }
+    pub fn unknown(name: &'static str, why: impl Into<String>) -> Self {
+        Self { name, status: Status::Unknown, message: why.into(), command: None }
     }
 }
 
@@ -53,8 +53,8 @@ pub struct DoctorReport {
 }
 
 impl DoctorReport {
-    /// True if some point has this state.
-    pub fn has(&self, state: State) -> bool {
-        self.points.iter().any(|point| point.state == state)
+    /// True if some point has this status.
+    pub fn has(&self, status: Status) -> bool {
+        self.points.iter().any(|point| point.status == status)
     }
 }

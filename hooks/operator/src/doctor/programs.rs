@@ -17,40 +17,40 @@ pub struct ProgramSeen {
 /// that the config names.
 pub fn programs(version: &str, ours: &[ProgramSeen], runtime: &ProgramSeen) -> Point {
     if runtime.found.is_none() {
-        let told = format!("the OCI runtime {} is not found: no container can be created", runtime.name);
-        return Point::bad(NAME, told, "bindguard config show");
+        let message = format!("the OCI runtime {} is not found: no container can be created", runtime.name);
+        return Point::failed(NAME, message, "bindguard config show");
     }
     let missing: Vec<&str> = ours.iter().filter(|it| it.found.is_none()).map(|it| it.name.as_str()).collect();
     if !missing.is_empty() {
         let words = format!("{} not found beside bindguard nor on PATH", missing.join(", "));
-        return Point::bad(NAME, words, "bindguard install --dry-run");
+        return Point::failed(NAME, words, "bindguard install --dry-run");
     }
     let is_other =
         |it: &&ProgramSeen| it.found.as_ref().is_some_and(|(_, found)| !found.is_empty() && !found.contains(version));
     if let Some(other) = ours.iter().find(is_other) {
         let (path, found) = other.found.clone().unwrap_or_default();
         let words = format!("{path} is {found}, and this bindguard is {version}");
-        return Point::bad(NAME, words, "bindguard install --dry-run");
+        return Point::failed(NAME, words, "bindguard install --dry-run");
     }
     let (path, found) = runtime.found.clone().unwrap_or_default();
-    Point::good(NAME, format!("bindguard {version}, and {path}: {found}"))
+    Point::ok(NAME, format!("bindguard {version}, and {path}: {found}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Status;
     use super::*;
 
     fn seen(name: &str, found: Option<&str>) -> ProgramSeen {
-        ProgramSeen { name: name.to_owned(), found: found.map(|told| (format!("/bin/{name}"), told.to_owned())) }
+        ProgramSeen { name: name.to_owned(), found: found.map(|message| (format!("/bin/{name}"), message.to_owned())) }
     }
 
     #[test]
     fn what_is_missing_or_of_another_version_is_bad() {
         let runc = seen("runc", Some("runc version 1.1.5"));
-        assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).state, State::Good);
-        assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).state, State::Bad);
-        assert_eq!(programs("0.1.0", &[seen("shim", None)], &runc).state, State::Bad);
-        assert!(programs("0.1.0", &[], &seen("runc", None)).told.contains("runc is not found"));
+        assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).status, Status::Ok);
+        assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status, Status::Failed);
+        assert_eq!(programs("0.1.0", &[seen("shim", None)], &runc).status, Status::Failed);
+        assert!(programs("0.1.0", &[], &seen("runc", None)).message.contains("runc is not found"));
     }
 }

@@ -6,7 +6,7 @@
 use crate::node_report::{NodeBind, NodeReport};
 use bindguard_core::policy::{Mode, Policy};
 
-use super::{Point, State};
+use super::{Point, Status};
 
 const NAME: &str = "subpaths";
 const NEXT: &str = "bindguard diagnose";
@@ -16,21 +16,21 @@ pub fn subpaths(report: &NodeReport, policy: &Policy) -> Point {
     let found = || report.binds.iter().filter(|bind| bind.is_finding());
     let care = |bind: &&NodeBind, wanted: Care| Care::of(bind, policy) == wanted;
     if let Some(first) = found().find(|bind| care(bind, Care::Operator)) {
-        let told = format!("{} of {} have findings: {}", found().count(), report.looked_at, describe(first, policy));
-        return Point::bad(NAME, told, NEXT);
+        let message = format!("{} of {} have findings: {}", found().count(), report.checked, describe(first, policy));
+        return Point::failed(NAME, message, NEXT);
     }
     if let Some(first) = found().find(|bind| care(bind, Care::Unknown)) {
-        let told = format!("{}, and no process shows whether its pod runs under the guard", describe(first, policy));
-        return Point { name: NAME, state: State::NoAnswer, told, run: Some(NEXT.to_owned()) };
+        let message = format!("{}, and no process shows whether its pod runs under the guard", describe(first, policy));
+        return Point { name: NAME, status: Status::Unknown, message, command: Some(NEXT.to_owned()) };
     }
     if let Some(problem) = report.problems.first() {
-        return Point::no_answer(NAME, problem.clone());
+        return Point::unknown(NAME, problem.clone());
     }
     let stale = match found().count() {
         0 => String::new(),
         count => format!("; {count} stale, the guard repairs each when its container is created next"),
     };
-    Point::good(NAME, format!("{} subpaths and volumes checked{stale}", report.looked_at))
+    Point::ok(NAME, format!("{} subpaths and volumes checked{stale}", report.checked))
 }
 
 /// The party that repairs a finding.
@@ -86,30 +86,31 @@ mod tests {
             verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) },
         };
         let bind = BindReport { finding, outcome };
-        let bind = NodeBind { bind, pod: None, container: None, origin: None, guarded, notes: Vec::new(), next: None };
-        NodeReport { binds: vec![bind], looked_at: 1, ..NodeReport::default() }
+        let bind =
+            NodeBind { bind, pod: None, container: None, origin: None, guarded, notes: Vec::new(), command: None };
+        NodeReport { binds: vec![bind], checked: 1, ..NodeReport::default() }
     }
 
     #[test]
     fn what_could_not_be_looked_at_is_not_good() {
-        let of = |report: &NodeReport| subpaths(report, &Policy::default()).state;
+        let of = |report: &NodeReport| subpaths(report, &Policy::default()).status;
         let problems = vec!["list /x: no".to_owned()];
-        assert_eq!(of(&NodeReport { problems, ..NodeReport::default() }), State::NoAnswer);
-        assert_eq!(of(&NodeReport::default()), State::Good);
+        assert_eq!(of(&NodeReport { problems, ..NodeReport::default() }), Status::Unknown);
+        assert_eq!(of(&NodeReport::default()), Status::Ok);
     }
 
     #[test]
     fn what_the_guard_repairs_is_no_fault_of_the_node() {
-        let planned = || Some(Outcome::WouldBe { done: PlannedAction::Rebind });
+        let planned = || Some(Outcome::Planned { action: PlannedAction::Rebind });
         let of = |report: &NodeReport| subpaths(report, &Policy::default());
         let guarded = of(&stale(Some(true), planned()));
-        assert_eq!(guarded.state, State::Good);
-        assert!(guarded.told.contains("1 stale, the guard repairs"), "{guarded:?}");
+        assert_eq!(guarded.status, Status::Ok);
+        assert!(guarded.message.contains("1 stale, the guard repairs"), "{guarded:?}");
         let stock = of(&stale(Some(false), planned()));
-        assert!(stock.state == State::Bad && stock.told.contains("another shim"), "{stock:?}");
-        assert_eq!(of(&stale(None, planned())).state, State::NoAnswer);
-        assert_eq!(of(&stale(Some(true), None)).state, State::Bad, "the guard cannot repair it");
+        assert!(stock.status == Status::Failed && stock.message.contains("another shim"), "{stock:?}");
+        assert_eq!(of(&stale(None, planned())).status, Status::Unknown);
+        assert_eq!(of(&stale(Some(true), None)).status, Status::Failed, "the guard cannot repair it");
         let report_only = Policy { stale_subpaths: Mode::Report, ..Policy::default() };
-        assert_eq!(subpaths(&stale(Some(true), planned()), &report_only).state, State::Bad);
+        assert_eq!(subpaths(&stale(Some(true), planned()), &report_only).status, Status::Failed);
     }
 }

@@ -11,26 +11,26 @@
 //! The second rule finds mounts that no mount here shows: after a lazy umount, and on a mount point that cannot be removed.
 
 mod cgroup;
-mod free;
+mod release;
 mod report;
 mod spread;
 mod system;
 mod wanted;
 
 pub use cgroup::{container_ids, pod_uid};
-pub use free::Way;
-pub use report::{Holder, HoldersReport, KeptMount, Looked};
+pub use release::Release;
+pub use report::{Checked, HeldMount, Holder, HolderKind, HoldersReport};
 pub use wanted::Wanted;
 
 use bindguard_core::mount_table::MountTable;
 
 /// One mount namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeenNamespace {
+pub struct MountNamespace {
     /// Its number, as in `mnt:[4026531841]`.
     pub id: u64,
     /// The holder that keeps it alive.
-    pub kept_by: KeptBy,
+    pub held_by: HeldBy,
     /// The number of processes in it.
     pub processes: usize,
     /// Its mounts, or why they could not be read.
@@ -39,7 +39,7 @@ pub struct SeenNamespace {
 
 /// The holder that keeps a mount namespace alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KeptBy {
+pub enum HeldBy {
     /// Processes run in it; this is the oldest.
     Process {
         /// Its pid in the reader's pid namespace.

@@ -10,10 +10,10 @@ use bindguard_core::policy::Policy;
 use bindguard_core::text::shell_word;
 
 use super::cgroup::looks_like_an_id;
-use super::free::{Way, ways};
+use super::release::{Release, releases};
 use super::spread::Spread;
 use super::system::SystemMounts;
-use super::{KeptBy, SeenNamespace, Wanted, container_ids, pod_uid};
+use super::{HeldBy, MountNamespace, Wanted, container_ids, pod_uid};
 
 /// The holders of the mounts at or below a path. Its JSON form is what `holders --json` prints.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -21,14 +21,14 @@ pub struct HoldersReport {
     /// The path in question.
     pub path: PathBuf,
     /// The mounts there in the reader's own namespace.
-    pub mounts: Vec<KeptMount>,
+    pub mounts: Vec<HeldMount>,
     /// All other holders of these mounts.
     pub holders: Vec<Holder>,
     /// Why no command is advised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The number of objects checked.
-    pub looked_at: Looked,
+    pub checked: Checked,
     /// Errors that left the search incomplete.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
@@ -36,11 +36,25 @@ pub struct HoldersReport {
 
 /// The number of objects checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Looked {
+pub struct Checked {
     /// Processes whose namespace was queried.
     pub processes: usize,
     /// Mount namespaces; the table of each was read once.
     pub namespaces: usize,
+}
+
+/// The kinds of holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HolderKind {
+    /// [`HeldBy::Process`]
+    Process,
+    /// [`HeldBy::Descriptor`]
+    Descriptor,
+    /// [`HeldBy::BindMount`]
+    BindMount,
+    /// The reader's own mount namespace, at another place.
+    OwnNamespace,
 }
 
 /// A mount namespace that has a searched mount.
@@ -48,14 +62,14 @@ pub struct Looked {
 pub struct Holder {
     /// The namespace's number.
     pub namespace: u64,
-    /// `process`, `descriptor`, `bind-mount`, or `here` for the reader's own.
-    pub kept_by: &'static str,
+    /// The kind of the holder.
+    pub held_by: HolderKind,
     /// The process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub command: Option<String>,
+    pub process_name: Option<String>,
     /// The number of processes in it.
     pub processes: usize,
     /// Their container.
@@ -65,14 +79,14 @@ pub struct Holder {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
     /// The searched mounts in it.
-    pub mounts: Vec<KeptMount>,
+    pub mounts: Vec<HeldMount>,
     /// Commands that would release them.
-    pub free: Vec<Way>,
+    pub release: Vec<Release>,
 }
 
 /// A mount of a holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct KeptMount {
+pub struct HeldMount {
     /// Its path in that namespace.
     pub mount_point: PathBuf,
     /// Its root: the path in its filesystem that it shows.
@@ -84,10 +98,10 @@ pub struct KeptMount {
     /// `private`, `slave`, `shared`, `shared,slave` or `unbindable`.
     pub propagation: &'static str,
     /// A umount in the reader's namespace reaches it.
-    pub follows: bool,
+    pub unmount_propagates: bool,
 }
 
-impl KeptMount {
+impl HeldMount {
     fn from_entry(entry: &MountEntry, table: &MountIndex<'_>, spread: &Spread<'_>) -> Self {
         Self {
             mount_point: entry.mount_point.clone(),
@@ -95,7 +109,7 @@ impl KeptMount {
             fs_type: entry.fs_type.0.clone(),
             device: entry.device.to_string(),
             propagation: in_words(&entry.propagation),
-            follows: spread.reaching(entry, table).is_some(),
+            unmount_propagates: spread.reaching(entry, table).is_some(),
         }
     }
 }
@@ -128,7 +142,7 @@ impl HoldersReport {
         path: &Path,
         wanted: &Wanted,
         own: &MountTable,
-        others: &[SeenNamespace],
+        others: &[MountNamespace],
         pods: &Pods,
         policy: &Policy,
     ) -> Self {
@@ -139,10 +153,10 @@ impl HoldersReport {
         let own = Own { table: own, index, here, spread, system: SystemMounts::of(own, policy) };
         let mut report = Self {
             path: path.to_owned(),
-            mounts: own.here.iter().map(|entry| KeptMount::from_entry(entry, &own.index, &own.spread)).collect(),
+            mounts: own.here.iter().map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread)).collect(),
             ..Self::default()
         };
-        report.holders.extend(elsewhere_here(path, wanted, &own));
+        report.holders.extend(in_own_namespace(path, wanted, &own));
         for namespace in others {
             match &namespace.table {
                 Ok(table) => report.holders.extend(holder(namespace, table, wanted, &own, pods)),
@@ -150,7 +164,7 @@ impl HoldersReport {
             }
         }
         if !own.here.is_empty() && own.system.is_at(path) {
-            report.holders.iter_mut().for_each(|holder| holder.free.clear());
+            report.holders.iter_mut().for_each(|holder| holder.release.clear());
             let words = "holds system mounts, which must stay: run bindguard holders with the mount point that is busy";
             report.note = Some(format!("{} {words}", path.display()));
         }
@@ -159,21 +173,26 @@ impl HoldersReport {
 }
 
 /// The same filesystem at another place of the reader's own namespace.
-fn elsewhere_here(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holder> {
+fn in_own_namespace(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holder> {
     let elsewhere = own.table.entries().iter().filter(|entry| !entry.mount_point.starts_with(path));
     let others: Vec<&MountEntry> = elsewhere.filter(|entry| wanted.is(entry, &own.index)).collect();
     let first = others.iter().find(|entry| !own.system.must_stay(entry));
-    let way = |entry: &&MountEntry| Way {
-        what: "unmount this other mount of it",
-        run: format!("umount {}", shell_word(&entry.mount_point)),
+    let release = |entry: &&MountEntry| Release {
+        effect: "unmount this other mount of it",
+        command: format!("umount {}", shell_word(&entry.mount_point)),
     };
-    let free = first.map(way).into_iter().collect();
-    let mounts: Vec<_> = others.iter().map(|entry| KeptMount::from_entry(entry, &own.index, &own.spread)).collect();
-    (!mounts.is_empty()).then(|| Holder { kept_by: "here", mounts, free, ..Holder::nobody() })
+    let free = first.map(release).into_iter().collect();
+    let mounts: Vec<_> = others.iter().map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread)).collect();
+    (!mounts.is_empty()).then(|| Holder {
+        held_by: HolderKind::OwnNamespace,
+        mounts,
+        release: free,
+        ..Holder::unknown()
+    })
 }
 
 fn holder(
-    namespace: &SeenNamespace,
+    namespace: &MountNamespace,
     table: &MountTable,
     wanted: &Wanted,
     own: &Own<'_>,
@@ -185,32 +204,32 @@ fn holder(
     let may_go = || found.iter().copied().filter(|entry| !own.system.must_stay(entry));
     let first = may_go().find(|entry| reaching(entry).is_none()).or_else(|| may_go().next());
     let goes_with = first.and_then(reaching).filter(|here| !own.system.must_stay(here));
-    let mut holder = Holder { namespace: namespace.id, processes: namespace.processes, ..Holder::nobody() };
-    holder.keep(&namespace.kept_by, pods);
-    holder.free = ways(&namespace.kept_by, &holder, first, goes_with);
-    holder.mounts = found.iter().map(|entry| KeptMount::from_entry(entry, &index, &own.spread)).collect();
+    let mut holder = Holder { namespace: namespace.id, processes: namespace.processes, ..Holder::unknown() };
+    holder.keep(&namespace.held_by, pods);
+    holder.release = releases(&namespace.held_by, holder.pod.as_ref(), first, goes_with);
+    holder.mounts = found.iter().map(|entry| HeldMount::from_entry(entry, &index, &own.spread)).collect();
     (!holder.mounts.is_empty()).then_some(holder)
 }
 
 impl Holder {
-    fn nobody() -> Self {
+    fn unknown() -> Self {
         Self {
             namespace: 0,
-            kept_by: "here",
+            held_by: HolderKind::OwnNamespace,
             pid: None,
-            command: None,
+            process_name: None,
             processes: 0,
             container: None,
             pod: None,
             mounts: Vec::new(),
-            free: Vec::new(),
+            release: Vec::new(),
         }
     }
 
-    fn keep(&mut self, kept_by: &KeptBy, pods: &Pods) {
-        match kept_by {
-            KeptBy::Process { pid, command, cgroup } => {
-                (self.kept_by, self.pid, self.command) = ("process", Some(*pid), Some(command.clone()));
+    fn keep(&mut self, held_by: &HeldBy, pods: &Pods) {
+        match held_by {
+            HeldBy::Process { pid, command, cgroup } => {
+                (self.held_by, self.pid, self.process_name) = (HolderKind::Process, Some(*pid), Some(command.clone()));
                 let ids = container_ids(cgroup);
                 let known = ids.iter().find_map(|id| pods.with_id(id));
                 let id =
@@ -219,10 +238,11 @@ impl Holder {
                 let named = known.map(|known| known.pod.clone()).filter(|pod| *pod != PodName::default());
                 self.pod = named.or_else(|| pod_uid(cgroup).map(|uid| pods.of_uid(&uid)));
             }
-            KeptBy::Descriptor { pid, command } => {
-                (self.kept_by, self.pid, self.command) = ("descriptor", Some(*pid), Some(command.clone()));
+            HeldBy::Descriptor { pid, command } => {
+                (self.held_by, self.pid, self.process_name) =
+                    (HolderKind::Descriptor, Some(*pid), Some(command.clone()));
             }
-            KeptBy::BindMount(_) => self.kept_by = "bind-mount",
+            HeldBy::BindMount(_) => self.held_by = HolderKind::BindMount,
         }
     }
 }
@@ -238,8 +258,8 @@ mod tests {
 
     fn ways_for(path: &str, device: Option<(u32, u32)>) -> (Vec<String>, Option<String>) {
         let table = |lines: &str| MountTable::from_mountinfo(lines.as_bytes()).unwrap();
-        let kept_by = KeptBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
-        let others = [SeenNamespace { id: 9, kept_by, processes: 1, table: Ok(table(CONTAINER)) }];
+        let held_by = HeldBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
+        let others = [MountNamespace { id: 9, held_by, processes: 1, table: Ok(table(CONTAINER)) }];
         let own = table(HOST);
         let wanted = match device {
             Some((major, minor)) => Wanted::of_device(bindguard_core::mount_table::Device { major, minor }),
@@ -247,7 +267,7 @@ mod tests {
         };
         let report = HoldersReport::find(Path::new(path), &wanted, &own, &others, &Pods::default(), &Policy::default());
         assert!(!report.holders.is_empty(), "{path}");
-        (report.holders.into_iter().flat_map(|holder| holder.free).map(|way| way.run).collect(), report.note)
+        (report.holders.into_iter().flat_map(|holder| holder.release).map(|way| way.command).collect(), report.note)
     }
 
     /// A pod chooses its mountPath.
@@ -256,12 +276,13 @@ mod tests {
         let table = |lines: &str| {
             MountTable::from_mountinfo(lines.replace("/mnt/disk", "/mnt/disk;reboot").as_bytes()).unwrap()
         };
-        let kept_by = KeptBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
-        let others = [SeenNamespace { id: 9, kept_by, processes: 1, table: Ok(table(CONTAINER)) }];
+        let held_by = HeldBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
+        let others = [MountNamespace { id: 9, held_by, processes: 1, table: Ok(table(CONTAINER)) }];
         let wanted = Wanted::of_device(bindguard_core::mount_table::Device { major: 8, minor: 2 });
         let (path, policy) = (Path::new("/dev/sdb"), Policy::default());
         let report = HoldersReport::find(path, &wanted, &table(HOST), &others, &Pods::default(), &policy);
-        let ways: Vec<_> = report.holders.iter().flat_map(|holder| &holder.free).map(|way| way.run.as_str()).collect();
+        let ways: Vec<_> =
+            report.holders.iter().flat_map(|holder| &holder.release).map(|way| way.command.as_str()).collect();
         assert_eq!(ways[0], "umount '/mnt/disk;reboot'");
         assert!(ways[1].ends_with(" --lazy '/proc/7/root/host/mnt/disk;reboot'"), "{ways:?}");
     }

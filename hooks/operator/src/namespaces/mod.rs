@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::holders::{KeptBy, Looked, SeenNamespace};
+use crate::holders::{Checked, HeldBy, MountNamespace};
 use bindguard_core::mount_table::MountTable;
 
 use self::enter::table_of_namespace;
@@ -30,9 +30,9 @@ pub struct Namespaces {
     /// The reader's own mounts.
     pub own: MountTable,
     /// The other namespaces.
-    pub others: Vec<SeenNamespace>,
+    pub others: Vec<MountNamespace>,
     /// The numbers of processes and namespaces that were read.
-    pub looked: Looked,
+    pub looked: Checked,
     /// The reasons why others could not be read.
     pub problems: Vec<String>,
 }
@@ -56,7 +56,7 @@ impl Proc {
     /// If it is no `/proc`, or the reader's own mounts cannot be read.
     pub fn namespaces(&self) -> Result<Namespaces, String> {
         let own_id = self.id_of(self.own).map_err(|error| self.failed(self.own, "ns/mnt", &error))?;
-        let (mut by_id, mut problems, mut looked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Looked::default());
+        let (mut by_id, mut problems, mut looked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Checked::default());
         for pid in self.pids()? {
             looked.processes += 1;
             match self.id_of(&pid.to_string()) {
@@ -67,7 +67,7 @@ impl Proc {
         }
         summed_up(&mut problems);
         let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
-        let mut others: Vec<SeenNamespace> = lived_in.filter_map(|(id, pids)| self.lived_in(*id, pids)).collect();
+        let mut others: Vec<MountNamespace> = lived_in.filter_map(|(id, pids)| self.lived_in(*id, pids)).collect();
         // Read last. Otherwise a mount that the host makes meanwhile, and that others copy, would look like one that the host
         // unmounted.
         let own = self.table_of(self.own)?;
@@ -78,7 +78,7 @@ impl Proc {
     }
 
     /// `None` if all of its processes ended meanwhile.
-    fn lived_in(&self, id: u64, pids: &[u32]) -> Option<SeenNamespace> {
+    fn lived_in(&self, id: u64, pids: &[u32]) -> Option<MountNamespace> {
         for pid in pids {
             let text = |name: &str| fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default();
             let table = match fs::read(self.file(&pid.to_string(), "mountinfo")) {
@@ -87,19 +87,19 @@ impl Proc {
                 Err(error) => Err(self.failed(&pid.to_string(), "mountinfo", &error)),
             };
             let command = text("comm").trim_end().to_owned();
-            let kept_by = KeptBy::Process { pid: *pid, command, cgroup: text("cgroup") };
-            return Some(SeenNamespace { id, kept_by, processes: pids.len(), table });
+            let held_by = HeldBy::Process { pid: *pid, command, cgroup: text("cgroup") };
+            return Some(MountNamespace { id, held_by, processes: pids.len(), table });
         }
         None
     }
 
     /// The namespaces without processes.
-    fn without_processes(&self, own: &MountTable, is_known: impl Fn(u64) -> bool) -> Vec<SeenNamespace> {
+    fn without_processes(&self, own: &MountTable, is_known: impl Fn(u64) -> bool) -> Vec<MountNamespace> {
         let mut found = BTreeMap::new();
         for entry in own.entries().iter().filter(|entry| entry.fs_type.0 == "nsfs") {
             if let Some(id) = entry.root.path.to_str().and_then(namespace_id).filter(|id| !is_known(*id)) {
-                let kept_by = KeptBy::BindMount(entry.mount_point.clone());
-                found.entry(id).or_insert((kept_by, entry.mount_point.clone()));
+                let held_by = HeldBy::BindMount(entry.mount_point.clone());
+                found.entry(id).or_insert((held_by, entry.mount_point.clone()));
             }
         }
         for (pid, descriptor) in self.descriptors() {
@@ -107,13 +107,13 @@ impl Proc {
             let id = link.as_deref().and_then(Path::to_str).and_then(namespace_id);
             if let Some(id) = id.filter(|id| !is_known(*id)) {
                 let comm = fs::read_to_string(self.file(&pid.to_string(), "comm")).unwrap_or_default();
-                let kept_by = KeptBy::Descriptor { pid, command: comm.trim_end().to_owned() };
-                found.entry(id).or_insert((kept_by, descriptor));
+                let held_by = HeldBy::Descriptor { pid, command: comm.trim_end().to_owned() };
+                found.entry(id).or_insert((held_by, descriptor));
             }
         }
-        let seen = found.into_iter().map(|(id, (kept_by, file))| {
+        let seen = found.into_iter().map(|(id, (held_by, file))| {
             let table = table_of_namespace(&file).and_then(|bytes| whole_table(&bytes));
-            SeenNamespace { id, kept_by, processes: 0, table }
+            MountNamespace { id, held_by, processes: 0, table }
         });
         seen.collect()
     }
@@ -213,7 +213,7 @@ mod tests {
             }
         }
         let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
-        assert_eq!(seen.looked, Looked { processes: 1503, namespaces: 501 });
+        assert_eq!(seen.looked, Checked { processes: 1503, namespaces: 501 });
         assert!(seen.others.iter().all(|other| other.table.is_ok() && other.processes == 3));
         assert_eq!((seen.others.len(), seen.problems.len()), (500, 0));
     }
@@ -229,7 +229,7 @@ mod tests {
             pids.iter().for_each(|(pid, mountinfo)| process(proc.path(), *pid, &namespace, *mountinfo));
         }
         let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
-        let KeptBy::Process { pid, .. } = seen.others[0].kept_by else { panic!("{seen:?}") };
+        let HeldBy::Process { pid, .. } = seen.others[0].held_by else { panic!("{seen:?}") };
         assert_eq!((seen.others.len(), pid, seen.problems.len()), (1, 3, 0));
     }
 

@@ -44,7 +44,7 @@ pub(crate) fn detach_node(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool
     judge_subpaths(roots, &Probes::for_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
         (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
             Ok(()) => Outcome::Detached,
-            Err(error) => Outcome::Failed { why: error.to_string() },
+            Err(error) => Outcome::Failed { error: error.to_string() },
         }),
         _ => None,
     })
@@ -54,7 +54,7 @@ fn repaired(order: &Rebind) -> Outcome {
     match rebind(order, &Probes::for_repairs(Instant::now())) {
         Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
         Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
-        Err(error) => Outcome::Failed { why: error.to_string() },
+        Err(error) => Outcome::Failed { error: error.to_string() },
     }
 }
 

@@ -80,7 +80,7 @@ fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
         print_json(&keys)?;
     } else {
         let width = keys.iter().map(|key| key.key.len()).max().unwrap_or(0);
-        let line = |key: &origin::InForce| format!("{:<width$} = {}  # {}\n", key.key, key.value, key.from);
+        let line = |key: &origin::InForce| format!("{:<width$} = {}  # {}\n", key.key, key.value, key.origin);
         print_text(&keys.iter().map(line).collect::<String>())?;
     }
     Ok(ExitCode::SUCCESS)

@@ -17,7 +17,7 @@ pub struct InForce {
     /// Its value.
     pub value: Value,
     /// The file that sets the value; `default` if none does.
-    pub from: String,
+    pub origin: String,
 }
 
 /// Every key, in the order of the shipped file. `file`: the config that was read, and its path.
@@ -25,11 +25,11 @@ pub fn in_force(file: Option<(&Path, &Table)>) -> Vec<InForce> {
     let mut keys = Vec::new();
     for (table, key, default) in shipped() {
         let set = file.and_then(|(path, tables)| Some((path, tables.get(&table)?.get(&key)?)));
-        let (value, from) = match set {
+        let (value, origin) = match set {
             Some((path, value)) => (value.clone(), path.display().to_string()),
             None => (default, "default".to_owned()),
         };
-        keys.push(InForce { key: format!("{table}.{key}"), value, from });
+        keys.push(InForce { key: format!("{table}.{key}"), value, origin });
     }
     keys
 }
@@ -68,14 +68,14 @@ mod tests {
         let keys = in_force(Some((Path::new("/etc/x.toml"), &file)));
         let of = |name: &str| keys.iter().find(|key| key.key == name).unwrap();
         assert_eq!(
-            (of("guard.deadline-ms").value.as_integer(), &*of("guard.deadline-ms").from),
+            (of("guard.deadline-ms").value.as_integer(), &*of("guard.deadline-ms").origin),
             (Some(500), "/etc/x.toml")
         );
         assert_eq!(
-            (of("checks.host-root").value.as_str(), &*of("checks.host-root").from),
+            (of("checks.host-root").value.as_str(), &*of("checks.host-root").origin),
             (Some("off"), "/etc/x.toml")
         );
-        assert_eq!((of("runtime.path").value.as_str(), &*of("runtime.path").from), (Some("runc"), "default"));
+        assert_eq!((of("runtime.path").value.as_str(), &*of("runtime.path").origin), (Some("runc"), "default"));
         let listed = SHIPPED.lines().filter(|line| line.starts_with("# ") && line.contains(" = ")).count();
         assert!(keys.len() >= 10 && keys.len() <= listed, "{} keys of {listed}", keys.len());
     }

@@ -89,7 +89,7 @@ impl Diagnose {
     fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
         let is_here = |pod: &str| pods.containers.iter().any(|one| PodAsked::from_argument(pod).is(&one.pod));
         match &self.pod {
-            Some(pod) if report.looked_at == 0 && report.problems.is_empty() && !is_here(pod) => {
+            Some(pod) if report.checked == 0 && report.problems.is_empty() && !is_here(pod) => {
                 bail!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
             }
             _ => Ok(report),

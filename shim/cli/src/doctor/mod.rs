@@ -12,7 +12,7 @@ use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::Policy;
-use bindguard_operator::doctor::{self, Daemon, Distribution, DoctorReport, Point, State};
+use bindguard_operator::doctor::{self, Daemon, Distribution, DoctorReport, Point, Status};
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{Process, processes_named, setting, with_open};
 use bindguard_operator::{kubelets_here, survey_node};
@@ -50,7 +50,7 @@ impl Doctor {
         points.push(doctor::subpaths(&survey_node(policy, &self.pods.pods(), |_| true), policy));
         points.push(match Proc::default().namespaces() {
             Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, policy),
-            Err(why) => Point::no_answer("pinned", why),
+            Err(why) => Point::unknown("pinned", why),
         });
         let report = DoctorReport { points };
         if self.json {
@@ -58,7 +58,7 @@ impl Doctor {
         } else {
             print_text(text(&report).text())?
         }
-        Ok(show::code(report.has(State::NoAnswer) && !report.has(State::Bad), report.has(State::Bad)))
+        Ok(show::code(report.has(Status::Unknown) && !report.has(Status::Failed), report.has(Status::Failed)))
     }
 }
 
@@ -69,7 +69,7 @@ fn of_the_kernel(policy: &Policy) -> Vec<Point> {
         doctor::kernel(&kernel_features(), kubelet_is_shared),
         match &table {
             Ok(table) => doctor::host_root(table),
-            Err(error) => Point::no_answer("host-root", error_chain(&error)),
+            Err(error) => Point::unknown("host-root", error_chain(&error)),
         },
         doctor::detach_mounts(&setting(Path::new("/proc/sys/fs/may_detach_mounts"))),
     ]
@@ -84,7 +84,7 @@ fn is_shared(table: &MountTable, policy: &Policy) -> bool {
 
 fn helpers(policy: &Policy, problems: Vec<String>) -> Point {
     if let Some(problem) = problems.into_iter().next() {
-        return Point::no_answer("mount-helpers", problem);
+        return Point::unknown("mount-helpers", problem);
     }
     const FOLDERS: [&str; 6] = ["/sbin", "/usr/sbin", "/usr/local/sbin", "/bin", "/usr/bin", "/usr/local/bin"];
     let is_there = |name: &str| FOLDERS.iter().any(|folder| Path::new(folder).join(name).symlink_metadata().is_ok());
@@ -98,7 +98,7 @@ fn helpers(policy: &Policy, problems: Vec<String>) -> Point {
                 .collect();
             doctor::mount_helpers(&in_use, is_there, &distribution())
         }
-        Err(error) => Point::no_answer("mount-helpers", format!("{error}: {}", error.source)),
+        Err(error) => Point::unknown("mount-helpers", format!("{error}: {}", error.source)),
     }
 }
 
@@ -111,12 +111,12 @@ fn distribution() -> Distribution {
 
 fn config(loaded: &Loaded) -> Point {
     match &loaded.problem {
-        Some(problem) => Point::bad(
+        Some(problem) => Point::failed(
             "config",
             format!("ignoring the config, using defaults: {}", error_chain(problem)),
             "bindguard config check",
         ),
-        None => Point::good("config", "the config can be taken"),
+        None => Point::ok("config", "the config can be taken"),
     }
 }
 
@@ -138,17 +138,17 @@ fn find(name: &Path, also_in: Option<&Path>) -> Option<PathBuf> {
 fn text(report: &DoctorReport) -> Lines {
     let mut lines = Lines::default();
     for point in &report.points {
-        let (word, style) = match point.state {
-            State::Good => ("good", HEALTHY),
-            State::Bad => ("bad", FAULTY),
-            State::NoAnswer => ("no answer", UNCHECKED),
+        let (word, style) = match point.status {
+            Status::Ok => ("ok", HEALTHY),
+            Status::Failed => ("failed", FAULTY),
+            Status::Unknown => ("unknown", UNCHECKED),
         };
-        lines.headed(word, style, &format!("{}: {}", point.name, point.told));
-        if let Some(run) = &point.run {
-            lines.run(run);
+        lines.headed(word, style, &format!("{}: {}", point.name, point.message));
+        if let Some(command) = &point.command {
+            lines.run(command);
         }
     }
-    let bad = report.points.iter().filter(|point| point.state != State::Good).count();
-    lines.line(&format!("{} points, {bad} not good", report.points.len()));
+    let not_ok = report.points.iter().filter(|point| point.status != Status::Ok).count();
+    lines.line(&format!("{} points, {not_ok} not ok", report.points.len()));
     lines
 }

@@ -53,7 +53,7 @@ impl Holders {
 
 fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods, policy: &Policy) -> HoldersReport {
     let mut report = HoldersReport::find(path, wanted, &seen.own, &seen.others, pods, policy);
-    report.looked_at = seen.looked;
+    report.checked = seen.looked;
     report.problems.splice(0..0, seen.problems);
     report
 }

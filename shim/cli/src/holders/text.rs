@@ -2,7 +2,7 @@
 //!
 //! A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod separately.
 
-use bindguard_operator::holders::{Holder, HoldersReport, KeptMount, Way};
+use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
 
 use crate::show::{DIMMED, FAULTY, HEALTHY, Lines};
 
@@ -50,14 +50,14 @@ fn tell(group: &[&Holder], named: usize, lines: &mut Lines) {
         _ => who_of_pod(group),
     };
     lines.headed("held", FAULTY, &heading);
-    let mounts: Vec<&KeptMount> = group.iter().flat_map(|holder| &holder.mounts).collect();
+    let mounts: Vec<&HeldMount> = group.iter().flat_map(|holder| &holder.mounts).collect();
     for mount in mounts.iter().take(named) {
         lines.below(&format!("has {}", of_mount(mount)));
     }
     say_how_many_more(mounts.len(), named, lines);
-    for way in ways(group) {
-        lines.below(&format!("{}:", way.what));
-        lines.run(&way.run);
+    for release in releases(group) {
+        lines.below(&format!("{}:", release.effect));
+        lines.run(&release.command);
     }
 }
 
@@ -69,21 +69,22 @@ fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
 }
 
 /// The commands that free the mounts of a group: mildest first, each once.
-fn ways<'r>(group: &[&'r Holder]) -> Vec<&'r Way> {
-    let most = group.iter().map(|holder| holder.free.len()).max().unwrap_or_default();
-    let all = (0..most).flat_map(|rank| group.iter().filter_map(move |holder| holder.free.get(rank)));
-    let mut ways: Vec<&Way> = Vec::new();
-    for way in all {
-        if !ways.contains(&way) {
-            ways.push(way);
+fn releases<'r>(group: &[&'r Holder]) -> Vec<&'r Release> {
+    let most = group.iter().map(|holder| holder.release.len()).max().unwrap_or_default();
+    let all = (0..most).flat_map(|rank| group.iter().filter_map(move |holder| holder.release.get(rank)));
+    let mut releases: Vec<&Release> = Vec::new();
+    for release in all {
+        if !releases.contains(&release) {
+            releases.push(release);
         }
     }
-    ways
+    releases
 }
 
 fn who_of_pod(group: &[&Holder]) -> String {
     let name = group[0].pod.as_ref().and_then(|pod| pod.for_people()).unwrap_or_default();
-    let process = |holder: &&Holder| Some(format!("{} ({})", holder.command.as_deref().unwrap_or("?"), holder.pid?));
+    let process =
+        |holder: &&Holder| Some(format!("{} ({})", holder.process_name.as_deref().unwrap_or("?"), holder.pid?));
     let processes: Vec<String> = group.iter().filter_map(process).take(NAMED).collect();
     format!("by pod {name} in {} mount namespaces: {}", group.len(), processes.join(", "))
 }
@@ -95,25 +96,25 @@ fn who(holder: &Holder) -> String {
         0 | 1 => String::new(),
         many => format!(" and {} more", many - 1),
     };
-    let (pid, command) = (holder.pid.unwrap_or_default(), holder.command.as_deref().unwrap_or("?"));
-    let by = match holder.kept_by {
-        "process" => format!("by {command} ({pid}){more}"),
-        "descriptor" => format!("in a mount namespace without processes that {command} ({pid}) has open"),
-        "bind-mount" => "in a mount namespace without processes that is bind-mounted here".to_owned(),
-        _ => return "elsewhere in this mount namespace".to_owned(),
+    let (pid, command) = (holder.pid.unwrap_or_default(), holder.process_name.as_deref().unwrap_or("?"));
+    let by = match holder.held_by {
+        HolderKind::Process => format!("by {command} ({pid}){more}"),
+        HolderKind::Descriptor => format!("in a mount namespace without processes that {command} ({pid}) has open"),
+        HolderKind::BindMount => "in a mount namespace without processes that is bind-mounted here".to_owned(),
+        HolderKind::OwnNamespace => return "elsewhere in this mount namespace".to_owned(),
     };
     format!("{by}{}{}", container.unwrap_or_default(), pod.unwrap_or_default())
 }
 
-fn of_mount(mount: &KeptMount) -> String {
-    let follows = if mount.follows { ", follows a umount here" } else { "" };
-    let KeptMount { mount_point, root, fs_type, device, propagation, .. } = mount;
-    format!("{} ({fs_type} {device}, {root}): {propagation}{follows}", mount_point.display())
+fn of_mount(mount: &HeldMount) -> String {
+    let propagates = if mount.unmount_propagates { ", an unmount here reaches it" } else { "" };
+    let HeldMount { mount_point, root, fs_type, device, propagation, .. } = mount;
+    format!("{} ({fs_type} {device}, {root}): {propagation}{propagates}", mount_point.display())
 }
 
 fn summary(report: &HoldersReport) -> String {
     let checked =
-        format!("checked {} processes in {} mount namespaces", report.looked_at.processes, report.looked_at.namespaces);
+        format!("checked {} processes in {} mount namespaces", report.checked.processes, report.checked.namespaces);
     match (report.holders.len(), report.mounts.len()) {
         (0, 0) => format!("no mount namespace has anything mounted there; {checked}"),
         (0, _) => format!(

@@ -30,7 +30,7 @@ fn text(report: &NodeReport) -> Lines {
     let found = report.binds.iter().filter(|bind| bind.is_finding()).count();
     let repaired = report.binds.iter().filter(|bind| bind.bind.is_repaired()).count();
     let repaired = if repaired > 0 { format!(", {repaired} of them repaired") } else { String::new() };
-    lines.line(&format!("{} checked, {found} with findings{repaired}", report.looked_at));
+    lines.line(&format!("{} checked, {found} with findings{repaired}", report.checked));
     lines
 }
 
@@ -45,8 +45,8 @@ fn print_more(bind: &NodeBind, lines: &mut Lines) {
     for note in &bind.notes {
         lines.below(&note.to_string());
     }
-    if let Some(next) = &bind.next {
-        lines.run(next);
+    if let Some(command) = &bind.command {
+        lines.run(command);
     }
 }
 

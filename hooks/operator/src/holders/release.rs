@@ -1,0 +1,69 @@
+//! Commands that release a mount from its holder.
+
+use serde::Serialize;
+
+use bindguard_core::mount_table::MountEntry;
+use bindguard_core::text::shell_word;
+
+use super::HeldBy;
+use crate::pods::PodName;
+
+/// A command that releases a mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Release {
+    /// The effect of the command.
+    pub effect: &'static str,
+    /// The command.
+    pub command: String,
+}
+
+/// A umount in another namespace with this one's umount(8): most images have none. The root directory stays this one's,
+/// and the path leads through the process's own root. `umount --namespace` requires a /proc in there that shows itself.
+fn from_outside(pid: u32, mount: &MountEntry) -> String {
+    let path = format!("/proc/{pid}/root{}", mount.mount_point.display());
+    format!(
+        "nsenter --target {pid} --mount --root=/ umount --no-canonicalize --internal-only --lazy {}",
+        shell_word(path.as_ref())
+    )
+}
+
+/// The commands that release a mount, mildest first. `mount`: none if all mounts of the holder must stay; `goes_with`: the
+/// mount here whose umount also unmounts it.
+pub(super) fn releases(
+    held_by: &HeldBy,
+    pod: Option<&PodName>,
+    mount: Option<&MountEntry>,
+    goes_with: Option<&MountEntry>,
+) -> Vec<Release> {
+    let mut releases = Vec::new();
+    if let Some(own) = goes_with {
+        let run = format!("umount {}", shell_word(&own.mount_point));
+        releases.push(Release { effect: "an unmount here reaches it", command: run });
+        return releases;
+    }
+    match held_by {
+        HeldBy::Process { pid, .. } => {
+            releases.extend(mount.map(|mount| Release {
+                effect: "unmount it in that namespace only",
+                command: from_outside(*pid, mount),
+            }));
+            if let Some((namespace, name)) = pod.and_then(|pod| Some((pod.namespace.as_ref()?, pod.name.as_ref()?))) {
+                let run = format!("kubectl -n {namespace} delete pod {name}");
+                releases.push(Release {
+                    effect: "or delete the pod, so that its controller creates a new one",
+                    command: run,
+                });
+            }
+        }
+        HeldBy::Descriptor { pid, .. } => {
+            releases.push(Release {
+                effect: "end the process that has the namespace open",
+                command: format!("kill {pid}"),
+            });
+        }
+        HeldBy::BindMount(path) => {
+            releases.push(Release { effect: "release the namespace", command: format!("umount {}", shell_word(path)) });
+        }
+    }
+    releases
+}
