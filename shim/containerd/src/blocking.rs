@@ -3,7 +3,8 @@
 //! Mounting and unmounting can wait for a disk, and the loop serves every container of the pod. Such work gets a thread that
 //! ends with it. A pool would keep threads and their memory in a process that is nearly always idle.
 
-use std::{io, thread};
+use std::io;
+use std::thread;
 
 use tokio::sync::oneshot;
 

@@ -6,11 +6,10 @@
 
 mod spec;
 
-use std::{
-    ffi::OsString,
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
 pub(crate) use spec::ShimSpec;
 

@@ -5,7 +5,8 @@
 
 use std::fs;
 
-use crate::{exits::child_pids, service::Containers};
+use crate::exits::child_pids;
+use crate::service::Containers;
 
 /// A line of the log is one write, which the fifo keeps whole up to 4 KiB.
 const LONGEST_LINE: usize = 2048;

@@ -4,22 +4,18 @@
 //! blocks. Without a reader (containerd is being restarted) lines wait in it; when it is full they are lost. A log must never
 //! stop a container.
 
-use std::{
-    fmt::{self, Write as _},
-    fs::{File, OpenOptions},
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
-};
+use std::fmt::{self, Write as _};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use rustix::fs::OFlags;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use tracing::{
-    Event, Level, Metadata, Subscriber,
-    field::{Field, Visit},
-    level_filters::LevelFilter,
-    span,
-};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// The fifo's name in the bundle, which is a shim's current directory.
 pub(crate) const FIFO: &str = "log";

@@ -24,7 +24,8 @@ mod service;
 mod signals;
 mod task;
 
-use std::{error::Error, process::ExitCode};
+use std::error::Error;
+use std::process::ExitCode;
 
 use bindguard_core::error_chain;
 

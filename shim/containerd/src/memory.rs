@@ -9,17 +9,16 @@
 //! server runs without such lists. Only the environment in which a program starts can disable them, see "Memory Allocation
 //! Tunables" in glibc's manual: `start` puts the settings there, and the server removes them.
 
-use std::{
-    env,
-    ffi::{OsStr, OsString},
-    os::unix::ffi::{OsStrExt, OsStringExt},
-    time::Duration,
-};
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::Duration;
 
 use nix::libc::SIGCHLD;
 use tokio::time::timeout;
 
-use crate::{kernel, signals::Signals};
+use crate::kernel;
+use crate::signals::Signals;
 
 /// A pod's containers start and end within less; the next one would use the same pages again.
 const QUIET_TIME: Duration = Duration::from_secs(1);

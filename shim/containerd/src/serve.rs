@@ -4,22 +4,24 @@
 //! for long. SIGTERM is such a request, too, but never ends a shim whose containers run: containerd would treat that as a crash
 //! and kill them. No other signal that can be caught ends it.
 
-use std::{io, os::unix::net::UnixListener, path::Path, sync::Arc, time::Duration};
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use nix::libc::{SIGINT, SIGTERM, SIGUSR1};
-use ttrpc::asynchronous::{Server, transport::Listener};
+use ttrpc::asynchronous::Server;
+use ttrpc::asynchronous::transport::Listener;
 
-use crate::{
-    args::Args,
-    bootstrap::{address, remove_socket},
-    dump,
-    events::Events,
-    exits::{Exits, reap_on_sigchld},
-    kernel, logging, memory,
-    service::{self, Containers},
-    signals::Signals,
-    task::SharedState,
-};
+use crate::args::Args;
+use crate::bootstrap::{address, remove_socket};
+use crate::events::Events;
+use crate::exits::{Exits, reap_on_sigchld};
+use crate::service::{self, Containers};
+use crate::signals::Signals;
+use crate::task::SharedState;
+use crate::{dump, kernel, logging, memory};
 
 /// The time limit for the last events; Go's shim waits as long.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);

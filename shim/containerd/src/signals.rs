@@ -5,17 +5,14 @@
 //! byte through its socket. A pipe would also work, but containerd's tests, and people with lsof(8), take a shim's pipes for
 //! leaked streams of a container.
 
-use std::{
-    ffi::c_int,
-    io,
-    os::unix::net::UnixStream as Socket,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::ffi::c_int;
+use std::io;
+use std::os::unix::net::UnixStream as Socket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::{io::AsyncReadExt, net::UnixStream};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
 
 use crate::kernel;
 
@@ -61,10 +58,8 @@ impl Signals {
 mod tests {
     use std::time::Duration;
 
-    use nix::{
-        libc,
-        sys::signal::{Signal, raise},
-    };
+    use nix::libc;
+    use nix::sys::signal::{Signal, raise};
     use tokio::time::timeout;
 
     use super::*;

@@ -18,11 +18,12 @@ use std::ffi::OsString;
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 
-use argv::Invocation;
 use bindguard_config::{Config, load_by};
 use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_guard::{Admission, Attempt, Entry, admit, read_file, record};
+
+use argv::Invocation;
 use handover::Handover;
 use messages::Messages;
 use verify::Verification;

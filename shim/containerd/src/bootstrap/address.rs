@@ -1,9 +1,8 @@
 //! Addresses: the link of a group, the server's address in a bundle, and containerd's event socket.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use super::claim::hash;
 

@@ -14,24 +14,18 @@
 
 mod right;
 
-use std::{
-    fmt::Write as _,
-    fs::{self, DirBuilder, Permissions},
-    io::{self, ErrorKind},
-    os::unix::{
-        fs::{DirBuilderExt, PermissionsExt, symlink},
-        net::{UnixListener, UnixStream},
-    },
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::{
-    io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
-};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use sha2::{Digest, Sha256};
 
 use right::{LinkRight, leads_to};

@@ -7,34 +7,28 @@
 //! containerd runs it at the end of every container, also of one that the server has deleted itself. For a settled bundle it
 //! answers without a call of the runtime.
 
-use std::{
-    io::{self, Write},
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::SystemTime,
-};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use bindguard_core::error_chain;
 use containerd_shim_protos::api::DeleteResponse;
 use nix::libc::SIGKILL;
 use protobuf::Message;
 
-use super::{
-    address,
-    claim::{self, SocketState},
-    pod::joined,
-};
-use crate::{
-    args::Args,
-    bundle::{Bundle, ShimSpec},
-    events::timestamp,
-    exits::Exits,
-    logging,
-    options::Options,
-    runtime::Runtime,
-    service::is_alive,
-    task::Rollback,
-};
+use super::address;
+use super::claim::{self, SocketState};
+use super::pod::joined;
+use crate::args::Args;
+use crate::bundle::{Bundle, ShimSpec};
+use crate::events::timestamp;
+use crate::exits::Exits;
+use crate::logging;
+use crate::options::Options;
+use crate::runtime::Runtime;
+use crate::service::is_alive;
+use crate::task::Rollback;
 
 /// The limit of tries: a killed server hangs up, and then another one may have started and been killed.
 const DYING_SERVERS: u32 = 5;
@@ -129,7 +123,10 @@ fn bundle_path(args: &Args) -> io::Result<PathBuf> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::{fs, io::Read, os::unix::net::UnixListener, thread};
+    use std::fs;
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
 
     use super::*;
 

@@ -1,16 +1,16 @@
 //! `-info` and `-v`: the features and the version of this shim.
 
-use std::{
-    io::{self, Write},
-    process::{Command, Stdio},
-};
+use std::io::{self, Write};
+use std::process::{Command, Stdio};
 
 use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE};
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
-use protobuf::{Message, MessageField, well_known_types::any::Any};
+use protobuf::well_known_types::any::Any;
+use protobuf::{Message, MessageField};
 
 use super::stdin::CallerInput;
-use crate::{args::Args, runtime::look_up};
+use crate::args::Args;
+use crate::runtime::look_up;
 
 /// The revision of the sources; the Makefile sets it.
 const REVISION: Option<&str> = option_env!("BINDGUARD_REVISION");

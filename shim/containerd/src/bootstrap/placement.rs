@@ -2,12 +2,12 @@
 //!
 //! None of it may fail a `start`: a node that lacks one of these must still run containers.
 
-use std::{fs, io, path::Path};
+use std::fs;
+use std::io;
+use std::path::Path;
 
-use rustix::{
-    process::Pid,
-    thread::{CoreSchedulingScope, create_core_scheduling_cookie},
-};
+use rustix::process::Pid;
+use rustix::thread::{CoreSchedulingScope, create_core_scheduling_cookie};
 
 use crate::cgroup::hierarchies_with_controllers;
 

@@ -4,7 +4,8 @@
 //! server dies, containerd runs `delete` for the sandbox alone and only removes the bundles of the others. Their processes
 //! would live on, unknown to containerd.
 
-use std::{fs, path::Path};
+use std::fs;
+use std::path::Path;
 
 use crate::bundle::Bundle;
 

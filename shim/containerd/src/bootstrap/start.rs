@@ -1,31 +1,20 @@
 //! `start`: the address of the server that takes the container.
 
-use std::{
-    io::{self, Write},
-    os::{
-        fd::OwnedFd,
-        unix::{
-            net::{UnixListener, UnixStream},
-            process::CommandExt,
-        },
-    },
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-use super::{
-    address, answer,
-    claim::{Claim, claim},
-    group::group_of,
-    placement,
-    stdin::CallerInput,
-};
-use crate::{
-    args::Args,
-    bundle::Bundle,
-    logging, memory,
-    service::{Expectation, expect},
-};
+use super::claim::{Claim, claim};
+use super::group::group_of;
+use super::stdin::CallerInput;
+use super::{address, answer, placement};
+use crate::args::Args;
+use crate::bundle::Bundle;
+use crate::service::{Expectation, expect};
+use crate::{logging, memory};
 
 /// A server that could not be found or started.
 #[derive(Debug, thiserror::Error)]

@@ -5,16 +5,16 @@
 //! parses as the other. Only `BootstrapParams` repeats the flags `-id` and `-namespace`. Unreadable input is ignored: a `start`
 //! that fails here would fail for every container.
 
-use std::{
-    io::{self, Read},
-    path::PathBuf,
-};
+use std::io::{self, Read};
+use std::path::PathBuf;
 
 use bindguard_core::error_chain;
 use containerd_shim_protos::bootstrap_api::{BootstrapParams, LogLevel};
-use protobuf::{Enum as _, Message, well_known_types::any::Any};
+use protobuf::well_known_types::any::Any;
+use protobuf::{Enum as _, Message};
 
-use crate::{args::Args, options::Options};
+use crate::args::Args;
+use crate::options::Options;
 
 /// containerd sends no longer message.
 const LONGEST: u64 = 4 * 1024 * 1024;
@@ -97,7 +97,8 @@ fn usable(directory: String) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use containerd_shim_protos::{bootstrap_api::Extension, shim::oci};
+    use containerd_shim_protos::bootstrap_api::Extension;
+    use containerd_shim_protos::shim::oci;
     use protobuf::MessageField;
 
     use super::*;

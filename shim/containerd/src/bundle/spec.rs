@@ -9,7 +9,8 @@ use std::collections::HashMap;
 
 use bindguard_core::spec::{RawObject, Text};
 use serde::Deserialize;
-use serde_json::{Result, value::RawValue};
+use serde_json::Result;
+use serde_json::value::RawValue;
 
 /// The parts of a spec that the shim reads.
 #[derive(Debug, Default)]

@@ -4,7 +4,9 @@
 //! A runtime enables the controllers for the container's limits, or leaves that to systemd. After each create Go's shim enables
 //! all controllers of the root, so that the figures exist. This shim does the same, but writes only missing ones.
 
-use std::{fs, io, path::Path};
+use std::fs;
+use std::io;
+use std::path::Path;
 
 const CONTROLLERS: &str = "cgroup.controllers";
 const SUBTREE_CONTROL: &str = "cgroup.subtree_control";

@@ -3,10 +3,9 @@
 //! The kernel generates their text at each read. A missing file means that this kernel or this cgroup has no such figure; the
 //! callers leave it out.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use nix::libc;
 

@@ -5,15 +5,16 @@
 //! The mount table, which has ten thousand lines on some nodes, is read only if that fails: inside another container, as in
 //! kind, or with hierarchies mounted elsewhere.
 
-use std::{
-    cell::OnceCell,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::cell::OnceCell;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-use super::{CgroupError, CgroupHierarchy, directory::Directory, mounts::CgroupMount, v1::Controllers};
+use super::directory::Directory;
+use super::mounts::CgroupMount;
+use super::v1::Controllers;
+use super::{CgroupError, CgroupHierarchy};
 
 const USUAL: &str = "/sys/fs/cgroup";
 
@@ -121,8 +122,9 @@ fn read(path: PathBuf) -> Result<String, CgroupError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn memberships(text: &str) -> Vec<Membership<'_>> {
         text.lines().filter_map(Membership::parse).collect()

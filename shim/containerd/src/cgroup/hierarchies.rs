@@ -1,9 +1,7 @@
 //! The mount points of a node's cgroup hierarchies, without reading the mount table: all below one folder.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// The folder with one folder for each v1 hierarchy, or the mount point of v2 itself.
 const ROOT: &str = "/sys/fs/cgroup";

@@ -25,8 +25,9 @@ fn size(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn names_are_the_kernels() {

@@ -4,11 +4,10 @@
 //! `delete` of it finds the cgroup. The spec still names it. rmdir(2) removes an empty cgroup only, so a cgroup with processes
 //! or other cgroups in it is never touched.
 
-use std::{
-    fs, io,
-    path::{Component, Path},
-    time::Duration,
-};
+use std::fs;
+use std::io;
+use std::path::{Component, Path};
+use std::time::Duration;
 
 use super::hierarchies::hierarchies;
 

@@ -26,10 +26,13 @@ mod text;
 mod v1;
 mod v2;
 
-use std::{io, path::PathBuf};
+use std::io;
+use std::path::PathBuf;
 
-use containerd_shim_protos::{cgroups::metrics::Metrics as MetricsV1, cgroups_v2::metrics::Metrics as MetricsV2};
-use protobuf::{Message, well_known_types::any::Any};
+use containerd_shim_protos::cgroups::metrics::Metrics as MetricsV1;
+use containerd_shim_protos::cgroups_v2::metrics::Metrics as MetricsV2;
+use protobuf::Message;
+use protobuf::well_known_types::any::Any;
 
 pub(crate) use driver::is_systemd;
 pub(crate) use hierarchies::hierarchies_with_controllers;

@@ -77,8 +77,9 @@ fn unescape(field: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     /// From a hybrid node, with one mount as a container without a cgroup namespace sees it.
     const MOUNTINFO: &str = "\

@@ -83,8 +83,9 @@ pub(super) fn rdma(text: &str) -> Vec<Rdma<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn numbers() {

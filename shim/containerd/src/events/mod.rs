@@ -7,15 +7,16 @@
 mod publish;
 mod queue;
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use containerd_shim_protos::{events::task as proto, topics};
-use protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp};
-use queue::{Item, Queue};
+use containerd_shim_protos::events::task as proto;
+use containerd_shim_protos::topics;
+use protobuf::well_known_types::timestamp::Timestamp;
+use protobuf::{Message, MessageField};
 use tokio::sync::oneshot;
+
+use queue::{Item, Queue};
 
 /// One event of a task.
 #[derive(Debug, Clone)]

@@ -4,23 +4,22 @@
 //! no answer in time) is retried without end, with a growing pause. An event that containerd itself rejects repeatedly is
 //! dropped with a log line: it would block all events behind it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
-use containerd_shim_protos::shim::{event::Envelope, events::ForwardRequest};
+use containerd_shim_protos::shim::event::Envelope;
+use containerd_shim_protos::shim::events::ForwardRequest;
 use containerd_shim_protos::shim_async::EventsClient;
-use protobuf::{MessageField, well_known_types::any::Any};
-use tokio::{net::UnixStream, time::sleep};
-use ttrpc::{
-    Code,
-    asynchronous::{Client, transport::Socket},
-    context,
-};
+use protobuf::MessageField;
+use protobuf::well_known_types::any::Any;
+use tokio::net::UnixStream;
+use tokio::time::sleep;
+use ttrpc::asynchronous::Client;
+use ttrpc::asynchronous::transport::Socket;
+use ttrpc::{Code, context};
 
-use super::{
-    Queued,
-    queue::{Item, Queue},
-    timestamp,
-};
+use super::queue::{Item, Queue};
+use super::{Queued, timestamp};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

@@ -4,10 +4,8 @@
 //! Beyond the bound the oldest report of such a kill is dropped or, without one, the oldest event. A containerd that returns
 //! queries states and exits itself.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use containerd_shim_protos::topics::TASK_OOM_EVENT_TOPIC;
 use tokio::sync::{Notify, oneshot};

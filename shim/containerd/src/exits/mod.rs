@@ -12,10 +12,9 @@ mod orphans;
 mod pidfd;
 mod statuses;
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use orphans::{child_pids, reap_on_sigchld};
 pub(crate) use pidfd::{Exit, WatchError, Watched};

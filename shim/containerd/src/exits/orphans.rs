@@ -5,15 +5,16 @@
 //! runtime may hang for ever. On SIGCHLD the task reads the kernel's list of the shim's children and reaps each dead, unknown
 //! one. The shim's own children are known before this task can see them, because their starter runs on the same thread.
 
-use std::{fs, sync::Arc, time::SystemTime};
+use std::fs;
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use nix::libc::SIGCHLD;
-use rustix::{
-    io::Errno,
-    process::{Pid, WaitId, WaitIdOptions, getpid, waitid},
-};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, waitid};
 
-use super::{Exit, Exits, pidfd::status_of};
+use super::pidfd::status_of;
+use super::{Exit, Exits};
 use crate::signals::Signals;
 
 /// Reaps orphans for as long as the shim lives.

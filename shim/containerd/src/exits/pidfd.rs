@@ -4,18 +4,17 @@
 //! of another one with the same pid. This also works for a process that is dead when its pidfd is opened, until it is reaped.
 //! The orphans' reaper knows a process until it is reaped, and no longer: then another process may get its pid.
 
-use std::{
-    io,
-    os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
-    time::SystemTime,
-};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use nix::libc::ESRCH;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process, pidfd_open, waitid};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use super::{Exits, Known};
 

@@ -5,20 +5,14 @@
 //! it: once the runtime has succeeded, the message is in the socket's queue. Each try of a create makes a connection, and the
 //! last one is the container's.
 
-use std::{
-    fs::{self, DirBuilder, Permissions},
-    io::{self, IoSliceMut},
-    mem::MaybeUninit,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::{
-            fs::{DirBuilderExt, PermissionsExt},
-            net::UnixListener,
-        },
-    },
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
@@ -94,7 +88,8 @@ impl Drop for ConsoleSocket {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::IoSlice, os::unix::net::UnixStream};
+    use std::io::IoSlice;
+    use std::os::unix::net::UnixStream;
 
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 

@@ -4,17 +4,14 @@
 //! that the reader has not accepted yet are kept, and until it accepts them nothing more is read. So a slow reader slows its
 //! own container and no other.
 
-use std::{
-    io,
-    os::fd::{AsFd, OwnedFd},
-    sync::Arc,
-};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::io::Errno;
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    task::AbortHandle,
-};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::task::AbortHandle;
 
 use super::progress::{DrainLimits, DrainResult, Mover, Progress, progress};
 

@@ -1,6 +1,7 @@
 //! The errors of setting up a process's streams.
 
-use std::{io, path::PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 use super::logger::LoggerError;
 

@@ -5,15 +5,11 @@
 //! same is true of the write end of an input, which the shim keeps open until `CloseIO`. Any other file (a regular file,
 //! /dev/null) is passed to the process itself.
 
-use std::{
-    fs::{self, DirBuilder, OpenOptions},
-    io,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt},
-    },
-    path::Path,
-};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
 
 use rustix::fs::OFlags;
 

@@ -4,12 +4,10 @@
 //! loop cannot wait for a disk, so a thread copies from the pipe to the file; it ends with the last writer. If stdout and
 //! stderr name the same file they share the pipe, and their lines stay in order.
 
-use std::{
-    fs::File,
-    io::{self, Read, Write},
-    os::fd::OwnedFd,
-    thread,
-};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::thread;
 
 use super::progress::{DrainLimits, DrainResult, Mover, Progress, progress};
 

@@ -12,25 +12,23 @@
 //!
 //! The program does not depend on the shim's life: when the shim is killed, the container continues to write to it.
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    path::PathBuf,
-    process::{Command, Stdio},
-    sync::Arc,
-    time::Duration,
-};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 use nix::libc::{SIGKILL, SIGTERM};
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::{io::AsyncReadExt, net::unix::pipe, sync::watch};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
 
 use super::stream::Program;
-use crate::{
-    blocking::run_blocking,
-    exits::{Exits, WatchError, Watched},
-    kernel,
-};
+use crate::blocking::run_blocking;
+use crate::exits::{Exits, WatchError, Watched};
+use crate::kernel;
 
 /// The time limit until a program is ready. Go's shim waits for ever, and so does the client.
 const READY_LIMIT: Duration = Duration::from_secs(60);

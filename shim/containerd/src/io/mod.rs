@@ -25,11 +25,9 @@ mod progress;
 mod stream;
 mod wiring;
 
-use std::{
-    os::fd::OwnedFd,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::termios::Winsize;
 use tokio::io::unix::AsyncFd;

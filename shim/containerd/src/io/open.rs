@@ -3,17 +3,13 @@
 //! Any of the names may be a client's, and may lead to a server that does not answer; a `file://` may be a fifo without a
 //! reader. Such a call waits as long as the file does, as with Go's shim. The pod's other containers do not wait.
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
-use super::{
-    IoError, Streams,
-    fifo::{self, Input, Output},
-    stream::{Program, Stream},
-};
+use super::fifo::{self, Input, Output};
+use super::stream::{Program, Stream};
+use super::{IoError, Streams};
 use crate::blocking::run_blocking;
 
 /// The files behind the three names.

@@ -3,17 +3,17 @@
 //! The runtime writes its errors to the stderr that the container gets. The copy begins only after the runtime succeeded. So
 //! the output of a failed try can be kept out of the log of a container that the next try starts.
 
-use std::{
-    fs::File,
-    io::{self, Write},
-    mem,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
-    thread,
-};
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
-use super::{IoError, file_writer::FileWriter, pipes::unread};
+use super::IoError;
+use super::file_writer::FileWriter;
+use super::pipes::unread;
 
 const STACK: usize = 256 * 1024;
 

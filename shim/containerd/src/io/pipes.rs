@@ -1,13 +1,13 @@
 //! Pipes between shim and process, and descriptors for the event loop.
 
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl},
-    pipe::{PipeFlags, pipe_with},
-};
-use tokio::io::{Interest, unix::AsyncFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use super::IoError;
 

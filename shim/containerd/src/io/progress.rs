@@ -4,15 +4,12 @@
 //! ever, and a reader may be gone: neither may delay the delete for ever. So the wait depends on whether bytes move, and
 //! whether there are any: the limit for a reader that pauses is longer than that for a writer without output.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Time limits for the rest of a stream.
 #[derive(Debug, Clone, Copy)]

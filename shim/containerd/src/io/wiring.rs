@@ -1,23 +1,19 @@
 //! Everything that a process's streams need before the process exists.
 
-use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::io::Interest;
 
-use super::{
-    Attached, Copy, IoError, LoggedProcess, Sink, Streams,
-    console::ConsoleSocket,
-    fifo::Input,
-    logger::Logger,
-    open::{Opened, Outlet},
-    pending_log::PendingLog,
-    pipes::{StreamOwner, nonblocking, owned_pipe, readable, unread, watched, writable},
-    stream::Program,
-};
+use super::console::ConsoleSocket;
+use super::fifo::Input;
+use super::logger::Logger;
+use super::open::{Opened, Outlet};
+use super::pending_log::PendingLog;
+use super::pipes::{StreamOwner, nonblocking, owned_pipe, readable, unread, watched, writable};
+use super::stream::Program;
+use super::{Attached, Copy, IoError, LoggedProcess, Sink, Streams};
 
 /// The number of bytes of a failed try's output that an error quotes.
 const LAST_OUTPUT: usize = 2048;

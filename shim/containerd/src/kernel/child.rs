@@ -2,17 +2,14 @@
 //!
 //! Only functions that signal-safety(7) allows may run there: another thread of the parent may hold the allocator's lock.
 
-use std::{
-    io,
-    os::{
-        fd::{AsRawFd, OwnedFd, RawFd},
-        unix::process::CommandExt,
-    },
-    process::Command,
-};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use nix::libc;
-use rustix::{io::fcntl_dupfd_cloexec, process::getpid};
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::getpid;
 
 use super::signals::{LIBC_SIGNALS, set_disposition};
 
@@ -82,7 +79,8 @@ fn done(result: libc::c_int) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, process::Stdio};
+    use std::fs::File;
+    use std::process::Stdio;
 
     use super::*;
 

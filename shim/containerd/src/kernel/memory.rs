@@ -1,6 +1,7 @@
 //! Returns the memory that the allocator and the stack keep after a burst; changes the process's environment.
 
-use std::{env, ffi::OsString};
+use std::env;
+use std::ffi::OsString;
 
 use nix::libc;
 
@@ -47,7 +48,9 @@ pub(crate) fn release_stack() {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, io::Read, os::unix::fs::FileExt};
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
 

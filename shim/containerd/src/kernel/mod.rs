@@ -5,13 +5,12 @@ mod memory;
 mod mounts;
 mod signals;
 
-use std::{
-    io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
-};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::libc;
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 pub(crate) use child::{die_with_this_thread, inherit, inherit_from_three, with_default_signals};
 pub(crate) use memory::{release_stack, set_environment, trim_heap};

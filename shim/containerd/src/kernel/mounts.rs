@@ -1,17 +1,13 @@
 //! System calls for root filesystems: id-mapped mounts, and loop devices.
 
-use std::{
-    fs::File,
-    io,
-    mem::size_of,
-    os::fd::{AsFd, AsRawFd, RawFd},
-};
+use std::fs::File;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
-use nix::{
-    libc,
-    sched::{CloneFlags, clone},
-    unistd::Pid,
-};
+use nix::libc;
+use nix::sched::{CloneFlags, clone};
+use nix::unistd::Pid;
 
 /// Forks a child that is the only member of a new user namespace, and idles until it is killed.
 pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
@@ -142,10 +138,8 @@ fn ioctl(device: &File, request: libc::Ioctl, argument: usize) -> io::Result<i32
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs::{self, OpenOptions},
-        io::Write,
-    };
+    use std::fs::{self, OpenOptions};
+    use std::io::Write;
 
     use super::*;
 

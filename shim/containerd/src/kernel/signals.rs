@@ -3,17 +3,13 @@
 //! A stray signal gets a handler that does nothing instead of SIG_IGN: execve(2) keeps ignored signals ignored, and the
 //! runtime, hooks and containers must begin like any program. See signal(7).
 
-use std::{
-    ffi::{c_int, c_void},
-    io,
-    mem::MaybeUninit,
-    os::unix::net::UnixStream,
-    ptr::{null, null_mut},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use nix::libc;
 use rustix::net::{SendFlags, send};
@@ -111,12 +107,10 @@ extern "C" fn ignore_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        env,
-        io::{BufRead as _, Read as _},
-        os::unix::process::ExitStatusExt as _,
-        process::{Command, Stdio},
-    };
+    use std::env;
+    use std::io::{BufRead as _, Read as _};
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::{Command, Stdio};
 
     use super::*;
 

@@ -12,7 +12,8 @@
 mod wire;
 
 use containerd_shim_protos::shim::oci;
-use protobuf::{Message, well_known_types::any::Any};
+use protobuf::Message;
+use protobuf::well_known_types::any::Any;
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::run_blocking;

@@ -1,6 +1,7 @@
 //! Messages for which the protos crate has no type, read field by field. Other fields are skipped.
 
-use protobuf::{CodedInputStream, rt::skip_field_for_tag};
+use protobuf::CodedInputStream;
+use protobuf::rt::skip_field_for_tag;
 
 use super::Options;
 

@@ -3,12 +3,10 @@
 //! The helper starts the program NAME, which goes into the background after it has mounted, and stays there until it is
 //! unmounted. Its output goes to a memory file: a pipe would stay open as long as the filesystem is mounted.
 
-use std::{
-    fs::File,
-    io::{self, Read, Seek},
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use containerd_shim_protos::types::mount::Mount;
 use rustix::fs::{MemfdFlags, memfd_create};

@@ -9,25 +9,17 @@
 //! root filesystem until the overlay, which keeps references, is mounted. See mount_setattr(2), "ID-mapped mounts", and
 //! user_namespaces(7).
 
-use std::{
-    fs::{self, File},
-    io,
-    os::fd::{AsFd, OwnedFd},
-    path::{Path, PathBuf},
-};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
-use nix::{
-    mount::{MntFlags, umount2},
-    sys::{
-        signal::{Signal, kill},
-        wait::waitpid,
-    },
-    unistd::Pid,
-};
-use rustix::{
-    fs::CWD,
-    mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree},
-};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::overlay::common_parent;
 use crate::kernel::{child_in_user_namespace, map_ids};

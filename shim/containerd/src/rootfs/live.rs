@@ -1,22 +1,18 @@
 //! This folder's tests on the real kernel, each in a mount namespace of its own thread. Without the right to mount they are
 //! reported as skipped.
 
-use std::{
-    env,
-    fs::{self, create_dir},
-    io::{self, Write},
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-    process::Command,
-    thread,
-};
+use std::env;
+use std::fs::{self, create_dir};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
 
 use containerd_shim_protos::types::mount::Mount;
-use nix::{
-    mount::MsFlags,
-    sched::{CloneFlags, unshare},
-    sys::statvfs::{FsFlags, statvfs},
-};
+use nix::mount::MsFlags;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::{RootfsError, call, mount_all, unmount_all, unmount_and_remove};
 

@@ -4,13 +4,11 @@
 //! another one. The device detaches the file by itself after its last user (LO_FLAGS_AUTOCLEAR). The open descriptor is a user:
 //! it stays open until the filesystem is mounted.
 
-use std::{
-    fs::{File, OpenOptions},
-    io,
-    path::{Path, PathBuf},
-    thread,
-    time::Duration,
-};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use crate::kernel::{LoopMode, attach_loop_device, free_loop_device};
 

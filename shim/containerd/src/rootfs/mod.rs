@@ -14,16 +14,15 @@ mod overlay;
 mod target;
 mod unmount;
 
-use std::{
-    fs::DirBuilder,
-    io,
-    os::unix::fs::DirBuilderExt,
-    path::{Path, PathBuf},
-};
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use containerd_shim_protos::types::mount::Mount;
-use nix::{mount::MsFlags, sys::statvfs::FsFlags};
+use nix::mount::MsFlags;
+use nix::sys::statvfs::FsFlags;
 
 use crate::blocking::run_blocking;
 use fuse::Fuse;

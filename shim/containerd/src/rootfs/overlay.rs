@@ -4,15 +4,11 @@
 //! snapshotter. So the lower directories are named relative to that directory, and mount(2) is called with it as the working
 //! directory. The whole process shares that, hence unshare(CLONE_FS) first: this runs on a thread that ends afterwards.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::io;
+use std::path::{Path, PathBuf};
 
-use nix::{
-    mount::MsFlags,
-    sched::{CloneFlags, unshare},
-};
+use nix::mount::MsFlags;
+use nix::sched::{CloneFlags, unshare};
 
 use super::call;
 

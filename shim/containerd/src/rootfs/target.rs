@@ -3,12 +3,10 @@
 //! The image provides the files there, and may contain a symlink `/data -> /etc`. The kernel resolves the target as if the root
 //! filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link leads out of it.
 
-use std::{
-    fs::{File, read_link},
-    io,
-    os::fd::AsRawFd,
-    path::{Path, PathBuf},
-};
+use std::fs::{File, read_link};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
@@ -25,7 +23,8 @@ pub(super) fn resolve(rootfs: &Path, target: &str) -> io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::create_dir, os::unix::fs::symlink};
+    use std::fs::create_dir;
+    use std::os::unix::fs::symlink;
 
     use super::*;
 

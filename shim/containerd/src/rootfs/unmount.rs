@@ -1,11 +1,12 @@
 //! Unmounts a root filesystem, without reading the mount table.
 
-use std::{fs, path::Path, thread, time::Duration};
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
-use nix::{
-    errno::Errno,
-    mount::{MntFlags, umount2},
-};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
 
 use super::RootfsError;
 

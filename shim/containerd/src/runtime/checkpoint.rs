@@ -1,12 +1,11 @@
 //! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and create it again from there.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::ffi::OsString;
+use std::path::PathBuf;
 
-use super::{
-    Runtime,
-    guard::{Created, GuardSettings, GuardedCall},
-    invoke::RuntimeError,
-};
+use super::Runtime;
+use super::guard::{Created, GuardSettings, GuardedCall};
+use super::invoke::RuntimeError;
 use crate::io::Wiring;
 
 /// The arguments of `checkpoint`.

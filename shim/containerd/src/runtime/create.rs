@@ -2,11 +2,9 @@
 
 use std::ffi::OsString;
 
-use super::{
-    Runtime,
-    guard::{Created, GuardSettings, GuardedCall},
-    invoke::RuntimeError,
-};
+use super::Runtime;
+use super::guard::{Created, GuardSettings, GuardedCall};
+use super::invoke::RuntimeError;
 use crate::io::Wiring;
 
 /// The arguments of `create`.

@@ -18,24 +18,22 @@
 //! runtime's mount (kubernetes#127602). The runtime's text is not parsed. A failed try's output to the container's stderr does
 //! not appear in the output of a container that the next try makes.
 
-use std::{
-    ffi::OsString,
-    io,
-    os::fd::AsRawFd,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use bindguard_core::{handover, plan::refusal_of_unseen, policy::Policy, program_names::WRAPPER};
+use bindguard_core::handover;
+use bindguard_core::plan::refusal_of_unseen;
+use bindguard_core::policy::Policy;
+use bindguard_core::program_names::WRAPPER;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 
-use super::{
-    Runtime,
-    handover::{GuardAnswer, parse_answer, read_answer, read_unrepaired},
-    invoke::{Call, RunStreams, Running, RuntimeError},
-    is_program, look_up,
-};
+use super::handover::{GuardAnswer, parse_answer, read_answer, read_unrepaired};
+use super::invoke::{Call, RunStreams, Running, RuntimeError};
+use super::{Runtime, is_program, look_up};
 use crate::io::Wiring;
 
 const RETRIES: u32 = 3;

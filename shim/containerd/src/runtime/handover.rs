@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use bindguard_core::handover::{HANDOVER, LONGEST_LINE, REFUSED, UNCHANGED, UNREPAIRED, VERIFY};
-use tokio::{io::AsyncReadExt, net::unix::pipe};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
 
 /// For the second line, which is written together with the first: the pipe closes when the runtime begins.
 const REST_LIMIT: Duration = Duration::from_millis(500);

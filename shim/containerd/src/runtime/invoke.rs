@@ -3,30 +3,23 @@
 //! The runtime's output goes to memory files, not to pipes. A container's init inherits the streams of its `create`. So a pipe
 //! would stay open, and a wait for its end would last, as long as the container lives.
 
-use std::{
-    ffi::OsString,
-    fs::File,
-    io::{self, Read, Seek, SeekFrom},
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::process::CommandExt,
-    },
-    path::PathBuf,
-    process::{Command, Stdio},
-    sync::Arc,
-};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 
-use rustix::{
-    fs::{MemfdFlags, memfd_create},
-    process::{Pid, Signal, kill_process_group},
-};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::{Runtime, log_file::LogFile};
-use crate::{
-    exits::{Exit, Exits, Watched},
-    io::Wiring,
-    kernel,
-};
+use super::Runtime;
+use super::log_file::LogFile;
+use crate::exits::{Exit, Exits, Watched};
+use crate::io::Wiring;
+use crate::kernel;
 
 /// The limit of the runtime's stderr that is kept for the error.
 const STDERR_TAIL: u64 = 2048;

@@ -4,12 +4,10 @@
 //! whose writer was killed, must not hide its neighbours. The guard writes its messages into the same file, below the level of
 //! an error; they are passed on to the shim's log.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    io::{Read, Seek},
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Deserialize;
 

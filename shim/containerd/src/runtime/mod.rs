@@ -11,20 +11,21 @@ mod invoke;
 mod log_file;
 mod verify;
 
-use std::{
-    ffi::OsString,
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub(crate) use checkpoint::{CheckpointCall, RestoreCall};
 pub(crate) use create::CreateCall;
 pub(crate) use guard::GuardSettings;
 pub(crate) use invoke::RuntimeError;
 
-use crate::{bundle::Bundle, exits::Exits, io::Wiring, options::Options};
+use crate::bundle::Bundle;
+use crate::exits::Exits;
+use crate::io::Wiring;
+use crate::options::Options;
 use invoke::{Call, RunStreams};
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every runtime.

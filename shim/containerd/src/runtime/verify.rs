@@ -3,15 +3,14 @@
 //! `bindguard-runtime` checks it, in its own process: the shim has no code for binds, and the walk to a destination may hang.
 //! No call waits for it; it writes its findings to the log and the journal itself.
 
-use std::{ffi::OsString, time::Duration};
+use std::ffi::OsString;
+use std::time::Duration;
 
 use bindguard_core::handover::VERIFY_VERB;
 
-use super::{
-    Runtime,
-    guard::guard_program,
-    invoke::{Call, RunStreams},
-};
+use super::Runtime;
+use super::guard::guard_program;
+use super::invoke::{Call, RunStreams};
 
 impl Runtime {
     /// Starts a check of the container with this init, for at most `limit`.

@@ -1,10 +1,8 @@
 //! The pending calls, for the dump of the shim's state.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
-};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// The pending calls, in the order of their arrival.
 #[derive(Debug, Default)]

@@ -1,13 +1,13 @@
 //! A call to a server that `start` or `delete` finds at a socket.
 
-use std::{os::unix::net::UnixStream, time::Duration};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use containerd_shim_protos::api::ConnectRequest;
 use protobuf::Message;
-use ttrpc::{
-    Request, Response,
-    asynchronous::{Client, transport::Socket},
-};
+use ttrpc::asynchronous::Client;
+use ttrpc::asynchronous::transport::Socket;
+use ttrpc::{Request, Response};
 
 use super::V3;
 
@@ -45,9 +45,11 @@ pub(super) fn has_hung_up(error: &ttrpc::Error) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::{collections::HashMap, os::unix::net::UnixListener};
+    use std::collections::HashMap;
+    use std::os::unix::net::UnixListener;
 
-    use ttrpc::asynchronous::{Server, transport::Listener};
+    use ttrpc::asynchronous::Server;
+    use ttrpc::asynchronous::transport::Listener;
 
     use super::*;
 

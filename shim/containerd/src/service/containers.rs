@@ -7,23 +7,18 @@
 //! was answered with this shim is *expected*: its pod's last container may end just before it arrives. A *deserted* shim ends
 //! by itself: a containerd that was killed in the middle of a call may never send `Shutdown`.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use containerd_shim_protos::api::{CreateTaskRequest, DeleteResponse};
 use tokio::sync::Notify;
 
-use super::{
-    calls::{Calls, PendingCall},
-    refusal::Refusal,
-};
-use crate::{
-    events::timestamp,
-    task::{SharedState, Task, TaskError},
-};
+use super::calls::{Calls, PendingCall};
+use super::refusal::Refusal;
+use crate::events::timestamp;
+use crate::task::{SharedState, Task, TaskError};
 
 /// The time limit for the `Create` of a container whose `start` was answered; it usually follows within milliseconds.
 const EXPECTED_LIMIT: Duration = Duration::from_secs(10);
@@ -251,7 +246,8 @@ impl Drop for ReservedName<'_> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::{events::Events, exits::Exits};
+    use crate::events::Events;
+    use crate::exits::Exits;
 
     /// The containers of a shim that publishes no events.
     pub(crate) fn containers() -> Containers {

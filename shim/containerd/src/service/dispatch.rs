@@ -5,9 +5,13 @@
 //! separate task. A method that panics would never answer: the panic is caught and answered as INTERNAL, and the other
 //! containers of the pod live on.
 
-use std::{future::Future, panic::AssertUnwindSafe, pin::pin, task::Poll};
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::task::Poll;
 
-use super::{calls::PendingCall, refusal::Refusal};
+use super::calls::PendingCall;
+use super::refusal::Refusal;
 
 /// Makes a method panic for the container that is named after it, in a build with fault points.
 #[cfg(feature = "fault-points")]
@@ -51,9 +55,11 @@ pub(super) async fn run_cancellable<T>(
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::sync::Arc;
+    use std::time::Duration;
 
-    use tokio::{sync::oneshot, time::timeout};
+    use tokio::sync::oneshot;
+    use tokio::time::timeout;
 
     use super::*;
     use crate::service::calls::Calls;

@@ -4,21 +4,18 @@
 //! `Create`: that create would find no server. So `start` calls first. If the server answers that it ends, `start` makes a new
 //! one. A server without this call, of Go's shim or an older version of this one, is used as it is.
 
-use std::{collections::HashMap, os::unix::net::UnixStream, sync::Arc};
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use containerd_shim_protos::api::ConnectRequest;
 use protobuf::Message;
-use ttrpc::{
-    Code, Request, Response,
-    asynchronous::{MethodHandler, Service, TtrpcContext},
-    get_status,
-};
+use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
+use ttrpc::{Code, Request, Response, get_status};
 
-use super::{
-    Containers,
-    client::{call_server, has_hung_up},
-};
+use super::Containers;
+use super::client::{call_server, has_hung_up};
 
 pub(super) const SERVICE: &str = "bindguard.shim.v1.Group";
 const METHOD: &str = "Expect";
@@ -71,12 +68,17 @@ impl MethodHandler for Expect {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::{fs, io::Read, os::unix::net::UnixListener, thread};
+    use std::fs;
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
 
-    use ttrpc::asynchronous::{Server, transport::Listener};
+    use ttrpc::asynchronous::Server;
+    use ttrpc::asynchronous::transport::Listener;
 
     use super::*;
-    use crate::service::{containers::tests::containers, is_alive};
+    use crate::service::containers::tests::containers;
+    use crate::service::is_alive;
 
     /// The refusal passes through ttrpc with its code, on which `start` depends.
     #[tokio::test]

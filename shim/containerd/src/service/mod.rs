@@ -11,19 +11,19 @@ mod dispatch;
 mod expectation;
 mod refusal;
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use containerd_shim_protos::{
-    api::{
-        CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest, CreateTaskResponse,
-        DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest, PauseRequest, PidsRequest, PidsResponse,
-        ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest, StartResponse, StateRequest, StateResponse,
-        StatsRequest, StatsResponse, UpdateTaskRequest, WaitRequest, WaitResponse,
-    },
-    shim_async::{Task as TaskMethods, create_task},
+use containerd_shim_protos::api::{
+    CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest, CreateTaskResponse,
+    DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest, PauseRequest, PidsRequest, PidsResponse,
+    ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest, StartResponse, StateRequest, StateResponse,
+    StatsRequest, StatsResponse, UpdateTaskRequest, WaitRequest, WaitResponse,
 };
-use protobuf::{MessageField, well_known_types::empty::Empty};
+use containerd_shim_protos::shim_async::{Task as TaskMethods, create_task};
+use protobuf::MessageField;
+use protobuf::well_known_types::empty::Empty;
 use ttrpc::asynchronous::{Service, TtrpcContext};
 
 use calls::PendingCall;
@@ -218,7 +218,9 @@ impl TaskMethods for TaskService {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{events::Events, exits::Exits, task::SharedState};
+    use crate::events::Events;
+    use crate::exits::Exits;
+    use crate::task::SharedState;
 
     #[tokio::test]
     async fn both_names_have_all_methods() {

@@ -6,27 +6,23 @@
 //! The options may name a directory for the images. containerd copies it into the request, but 1.x does so only if the
 //! runtime's name begins with `io.containerd.runc`. Under another name the shim must read the options.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::{Arc, MutexGuard, PoisonError},
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
-use containerd_shim_protos::{
-    api::{CheckpointTaskRequest, CreateTaskRequest},
-    shim::oci::CheckpointOptions,
-};
-use protobuf::{Message, UnknownValueRef, well_known_types::any::Any};
+use containerd_shim_protos::api::{CheckpointTaskRequest, CreateTaskRequest};
+use containerd_shim_protos::shim::oci::CheckpointOptions;
+use protobuf::well_known_types::any::Any;
+use protobuf::{Message, UnknownValueRef};
 
-use super::{Task, TaskError, guard_settings::guard_settings};
-use crate::{
-    blocking::run_blocking,
-    bundle::Bundle,
-    exits::Watched,
-    io::Wiring,
-    options::{Options, OptionsError},
-    runtime::{CheckpointCall, RestoreCall},
-};
+use super::guard_settings::guard_settings;
+use super::{Task, TaskError};
+use crate::blocking::run_blocking;
+use crate::bundle::Bundle;
+use crate::exits::Watched;
+use crate::io::Wiring;
+use crate::options::{Options, OptionsError};
+use crate::runtime::{CheckpointCall, RestoreCall};
 
 const OPTIONS_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
 /// The type that clients of containerd 1.x send with a foreign runtime type. Its fields are the same, but two are swapped.

@@ -3,27 +3,26 @@
 //! If any step fails, the steps before are undone: streams are closed, the root filesystem is unmounted, and the container that
 //! the runtime began is deleted.
 
-use std::{
-    collections::HashMap,
-    path::PathBuf,
-    sync::{Arc, Mutex, OnceLock},
-};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bindguard_core::error_chain;
-use containerd_shim_protos::{api::CreateTaskRequest, events::task as proto};
+use containerd_shim_protos::api::CreateTaskRequest;
+use containerd_shim_protos::events::task as proto;
 use protobuf::MessageField;
 
-use super::{SharedState, Task, TaskError, TaskProcess, checkpoint::images_of, guard_settings::guard_settings};
-use crate::{
-    bundle::{Bundle, ShimSpec},
-    cgroup::{Cgroup, is_systemd, remove_leftover_cgroup},
-    events::Event,
-    exits::Watched,
-    io::{StreamOwner, Streams, Wiring},
-    options::Options,
-    rootfs,
-    runtime::{CreateCall, Runtime},
-};
+use super::checkpoint::images_of;
+use super::guard_settings::guard_settings;
+use super::{SharedState, Task, TaskError, TaskProcess};
+use crate::bundle::{Bundle, ShimSpec};
+use crate::cgroup::{Cgroup, is_systemd, remove_leftover_cgroup};
+use crate::events::Event;
+use crate::exits::Watched;
+use crate::io::{StreamOwner, Streams, Wiring};
+use crate::options::Options;
+use crate::rootfs;
+use crate::runtime::{CreateCall, Runtime};
 
 /// The clean-up that `delete` and a failed create share.
 pub(crate) struct Rollback<'a> {

@@ -3,16 +3,17 @@
 //! The output of a process is passed on before its delete is answered, because the client then closes its side. An exec's end
 //! sends no TaskDelete: containerd would take that for the container's.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
 use containerd_shim_protos::events::task as proto;
 
-use super::{Task, TaskError, TaskProcess, exec::Exec, state::ProcessState};
-use crate::{
-    events::{Event, timestamp},
-    exits::Exit,
-    rootfs,
-};
+use super::exec::Exec;
+use super::state::ProcessState;
+use super::{Task, TaskError, TaskProcess};
+use crate::events::{Event, timestamp};
+use crate::exits::Exit;
+use crate::rootfs;
 
 /// The time limit for the end of an init that was never started, after the runtime has killed it.
 const KILLED_LIMIT: Duration = Duration::from_secs(5);

@@ -3,13 +3,17 @@
 //! Here it only gets its name; `Start` creates it. The process's description stays as containerd sent it, except for one field:
 //! the request decides whether there is a terminal.
 
-use std::{collections::hash_map::Entry, fmt::Write as _, sync::Arc};
+use std::collections::hash_map::Entry;
+use std::fmt::Write as _;
+use std::sync::Arc;
 
 use bindguard_core::spec::RawObject;
-use containerd_shim_protos::{api::ExecProcessRequest, events::task as proto};
+use containerd_shim_protos::api::ExecProcessRequest;
+use containerd_shim_protos::events::task as proto;
 
 use super::{Task, TaskError, TaskProcess};
-use crate::{events::Event, io::Streams};
+use crate::events::Event;
+use crate::io::Streams;
 
 /// An added process.
 #[derive(Debug)]

@@ -1,17 +1,17 @@
 //! The end of a process, from the kernel's report to containerd's event.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bindguard_core::error_chain;
 use containerd_shim_protos::events::task as proto;
 use nix::libc::SIGKILL;
 
-use super::{Task, TaskProcess, exec::Exec};
-use crate::{
-    cgroup::OomWatch,
-    events::{Event, timestamp},
-    exits::{Exit, Watched},
-};
+use super::exec::Exec;
+use super::{Task, TaskProcess};
+use crate::cgroup::OomWatch;
+use crate::events::{Event, timestamp};
+use crate::exits::{Exit, Watched};
 
 /// The time limit for which an init's exit waits for those of its execs. They are dead or dying by then: only one that hangs in
 /// the kernel can take longer.

@@ -1,12 +1,17 @@
 //! The settings of the guard before the runtime: from the node's config, with the changes of the pod's annotations.
 
-use std::{io, time::Duration};
+use std::io;
+use std::time::Duration;
 
 use bindguard_config::{Config, Loaded};
-use bindguard_core::{annotations::policy_of_pod, error_chain};
-use tokio::{sync::Semaphore, time::timeout};
+use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::error_chain;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
-use crate::{blocking::run_blocking, bundle::ShimSpec, runtime::GuardSettings};
+use crate::blocking::run_blocking;
+use crate::bundle::ShimSpec;
+use crate::runtime::GuardSettings;
 
 /// The time limit for reading the config: it may be on a server that hangs, and the event loop serves the whole pod.
 const READ_LIMIT: Duration = Duration::from_millis(700);

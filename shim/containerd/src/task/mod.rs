@@ -18,26 +18,22 @@ mod signal;
 mod start;
 mod state;
 
-use std::{
-    collections::HashMap,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(crate) use create::Rollback;
 pub(crate) use process::TaskProcess;
 pub(crate) use state::IllegalMove;
 
-use crate::{
-    bundle::{Bundle, BundleFileError},
-    cgroup::{Cgroup, CgroupError},
-    events::Events,
-    exits::{Exits, WatchError},
-    io::{IoError, LoggedProcess, StreamOwner},
-    options::OptionsError,
-    rootfs::RootfsError,
-    runtime::{Runtime, RuntimeError},
-};
+use crate::bundle::{Bundle, BundleFileError};
+use crate::cgroup::{Cgroup, CgroupError};
+use crate::events::Events;
+use crate::exits::{Exits, WatchError};
+use crate::io::{IoError, LoggedProcess, StreamOwner};
+use crate::options::OptionsError;
+use crate::rootfs::RootfsError;
+use crate::runtime::{Runtime, RuntimeError};
 use checkpoint::Restoration;
 use exec::Exec;
 

@@ -5,10 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use super::state::{IllegalMove, ProcessState};
-use crate::{
-    exits::{Exit, Watched},
-    io::{Attached, Streams},
-};
+use crate::exits::{Exit, Watched};
+use crate::io::{Attached, Streams};
 
 /// The state of a process. The locks inside are held for a read or write only.
 #[derive(Debug)]

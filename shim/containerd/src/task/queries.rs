@@ -1,12 +1,18 @@
 //! Queries about a task. None of them changes anything or waits for its turn.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
+use std::sync::Arc;
 
-use containerd_shim_protos::{api::StateResponse, shim::oci::ProcessDetails, types::task::ProcessInfo};
-use protobuf::{EnumOrUnknown, Message, MessageField, well_known_types::any::Any};
+use containerd_shim_protos::api::StateResponse;
+use containerd_shim_protos::shim::oci::ProcessDetails;
+use containerd_shim_protos::types::task::ProcessInfo;
+use protobuf::well_known_types::any::Any;
+use protobuf::{EnumOrUnknown, Message, MessageField};
 
-use super::{Task, TaskError, TaskProcess, state::ProcessState};
-use crate::{cgroup::CgroupError, events::timestamp};
+use super::state::ProcessState;
+use super::{Task, TaskError, TaskProcess};
+use crate::cgroup::CgroupError;
+use crate::events::timestamp;
 
 impl Task {
     /// The state of a process.

@@ -5,7 +5,8 @@
 
 use nix::libc::ESRCH;
 
-use super::{Task, TaskError, TaskProcess, state::ProcessState};
+use super::state::ProcessState;
+use super::{Task, TaskError, TaskProcess};
 
 impl Task {
     /// Sends the signal.

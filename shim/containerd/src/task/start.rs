@@ -1,18 +1,20 @@
 //! `Start` of an init, and of an exec; `Pause` and `Resume`.
 
-use std::{fs, sync::Arc, time::SystemTime};
+use std::fs;
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use containerd_shim_protos::events::task as proto;
 use nix::libc::SIGKILL;
 
-use super::{Task, TaskError, TaskProcess, exec::Exec, state::ProcessState};
-use crate::{
-    bundle::Bundle,
-    events::Event,
-    exits::{Exit, Watched},
-    io::Wiring,
-    runtime::{ExecCall, RuntimeError},
-};
+use super::exec::Exec;
+use super::state::ProcessState;
+use super::{Task, TaskError, TaskProcess};
+use crate::bundle::Bundle;
+use crate::events::Event;
+use crate::exits::{Exit, Watched};
+use crate::io::Wiring;
+use crate::runtime::{ExecCall, RuntimeError};
 
 /// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not see success.
 const NOT_STARTED: u32 = 255;

@@ -7,12 +7,10 @@
 //! owner removes all numbers, the lowest first. Another process may have seen the dead owners meanwhile. So it checks them again
 //! after it has made its own link: if one of them is gone, the right was released in between, and it gives up.
 
-use std::{
-    fs,
-    io::{self, ErrorKind},
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 

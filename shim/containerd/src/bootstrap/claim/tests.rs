@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-use std::{
-    sync::{Barrier, mpsc},
-    thread,
-    time::{Duration, Instant},
-};
+use std::sync::{Barrier, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 

@@ -3,7 +3,8 @@
 use std::fs;
 
 use super::{RealCgroup, skipped};
-use crate::cgroup::{Cgroup, CgroupError, CgroupHierarchy, Metrics, directory::Directory, v1};
+use crate::cgroup::directory::Directory;
+use crate::cgroup::{Cgroup, CgroupError, CgroupHierarchy, Metrics, v1};
 
 /// The shell executes another program: the shell's own memory is not counted in this cgroup.
 const BUSY: &str = "exec sh -c 'while :; do :; done'";

@@ -5,12 +5,10 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
 use super::{RealCgroup, skipped};
-use crate::cgroup::{
-    CgroupHierarchy,
-    directory::Directory,
-    oom::{Killed, OomError, OomWatch},
-    v1::Controllers,
-};
+use crate::cgroup::CgroupHierarchy;
+use crate::cgroup::directory::Directory;
+use crate::cgroup::oom::{Killed, OomError, OomWatch};
+use crate::cgroup::v1::Controllers;
 
 const LONG: Duration = Duration::from_secs(60);
 /// Longer than all checks after an alarm together.

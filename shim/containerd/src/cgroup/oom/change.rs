@@ -4,9 +4,13 @@
 //! `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. It costs one descriptor. inotify would need one of a user's 128
 //! instances, the default limit of a node.
 
-use std::{fs::File, io, os::fd::OwnedFd, path::Path};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use crate::cgroup::text::FlatKeyed;
 

@@ -23,7 +23,8 @@ mod change;
 mod v1;
 mod v2;
 
-use std::{io, path::PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 use super::CgroupHierarchy;
 

@@ -5,18 +5,19 @@
 //! pod's limit: all of its containers), before a process is chosen and killed, and again when the cgroup is removed. So it is
 //! only the alarm. The count decides, and is read repeatedly for a while until the kill has happened.
 
-use std::{
-    fs, io,
-    os::fd::{AsRawFd, OwnedFd},
-    path::Path,
-    time::Duration,
-};
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use super::{Killed, OomError, Tally};
-use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
+use crate::cgroup::directory::{Directory, says_absent};
+use crate::cgroup::text::FlatKeyed;
 
 /// After an alarm the count is read again after these pauses, in milliseconds. The kill follows at once, unless the kernel must
 /// search thousands of processes for the victim.

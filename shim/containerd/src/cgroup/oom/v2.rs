@@ -1,9 +1,11 @@
 //! Version 2: `memory.events` counts the kills in the whole tree, and `cgroup.events` reports when the tree has no process
 //! left.
 
-use crate::cgroup::{directory::Directory, directory::says_absent, text::FlatKeyed};
+use crate::cgroup::directory::{Directory, says_absent};
+use crate::cgroup::text::FlatKeyed;
 
-use super::{Killed, OomError, Tally, change::Changing};
+use super::change::Changing;
+use super::{Killed, OomError, Tally};
 
 /// A cgroup of the unified hierarchy under watch.
 #[derive(Debug)]

@@ -4,14 +4,13 @@
 //! throttling layer always counts, for every device, but only bytes and operations. Each list of the message is from the first
 //! of these that has entries. BFQ is read only for figures that no other source counts.
 
-use std::{collections::HashMap, path::Path};
+use std::collections::HashMap;
+use std::path::Path;
 
 use containerd_shim_protos::cgroups::metrics::{BlkIOEntry, BlkIOStat};
 
-use crate::cgroup::{
-    directory::{Directory, text_of},
-    text::{device, number},
-};
+use crate::cgroup::directory::{Directory, text_of};
+use crate::cgroup::text::{device, number};
 
 type DeviceNames = HashMap<(u64, u64), String>;
 
@@ -102,9 +101,10 @@ fn device_names(partitions: &str) -> DeviceNames {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::cgroup::live::Fixture;
-    use proptest::prelude::*;
 
     #[test]
     fn lines_with_and_without_an_operation() {

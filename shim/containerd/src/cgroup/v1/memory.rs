@@ -3,7 +3,8 @@
 use containerd_shim_protos::cgroups::metrics::{MemoryEntry, MemoryOomControl, MemoryStat};
 use protobuf::MessageField;
 
-use crate::cgroup::{directory::Directory, text::FlatKeyed};
+use crate::cgroup::directory::Directory;
+use crate::cgroup::text::FlatKeyed;
 
 /// The counters and the four accounts.
 pub(super) fn stat(directory: &Directory) -> Option<MemoryStat> {
@@ -78,7 +79,8 @@ pub(super) fn oom_control(directory: &Directory) -> Option<MemoryOomControl> {
 
 #[cfg(test)]
 mod tests {
-    use protobuf::{MessageFull, reflect::ReflectValueRef};
+    use protobuf::MessageFull;
+    use protobuf::reflect::ReflectValueRef;
 
     use super::*;
     use crate::cgroup::live::Fixture;

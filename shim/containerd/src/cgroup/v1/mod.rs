@@ -9,7 +9,8 @@ mod memory;
 
 use containerd_shim_protos::cgroups::metrics::{HugetlbStat, Metrics, PidsStat, RdmaEntry, RdmaStat};
 
-use super::{directory::Directory, hugepages, text};
+use super::directory::Directory;
+use super::{hugepages, text};
 
 /// The cgroup's directory in each mounted controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

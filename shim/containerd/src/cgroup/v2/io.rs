@@ -3,10 +3,8 @@
 use containerd_shim_protos::cgroups_v2::metrics::{IOEntry, IOStat};
 
 use super::pressure;
-use crate::cgroup::{
-    directory::Directory,
-    text::{device, nested_keyed},
-};
+use crate::cgroup::directory::Directory;
+use crate::cgroup::text::{device, nested_keyed};
 
 /// Bytes read and written, and pressure; none if neither exists.
 pub(super) fn stat(directory: &Directory) -> Option<IOStat> {
@@ -41,9 +39,10 @@ fn entries(text: &str) -> Vec<IOEntry> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::cgroup::live::Fixture;
-    use proptest::prelude::*;
 
     #[test]
     fn devices_and_pressure() {

@@ -3,7 +3,8 @@
 use containerd_shim_protos::cgroups_v2::metrics::{MemoryEvents, MemoryStat};
 
 use super::pressure;
-use crate::cgroup::{directory::Directory, text::FlatKeyed};
+use crate::cgroup::directory::Directory;
+use crate::cgroup::text::FlatKeyed;
 
 /// The counters, the usage and the limits. No limit (`max`) is the largest number.
 pub(super) fn stat(directory: &Directory) -> Option<MemoryStat> {
@@ -98,7 +99,8 @@ pub(super) fn events(directory: &Directory) -> Option<MemoryEvents> {
 
 #[cfg(test)]
 mod tests {
-    use protobuf::{Message, MessageFull, reflect::ReflectValueRef};
+    use protobuf::reflect::ReflectValueRef;
+    use protobuf::{Message, MessageFull};
 
     use super::*;
     use crate::cgroup::live::Fixture;

@@ -9,7 +9,8 @@ mod pressure;
 
 use containerd_shim_protos::cgroups_v2::metrics::{CPUStat, HugeTlbStat, Metrics, PidsStat, RdmaEntry, RdmaStat};
 
-use super::{directory::Directory, hugepages, text};
+use super::directory::Directory;
+use super::{hugepages, text};
 
 /// All figures of the cgroup's files.
 pub(super) fn metrics(directory: &Directory) -> Metrics {

@@ -46,8 +46,9 @@ fn percent(value: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn both_lines() {
