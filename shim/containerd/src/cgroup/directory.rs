@@ -52,7 +52,7 @@ pub(super) fn text_of(path: &Path) -> Option<String> {
     match fs::read(path) {
         Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) => {
-            if !says_absent(&error) {
+            if !is_absent(&error) {
                 tracing::debug!(path = %path.display(), %error, "a figure cannot be read");
             }
             None
@@ -62,6 +62,6 @@ pub(super) fn text_of(path: &Path) -> Option<String> {
 
 /// True if there is no such file, if it was removed while open (ENODEV), or if the kernel does not count it (EOPNOTSUPP, as
 /// pressure returns with `psi=0`).
-pub(super) fn says_absent(error: &io::Error) -> bool {
+pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP))
 }

@@ -1,7 +1,7 @@
 //! A container's cgroup: its resource usage (`Stats`) and the kernel's out-of-memory kills (`TaskOOM`).
 //!
 //! ```text
-//!   init's pid ──place──► Cgroup ──metrics()──► Metrics ──to_any()──► StatsResponse.stats
+//!   init's pid ──find──► Cgroup ──metrics()──► CgroupMetrics ──to_any()──► StatsResponse.stats
 //!                            └────watch_oom()──► OomWatch ──next(), take_unreported()──► TaskOOM
 //! ```
 //! Create the [`Cgroup`] after `create` has succeeded, while the init waits for its start. Its directories are found through
@@ -80,10 +80,10 @@ impl Cgroup {
     /// All current figures, from about twenty small files that the kernel generates: no read waits for a disk.
     ///
     /// Returns [`CgroupError::Gone`] after the container's end; containerd gets `NotFound` for it.
-    pub(crate) fn metrics(&self) -> Result<Metrics, CgroupError> {
+    pub(crate) fn metrics(&self) -> Result<CgroupMetrics, CgroupError> {
         let metrics = match &self.0 {
-            CgroupHierarchy::V1(controllers) => Metrics::V1(Box::new(v1::metrics(controllers))),
-            CgroupHierarchy::V2(directory) => Metrics::V2(Box::new(v2::metrics(directory))),
+            CgroupHierarchy::V1(controllers) => CgroupMetrics::V1(Box::new(v1::metrics(controllers))),
+            CgroupHierarchy::V2(directory) => CgroupMetrics::V2(Box::new(v2::metrics(directory))),
         };
         if metrics.is_empty() { Err(CgroupError::Gone) } else { Ok(metrics) }
     }
@@ -104,14 +104,14 @@ impl Cgroup {
 
 /// The message that containerd expects for the hierarchy's version.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Metrics {
+pub(crate) enum CgroupMetrics {
     /// One hierarchy per controller.
     V1(Box<MetricsV1>),
     /// The unified hierarchy.
     V2(Box<MetricsV2>),
 }
 
-impl Metrics {
+impl CgroupMetrics {
     fn is_empty(&self) -> bool {
         match self {
             Self::V1(message) => **message == MetricsV1::default(),
@@ -136,9 +136,9 @@ mod tests {
     #[test]
     fn the_names_are_those_of_the_messages() {
         use protobuf::MessageFull;
-        let v1 = Metrics::V1(Box::default()).to_any().unwrap();
+        let v1 = CgroupMetrics::V1(Box::default()).to_any().unwrap();
         assert_eq!(v1.type_url, MetricsV1::descriptor().full_name());
-        let v2 = Metrics::V2(Box::default()).to_any().unwrap();
+        let v2 = CgroupMetrics::V2(Box::default()).to_any().unwrap();
         assert_eq!(v2.type_url, MetricsV2::descriptor().full_name());
     }
 

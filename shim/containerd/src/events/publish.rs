@@ -27,7 +27,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// containerd may reject the same event this many times.
 const REJECTIONS: u32 = 8;
 
-enum Failure {
+enum PublishError {
     /// containerd could not be reached.
     Transport(String),
     /// containerd rejected the event.
@@ -58,14 +58,14 @@ impl Publisher {
         loop {
             match self.try_deliver(event).await {
                 Ok(()) => return,
-                Err(Failure::Rejected(why)) => {
+                Err(PublishError::Rejected(why)) => {
                     rejections += 1;
                     if rejections >= REJECTIONS {
                         tracing::error!(topic = event.topic, "containerd does not take an event: {why}");
                         return;
                     }
                 }
-                Err(Failure::Transport(why)) => {
+                Err(PublishError::Transport(why)) => {
                     self.client = None;
                     tracing::debug!(topic = event.topic, "containerd cannot be reached: {why}");
                 }
@@ -75,7 +75,7 @@ impl Publisher {
         }
     }
 
-    async fn try_deliver(&mut self, event: &Queued) -> Result<(), Failure> {
+    async fn try_deliver(&mut self, event: &Queued) -> Result<(), PublishError> {
         let request = self.request(event);
         let client = self.connected().await?;
         match client.forward(context::with_duration(ANSWER_LIMIT), &request).await {
@@ -83,21 +83,21 @@ impl Publisher {
             Err(ttrpc::Error::RpcStatus(status))
                 if !matches!(status.code(), Code::UNAVAILABLE | Code::DEADLINE_EXCEEDED) =>
             {
-                Err(Failure::Rejected(status.message))
+                Err(PublishError::Rejected(status.message))
             }
-            Err(error) => Err(Failure::Transport(error.to_string())),
+            Err(error) => Err(PublishError::Transport(error.to_string())),
         }
     }
 
-    async fn connected(&mut self) -> Result<&EventsClient, Failure> {
+    async fn connected(&mut self) -> Result<&EventsClient, PublishError> {
         let client = match self.client.take() {
             Some(client) => client,
             None => {
                 let path = self.address.strip_prefix("unix://").unwrap_or(&self.address);
                 let connecting = tokio::time::timeout(ANSWER_LIMIT, UnixStream::connect(path)).await;
                 let stream = connecting
-                    .map_err(|elapsed| Failure::Transport(elapsed.to_string()))?
-                    .map_err(|error| Failure::Transport(format!("connect to {path}: {error}")))?;
+                    .map_err(|elapsed| PublishError::Transport(elapsed.to_string()))?
+                    .map_err(|error| PublishError::Transport(format!("connect to {path}: {error}")))?;
                 EventsClient::new(Client::new(Socket::from(stream)))
             }
         };

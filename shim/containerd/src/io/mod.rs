@@ -8,9 +8,9 @@
 //!   binary:// ◄──────────────────────────────────pipe──  read by the client's program
 //!   terminal: both ways through the one pty master that the runtime sends over the console socket
 //! ```
-//! First everything is opened (`Wiring`), then the runtime runs with the container's ends, and only after its success do the
-//! copies begin (`Attached`). A second try of a create uses the same wiring, without the output of the failed try
-//! (`Wiring::withhold_output`). A logging program reads its pipes itself, so it also gets the output of failed tries.
+//! First everything is opened (`PreparedIo`), then the runtime runs with the container's ends, and only after its success do the
+//! copies begin (`RunningIo`). A second try of a create uses the same one, without the output of the failed try
+//! (`PreparedIo::withhold_output`). A logging program reads its pipes itself, so it also gets the output of failed tries.
 
 mod console;
 mod copy;
@@ -21,9 +21,9 @@ mod logger;
 mod open;
 mod pending_log;
 mod pipes;
+mod prepared_io;
 mod progress;
 mod stream;
-mod wiring;
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,8 +38,8 @@ use file_writer::FileWriter;
 pub(crate) use logger::LoggedProcess;
 use logger::Logger;
 pub(crate) use pipes::StreamOwner;
+pub(crate) use prepared_io::PreparedIo;
 use progress::DrainLimits;
-pub(crate) use wiring::Wiring;
 
 /// A pty's master, shared by both directions.
 pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;
@@ -78,7 +78,7 @@ impl Sink {
 
 /// The streams of a running process.
 #[derive(Debug, Default)]
-pub(crate) struct Attached {
+pub(crate) struct RunningIo {
     /// Kept open so that the process sees no end of its input before `CloseIO`, however often clients connect and leave.
     stdin_hold: Mutex<Option<OwnedFd>>,
     stdin: Option<Copy>,
@@ -87,7 +87,7 @@ pub(crate) struct Attached {
     console: Option<Master>,
 }
 
-impl Attached {
+impl RunningIo {
     /// Closes stdin: the process sees its end as soon as the client's side is closed as well.
     pub(crate) fn close_stdin(&self) {
         self.stdin_hold.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -114,7 +114,7 @@ impl Attached {
     }
 }
 
-impl Drop for Attached {
+impl Drop for RunningIo {
     fn drop(&mut self) {
         if let Some(stdin) = &self.stdin {
             stdin.stop();

@@ -14,16 +14,16 @@ use crate::blocking::run_blocking;
 
 /// The files behind the three names.
 #[derive(Default)]
-pub(super) struct Opened {
+pub(super) struct OpenedStreams {
     pub(super) stdin: Option<Input>,
-    pub(super) stdout: Outlet,
+    pub(super) stdout: OutputTarget,
     /// Nowhere with a terminal, or if a logging program reads both.
-    pub(super) stderr: Outlet,
+    pub(super) stderr: OutputTarget,
 }
 
 /// The destination of an output.
 #[derive(Default)]
-pub(super) enum Outlet {
+pub(super) enum OutputTarget {
     #[default]
     Nowhere,
     /// A fifo; the shim copies into it.
@@ -38,7 +38,7 @@ pub(super) enum Outlet {
     Logger(Program),
 }
 
-impl Opened {
+impl OpenedStreams {
     /// Opens them.
     pub(super) async fn open(streams: &Streams) -> Result<Self, IoError> {
         if [&streams.stdin, &streams.stdout, &streams.stderr].iter().all(|name| name.is_empty()) {
@@ -52,18 +52,18 @@ impl Opened {
         let stdin = open_stdin(&streams.stdin)?;
         let stdout = open_output("stdout", &streams.stdout)?;
         let stderr = match &stdout {
-            _ if streams.terminal => Outlet::Nowhere,
+            _ if streams.terminal => OutputTarget::Nowhere,
             // The program also reads stderr, whatever name stderr has.
-            Outlet::Logger(_) => Outlet::Nowhere,
-            Outlet::LogFile(..) if streams.stderr == streams.stdout => Outlet::SameLogFile,
+            OutputTarget::Logger(_) => OutputTarget::Nowhere,
+            OutputTarget::LogFile(..) if streams.stderr == streams.stdout => OutputTarget::SameLogFile,
             _ => match open_output("stderr", &streams.stderr)? {
-                Outlet::Logger(_) => return Err(unsupported("stderr", &streams.stderr)),
-                outlet => outlet,
+                OutputTarget::Logger(_) => return Err(unsupported("stderr", &streams.stderr)),
+                target => target,
             },
         };
         match stdout {
             // The event loop does not support such a file.
-            Outlet::File(_) if streams.terminal => Err(unsupported("stdout", &streams.stdout)),
+            OutputTarget::File(_) if streams.terminal => Err(unsupported("stdout", &streams.stdout)),
             stdout => Ok(Self { stdin, stdout, stderr }),
         }
     }
@@ -78,18 +78,18 @@ fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
     }
 }
 
-fn open_output(stream: &'static str, name: &str) -> Result<Outlet, IoError> {
+fn open_output(stream: &'static str, name: &str) -> Result<OutputTarget, IoError> {
     Ok(match parse(stream, name)? {
-        Stream::Nowhere => Outlet::Nowhere,
+        Stream::Nowhere => OutputTarget::Nowhere,
         Stream::Path(path) => match fifo::open_output(&path).map_err(open_failed(stream, &path))? {
-            Output::Fifo(fifo) => Outlet::Fifo(fifo),
-            Output::File(file) => Outlet::File(file),
+            Output::Fifo(fifo) => OutputTarget::Fifo(fifo),
+            Output::File(file) => OutputTarget::File(file),
         },
         Stream::File(path) => {
             let file = fifo::open_log_file(&path).map_err(open_failed(stream, &path))?;
-            Outlet::LogFile(path, file)
+            OutputTarget::LogFile(path, file)
         }
-        Stream::Logger(program) => Outlet::Logger(program),
+        Stream::Logger(program) => OutputTarget::Logger(program),
     })
 }
 

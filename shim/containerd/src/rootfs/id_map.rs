@@ -34,7 +34,7 @@ impl IdMap {
     /// Parses the options' values: `container:host:size`, several separated by commas.
     pub(super) fn new(users: &str, groups: &str) -> io::Result<Self> {
         let [users, groups] = [lines(users)?, lines(groups)?];
-        let child = Child(child_in_user_namespace()?);
+        let child = NamespaceChild(child_in_user_namespace()?);
         fs::write(child.file("uid_map"), users)?;
         fs::write(child.file("gid_map"), groups)?;
         Ok(Self { namespace: File::open(child.file("ns/user"))? })
@@ -112,15 +112,15 @@ fn lines(mapping: &str) -> io::Result<String> {
 }
 
 /// The child for which the kernel creates a user namespace.
-struct Child(Pid);
+struct NamespaceChild(Pid);
 
-impl Child {
+impl NamespaceChild {
     fn file(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{name}", self.0))
     }
 }
 
-impl Drop for Child {
+impl Drop for NamespaceChild {
     fn drop(&mut self) {
         let _ = kill(self.0, Signal::SIGKILL);
         // ECHILD: the reaper of orphans was faster.

@@ -138,16 +138,16 @@ fn an_overlay_with_other_ids() {
 
 #[test]
 fn a_file_through_a_loop_device() {
-    in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,ro"));
+    in_namespace(|dir| through_a_loop_device(dir, "loop,ro"));
 }
 
 /// On a filesystem without direct I/O the kernel attaches the file anyway, and uses the page cache.
 #[test]
 fn a_file_through_a_loop_device_without_the_page_cache() {
-    in_namespace(|dir| by_way_of_a_loop_device(dir, "loop,direct-io,ro"));
+    in_namespace(|dir| through_a_loop_device(dir, "loop,direct-io,ro"));
 }
 
-fn by_way_of_a_loop_device(dir: &Path, options: &str) {
+fn through_a_loop_device(dir: &Path, options: &str) {
     let (image, rootfs) = (dir.join("image"), dir.join("rootfs"));
     fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
     let made = Command::new("/sbin/mkfs.ext4").args(["-q", "-F"]).arg(&image).status();

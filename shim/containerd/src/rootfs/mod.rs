@@ -175,10 +175,10 @@ fn mount_itself(
     let source = device.as_ref().map_or(source, |device| &device.path);
     let overlay_mount = OverlayMount { kind: &mount.type_, source, flags: options.flags, data: &options.data };
     match id_map.filter(|_| mount.type_ == OVERLAY) {
-        None => overlay::mount_maybe_long(&overlay_mount, target),
+        None => overlay::mount_with_long_options(&overlay_mount, target),
         Some(map) => {
             let (_until_it_is_mounted, data) = map.layers(&options.data, rootfs.with_file_name(MAPPED_LAYERS))?;
-            overlay::mount_maybe_long(&OverlayMount { data: &data, ..overlay_mount }, target)
+            overlay::mount_with_long_options(&OverlayMount { data: &data, ..overlay_mount }, target)
         }
     }
 }

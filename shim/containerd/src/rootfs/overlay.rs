@@ -28,7 +28,7 @@ pub(super) struct OverlayMount<'a> {
 }
 
 /// mount(2), with shortened options if they are too long.
-pub(super) fn mount_maybe_long(overlay: &OverlayMount<'_>, target: &Path) -> io::Result<()> {
+pub(super) fn mount_with_long_options(overlay: &OverlayMount<'_>, target: &Path) -> io::Result<()> {
     let mut data = overlay.data.join(",");
     if overlay.kind == "overlay"
         && data.len() > LONGEST
@@ -111,7 +111,7 @@ mod tests {
         ];
         let source = Path::new("overlay");
         let overlay = OverlayMount { kind: "overlay", source, flags: MsFlags::empty(), data: &words };
-        mount_maybe_long(&overlay, &merged)?;
+        mount_with_long_options(&overlay, &merged)?;
         fs::metadata(merged.join("from-0")).and(fs::metadata(merged.join("from-99"))).map(drop)
     }
 

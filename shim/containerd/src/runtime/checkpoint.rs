@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::Runtime;
 use super::guard::{Created, GuardSettings, GuardedCall};
 use super::invoke::RuntimeError;
-use crate::io::Wiring;
+use crate::io::PreparedIo;
 
 /// The arguments of `checkpoint`.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) struct RestoreCall<'a> {
     /// chroot instead of pivot_root.
     pub(crate) no_pivot_root: bool,
     /// The process's streams.
-    pub(crate) wiring: &'a Wiring,
+    pub(crate) prepared_io: &'a PreparedIo,
     /// The guard's settings.
     pub(crate) settings: &'a GuardSettings,
 }
@@ -81,14 +81,14 @@ impl Runtime {
             args.extend(["--parent-path".into(), call.parent.into()]);
         }
         args.extend(["--detach".into(), "--pid-file".into(), self.bundle.init_pid_file().into()]);
-        if let Some(socket) = call.wiring.console_socket() {
+        if let Some(socket) = call.prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
         // The shim is the subreaper: the restored process becomes its child.
         args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
-        let RestoreCall { wiring, settings, .. } = *call;
-        self.create_or_restore(&GuardedCall { verb: "restore", args, id, wiring, settings }).await
+        let RestoreCall { prepared_io, settings, .. } = *call;
+        self.create_or_restore(&GuardedCall { verb: "restore", args, id, prepared_io, settings }).await
     }
 }
 

@@ -34,7 +34,7 @@ use tokio::net::unix::pipe;
 use super::handover::{GuardAnswer, parse_answer, read_answer, read_unrepaired};
 use super::invoke::{Call, RunStreams, Running, RuntimeError};
 use super::{Runtime, is_program, look_up};
-use crate::io::Wiring;
+use crate::io::PreparedIo;
 
 const RETRIES: u32 = 3;
 /// The time limit for the end of a killed guard, which may have become the runtime.
@@ -49,7 +49,7 @@ pub(super) struct GuardedCall<'a> {
     /// The container.
     pub(super) id: &'a str,
     /// Its streams.
-    pub(super) wiring: &'a Wiring,
+    pub(super) prepared_io: &'a PreparedIo,
     /// The guard's settings.
     pub(super) settings: &'a GuardSettings,
 }
@@ -84,7 +84,7 @@ enum GuardResult {
 impl Runtime {
     /// Makes the container, admitted by the guard if there is one.
     pub(super) async fn create_or_restore(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
-        self.run_through_guard(call).await.map_err(|error| error.into_final(call.wiring))
+        self.run_through_guard(call).await.map_err(|error| error.into_final(call.prepared_io))
     }
 
     async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
@@ -107,7 +107,7 @@ impl Runtime {
         let mut failure = first;
         for attempt in 1..=RETRIES {
             self.remove_failed_create(call.id).await;
-            call.wiring.withhold_output();
+            call.prepared_io.withhold_output();
             match self.run_guard(guard, call, attempt).await? {
                 GuardResult::Created(created) => {
                     tracing::info!(id = call.id, attempt, "created after a mount was repaired; before: {failure}");
@@ -131,12 +131,12 @@ impl Runtime {
         }
         tracing::warn!(id = call.id, "{why}: the container is created without a check of its mounts");
         // A guard that broke, or was killed when it had become the runtime, may have written to the container's stderr.
-        if let Some(output) = call.wiring.last_output() {
+        if let Some(output) = call.prepared_io.last_output() {
             tracing::warn!(id = call.id, "the guard's last output: {output}");
         }
         let program = self.resolve_binary()?;
         let plain = Call::new(self, program, call.verb, call.args.clone());
-        plain.run(RunStreams::Process(call.wiring)).await.map(|_| Created::default())
+        plain.run(RunStreams::Process(call.prepared_io)).await.map(|_| Created::default())
     }
 
     async fn run_guard(&self, guard: &Path, call: &GuardedCall<'_>, attempt: u32) -> Result<GuardResult, RuntimeError> {
@@ -179,7 +179,7 @@ impl Runtime {
         // A probe that the guard forked holds the container's streams: it must be killed together with a late guard.
         request.lead_group();
         request.inherit(write);
-        let running = request.spawn(RunStreams::Process(call.wiring)).map_err(io::Error::other)?;
+        let running = request.spawn(RunStreams::Process(call.prepared_io)).map_err(io::Error::other)?;
         Ok((running, answers))
     }
 

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::Runtime;
 use super::log_file::LogFile;
 use crate::exits::{Exit, Exits, Watched};
-use crate::io::Wiring;
+use crate::io::PreparedIo;
 use crate::kernel;
 
 /// The limit of the runtime's stderr that is kept for the error.
@@ -86,7 +86,7 @@ pub(crate) enum RunStreams<'a> {
     /// To the shim, which needs the output on stdout.
     CapturedStdout,
     /// To the process that the runtime makes.
-    Process(&'a Wiring),
+    Process(&'a PreparedIo),
 }
 
 /// A run of the runtime, not started yet.
@@ -163,14 +163,14 @@ impl Call {
             RunStreams::Captured => (None, Some(memory_file().map_err(failed)?)),
             RunStreams::CapturedStdout => (Some(memory_file().map_err(failed)?), Some(memory_file().map_err(failed)?)),
             // With a terminal no other reader gets the runtime's stderr; the process itself never sees it.
-            RunStreams::Process(wiring) => {
-                let is_free = !wiring.has_stderr() && wiring.console_socket().is_some();
+            RunStreams::Process(prepared_io) => {
+                let is_free = !prepared_io.has_stderr() && prepared_io.console_socket().is_some();
                 (None, is_free.then(memory_file).transpose().map_err(failed)?)
             }
         };
         let [stdin, stdout, stderr] = match streams {
             RunStreams::Captured | RunStreams::CapturedStdout => [None; 3],
-            RunStreams::Process(wiring) => wiring.child_streams(),
+            RunStreams::Process(prepared_io) => prepared_io.child_streams(),
         };
         let captured = stderr_file.as_ref().map(AsFd::as_fd);
         let stdout = match streams {
@@ -236,9 +236,9 @@ impl Running {
 impl RuntimeError {
     /// The error of the last try. If the runtime explains it only on the process's stderr, as crun does for a missing program,
     /// the error quotes that. A log file gets all of it.
-    pub(super) fn into_final(self, wiring: &Wiring) -> Self {
-        let message = wiring.last_output();
-        wiring.write_failure();
+    pub(super) fn into_final(self, prepared_io: &PreparedIo) -> Self {
+        let message = prepared_io.last_output();
+        prepared_io.write_failure();
         self.explained_by(message)
     }
 

@@ -24,7 +24,7 @@ pub(crate) use invoke::RuntimeError;
 
 use crate::bundle::Bundle;
 use crate::exits::Exits;
-use crate::io::Wiring;
+use crate::io::PreparedIo;
 use crate::options::Options;
 use invoke::{Call, RunStreams};
 
@@ -49,7 +49,7 @@ pub(crate) struct ExecCall<'a> {
     /// The file into which the runtime writes the pid.
     pub(crate) pid_file: &'a Path,
     /// The process's streams.
-    pub(crate) wiring: &'a Wiring,
+    pub(crate) prepared_io: &'a PreparedIo,
 }
 
 impl Runtime {
@@ -115,12 +115,15 @@ impl Runtime {
     pub(crate) async fn exec(&self, id: &str, exec: &ExecCall<'_>) -> Result<(), RuntimeError> {
         let mut args: Vec<OsString> = vec!["--process".into(), exec.process.into(), "--detach".into()];
         args.extend(["--pid-file".into(), exec.pid_file.into()]);
-        if let Some(socket) = exec.wiring.console_socket() {
+        if let Some(socket) = exec.prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.push(id.into());
         let call = Call::new(self, self.resolve_binary()?, "exec", args);
-        call.run(RunStreams::Process(exec.wiring)).await.map(drop).map_err(|error| error.into_final(exec.wiring))
+        call.run(RunStreams::Process(exec.prepared_io))
+            .await
+            .map(drop)
+            .map_err(|error| error.into_final(exec.prepared_io))
     }
 
     /// True if the runtime still has state of this container. runc, crun and youki have a directory per container. If that

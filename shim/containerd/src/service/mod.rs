@@ -58,11 +58,11 @@ impl TaskService {
     }
 }
 
-type Reply<T> = ttrpc::Result<T>;
+type TtrpcResult<T> = ttrpc::Result<T>;
 
 #[async_trait]
 impl TaskMethods for TaskService {
-    async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> Reply<CreateTaskResponse> {
+    async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> TtrpcResult<CreateTaskResponse> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("create", &request.id, ""), async move {
             panic_on_request("create", &request.id);
@@ -72,7 +72,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Reply<StartResponse> {
+    async fn start(&self, _: &TtrpcContext, request: StartRequest) -> TtrpcResult<StartResponse> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("start", &request.id, &request.exec_id), async move {
             panic_on_request("start", &request.id);
@@ -82,7 +82,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Reply<Empty> {
+    async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("exec", &request.id, &request.exec_id), async move {
             containers.find(&request.id)?.add_exec(request)?;
@@ -91,7 +91,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> Reply<DeleteResponse> {
+    async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> TtrpcResult<DeleteResponse> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("delete", &request.id, &request.exec_id), async move {
             containers.delete(&request.id, &request.exec_id).await
@@ -99,7 +99,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Reply<Empty> {
+    async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("kill", &request.id, &request.exec_id), async move {
             containers.find(&request.id)?.kill(&request.exec_id, request.signal, request.all).await?;
@@ -108,7 +108,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> Reply<Empty> {
+    async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("pause", &request.id, ""), async move {
             containers.find(&request.id)?.pause().await?;
@@ -117,7 +117,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> Reply<Empty> {
+    async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("resume", &request.id, ""), async move {
             containers.find(&request.id)?.resume().await?;
@@ -126,7 +126,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> Reply<Empty> {
+    async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("update", &request.id, ""), async move {
             containers.find(&request.id)?.update(&request.resources.value).await?;
@@ -135,7 +135,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Reply<StateResponse> {
+    async fn state(&self, _: &TtrpcContext, request: StateRequest) -> TtrpcResult<StateResponse> {
         run_cancellable(self.begin("state", &request.id, &request.exec_id), async {
             panic_on_request("state", &request.id);
             Ok(self.containers.find(&request.id)?.state(&request.exec_id)?)
@@ -143,7 +143,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Reply<PidsResponse> {
+    async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> TtrpcResult<PidsResponse> {
         run_cancellable(self.begin("pids", &request.id, ""), async {
             let processes = self.containers.find(&request.id)?.pids().await?;
             Ok(PidsResponse { processes, ..Default::default() })
@@ -151,7 +151,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> Reply<WaitResponse> {
+    async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> TtrpcResult<WaitResponse> {
         run_cancellable(self.begin("wait", &request.id, &request.exec_id), async {
             let exit = self.containers.find(&request.id)?.wait(&request.exec_id).await?;
             Ok(WaitResponse { exit_status: exit.status, exited_at: timestamp(exit.at), ..Default::default() })
@@ -159,7 +159,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> Reply<Empty> {
+    async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> TtrpcResult<Empty> {
         run_cancellable(self.begin("close io", &request.id, &request.exec_id), async {
             let task = self.containers.find(&request.id)?;
             if request.stdin {
@@ -170,7 +170,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Reply<Empty> {
+    async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> TtrpcResult<Empty> {
         run_cancellable(self.begin("resize", &request.id, &request.exec_id), async {
             self.containers.find(&request.id)?.resize(&request.exec_id, request.width, request.height)?;
             Ok(Empty::new())
@@ -178,7 +178,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Reply<ConnectResponse> {
+    async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> TtrpcResult<ConnectResponse> {
         run_cancellable(self.begin("connect", &request.id, ""), async {
             // Answered for an unknown container as well: this is how a restarted containerd finds the shim.
             let task_pid = self.containers.find(&request.id).map_or(0, |task| task.pid());
@@ -188,7 +188,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Reply<Empty> {
+    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> TtrpcResult<Empty> {
         run_cancellable(self.begin("shutdown", &request.id, ""), async {
             // Ignores `now`, like every other shim: a shim's end is its containers' end.
             self.containers.shut_down();
@@ -197,7 +197,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Reply<Empty> {
+    async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("checkpoint", &request.id, ""), async move {
             containers.find(&request.id)?.checkpoint(request).await?;
@@ -206,7 +206,7 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> Reply<StatsResponse> {
+    async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> TtrpcResult<StatsResponse> {
         run_cancellable(self.begin("stats", &request.id, ""), async {
             let stats = self.containers.find(&request.id)?.stats()?;
             Ok(StatsResponse { stats: MessageField::some(stats), ..Default::default() })

@@ -20,7 +20,7 @@ use super::{Task, TaskError};
 use crate::blocking::run_blocking;
 use crate::bundle::Bundle;
 use crate::exits::Watched;
-use crate::io::Wiring;
+use crate::io::PreparedIo;
 use crate::options::{Options, OptionsError};
 use crate::runtime::{CheckpointCall, RestoreCall};
 
@@ -35,7 +35,7 @@ pub(super) struct Restoration {
     images: String,
     parent: String,
     no_pivot_root: bool,
-    wiring: Wiring,
+    prepared_io: PreparedIo,
 }
 
 impl std::fmt::Debug for Restoration {
@@ -94,7 +94,7 @@ impl Task {
             images: images_of(request, options).to_owned(),
             parent: request.parent_checkpoint.clone(),
             no_pivot_root: options.no_pivot_root,
-            wiring: Wiring::open(self.init.streams(), self.owner, self.logged_process(&self.id)).await?,
+            prepared_io: PreparedIo::open(self.init.streams(), self.owner, self.logged_process(&self.id)).await?,
         };
         *self.restoration() = Some(restoration);
         Ok(())
@@ -114,7 +114,7 @@ impl Task {
             parent: &from.parent,
             work,
             no_pivot_root: from.no_pivot_root,
-            wiring: &from.wiring,
+            prepared_io: &from.prepared_io,
             settings: &settings,
         };
         let restored = match self.runtime.restore(&self.id, &call).await {
@@ -131,7 +131,7 @@ impl Task {
             self.runtime.spawn_verification(&self.id, pid, settings.deadline);
         }
         let watched = Arc::new(pending.watch(pid)?);
-        self.init.set_running_process(Arc::clone(&watched), from.wiring.attach()?);
+        self.init.set_running_process(Arc::clone(&watched), from.prepared_io.attach()?);
         Ok(watched)
     }
 

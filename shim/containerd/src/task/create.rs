@@ -19,7 +19,7 @@ use crate::bundle::{Bundle, ShimSpec};
 use crate::cgroup::{Cgroup, is_systemd, remove_leftover_cgroup};
 use crate::events::Event;
 use crate::exits::Watched;
-use crate::io::{StreamOwner, Streams, Wiring};
+use crate::io::{PreparedIo, StreamOwner, Streams};
 use crate::options::Options;
 use crate::rootfs;
 use crate::runtime::{CreateCall, Runtime};
@@ -122,12 +122,12 @@ impl Task {
     }
 
     async fn create_init(&self, options: &Options, spec: &ShimSpec) -> Result<Arc<Watched>, TaskError> {
-        let wiring = Wiring::open(self.init.streams(), self.owner, self.logged_process(&self.id)).await?;
+        let prepared_io = PreparedIo::open(self.init.streams(), self.owner, self.logged_process(&self.id)).await?;
         let pending = self.shared.exits.pending_process();
         let settings = guard_settings(spec).await;
         let call = CreateCall {
             id: &self.id,
-            wiring: &wiring,
+            prepared_io: &prepared_io,
             no_pivot_root: options.no_pivot_root,
             no_new_keyring: options.no_new_keyring,
             settings: &settings,
@@ -142,7 +142,7 @@ impl Task {
         if !watched.has_ended() {
             self.find_cgroup(pid);
         }
-        self.init.set_running_process(Arc::clone(&watched), wiring.attach()?);
+        self.init.set_running_process(Arc::clone(&watched), prepared_io.attach()?);
         Ok(watched)
     }
 

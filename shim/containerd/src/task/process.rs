@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::state::{IllegalMove, ProcessState};
 use crate::exits::{Exit, Watched};
-use crate::io::{Attached, Streams};
+use crate::io::{RunningIo, Streams};
 
 /// The state of a process. The locks inside are held for a read or write only.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ struct Life {
     state: ProcessState,
     pid: u32,
     watched: Option<Arc<Watched>>,
-    attached: Option<Arc<Attached>>,
+    attached: Option<Arc<RunningIo>>,
 }
 
 impl TaskProcess {
@@ -53,7 +53,7 @@ impl TaskProcess {
     }
 
     /// Records that the kernel has a process for it now.
-    pub(super) fn set_running_process(&self, watched: Arc<Watched>, attached: Attached) {
+    pub(super) fn set_running_process(&self, watched: Arc<Watched>, attached: RunningIo) {
         let mut life = self.life();
         life.pid = watched.pid();
         life.watched = Some(watched);
@@ -98,7 +98,7 @@ impl TaskProcess {
     }
 
     /// Its streams, once it exists in the kernel.
-    pub(crate) fn attached(&self) -> Option<Arc<Attached>> {
+    pub(crate) fn attached(&self) -> Option<Arc<RunningIo>> {
         self.life().attached.clone()
     }
 

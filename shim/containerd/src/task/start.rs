@@ -13,7 +13,7 @@ use super::{Task, TaskError, TaskProcess};
 use crate::bundle::Bundle;
 use crate::events::Event;
 use crate::exits::{Exit, Watched};
-use crate::io::Wiring;
+use crate::io::PreparedIo;
 use crate::runtime::{ExecCall, RuntimeError};
 
 /// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not see success.
@@ -76,21 +76,21 @@ impl Task {
     async fn create_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
         self.init.state().admits_exec()?;
         let process: &TaskProcess = &exec.process;
-        let wiring = Wiring::open(process.streams(), self.owner, self.logged_process(process.id())).await?;
+        let prepared_io = PreparedIo::open(process.streams(), self.owner, self.logged_process(process.id())).await?;
         let spec_file = self.bundle.exec_spec_file(process.id());
         let pid_file = self.bundle.exec_pid_file(process.id());
         fs::write(&spec_file, &exec.spec)
             .map_err(|source| TaskError::Os { what: format!("write {}", spec_file.display()), source })?;
 
         let pending = self.shared.exits.pending_process();
-        let call = ExecCall { process: &spec_file, pid_file: &pid_file, wiring: &wiring };
+        let call = ExecCall { process: &spec_file, pid_file: &pid_file, prepared_io: &prepared_io };
         let made = self.runtime.exec(&self.id, &call).await;
         let pid = made.map_err(TaskError::runtime("exec")).and_then(|()| Ok(Bundle::read_pid(&pid_file)?));
         let _ = fs::remove_file(&spec_file);
         let _ = fs::remove_file(&pid_file);
 
         let watched = Arc::new(pending.watch(pid?)?);
-        match wiring.attach() {
+        match prepared_io.attach() {
             Ok(attached) => process.set_running_process(Arc::clone(&watched), attached),
             Err(error) => {
                 // The client gets an error, so the process must not run. The orphans' reaper reaps it.

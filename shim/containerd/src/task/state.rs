@@ -185,7 +185,7 @@ mod tests {
     proptest! {
         /// After any events in any order: it exits at most once, nothing runs after that, and Deleted is final.
         #[test]
-        fn no_life_after_death(events in prop::collection::vec(0..EVENTS.len(), 0..40)) {
+        fn a_process_exits_once_and_deleted_is_final(events in prop::collection::vec(0..EVENTS.len(), 0..40)) {
             let mut state = ProcessState::Created;
             let mut exits = 0;
             for event in events {
@@ -203,7 +203,7 @@ mod tests {
 
         /// A living process can always exit, any other one never.
         #[test]
-        fn the_kernel_may_end_what_lives(event in 0..EVENTS.len()) {
+        fn only_a_living_process_can_exit(event in 0..EVENTS.len()) {
             for state in [ProcessState::Created, ProcessState::Running, ProcessState::Pausing, ProcessState::Paused, ProcessState::Stopped, ProcessState::Deleted] {
                 prop_assert_eq!(state.exited().is_ok(), state.is_alive());
                 if let Ok(next) = EVENTS[event](state) { prop_assert_ne!(next, state); }

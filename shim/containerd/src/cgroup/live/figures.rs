@@ -4,7 +4,7 @@ use std::fs;
 
 use super::{RealCgroup, skipped};
 use crate::cgroup::directory::Directory;
-use crate::cgroup::{Cgroup, CgroupError, CgroupHierarchy, Metrics, v1};
+use crate::cgroup::{Cgroup, CgroupError, CgroupHierarchy, CgroupMetrics, v1};
 
 /// The shell executes another program: the shell's own memory is not counted in this cgroup.
 const BUSY: &str = "exec sh -c 'while :; do :; done'";
@@ -52,8 +52,8 @@ fn the_unified_hierarchy_has_processor_time_and_pressure_without_controllers() {
     cgroup.run(BUSY);
     let found = Cgroup(CgroupHierarchy::V2(Directory::at(cgroup.path())));
     let figures = || match found.metrics().unwrap() {
-        Metrics::V2(message) => message,
-        Metrics::V1(message) => panic!("{message:?}"),
+        CgroupMetrics::V2(message) => message,
+        CgroupMetrics::V1(message) => panic!("{message:?}"),
     };
     wait_until(|| figures().cpu.usage_usec > 0);
     let metrics = figures();
@@ -67,8 +67,8 @@ fn the_unified_hierarchy_has_processor_time_and_pressure_without_controllers() {
 
 fn v1_of(cgroup: &Cgroup) -> containerd_shim_protos::cgroups::metrics::Metrics {
     match cgroup.metrics().unwrap() {
-        Metrics::V1(message) => *message,
-        Metrics::V2(message) => panic!("{message:?}"),
+        CgroupMetrics::V1(message) => *message,
+        CgroupMetrics::V2(message) => panic!("{message:?}"),
     }
 }
 

@@ -19,7 +19,7 @@
 //! The watch has one descriptor (version 1) or two (version 2) open and uses none of the node's few inotify instances. When it
 //! is dropped all are closed, and the kernel forgets the registration.
 
-mod change;
+mod polled_file;
 mod v1;
 mod v2;
 
@@ -100,11 +100,11 @@ impl OomWatch {
 
 /// The kills seen so far.
 #[derive(Debug, PartialEq, Eq)]
-struct Tally(u64);
+struct KillCount(u64);
 
-impl Tally {
+impl KillCount {
     /// Records the current count; true if it is more than before. It may be less, after a cgroup below was removed.
-    fn grew_to(&mut self, kills: u64) -> bool {
+    fn has_grown_to(&mut self, kills: u64) -> bool {
         kills > std::mem::replace(&mut self.0, kills)
     }
 }
@@ -115,11 +115,11 @@ mod tests {
 
     #[test]
     fn each_kill_is_reported_once() {
-        let mut tally = Tally(2);
-        assert!(!tally.grew_to(2));
-        assert!(tally.grew_to(3));
-        assert!(!tally.grew_to(3));
-        assert!(!tally.grew_to(0));
-        assert!(tally.grew_to(1));
+        let mut kill_count = KillCount(2);
+        assert!(!kill_count.has_grown_to(2));
+        assert!(kill_count.has_grown_to(3));
+        assert!(!kill_count.has_grown_to(3));
+        assert!(!kill_count.has_grown_to(0));
+        assert!(kill_count.has_grown_to(1));
     }
 }

@@ -15,8 +15,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::{Killed, OomError, Tally};
-use crate::cgroup::directory::{Directory, says_absent};
+use super::{KillCount, Killed, OomError};
+use crate::cgroup::directory::{Directory, is_absent};
 use crate::cgroup::text::FlatKeyed;
 
 /// After an alarm the count is read again after these pauses, in milliseconds. The kill follows at once, unless the kernel must
@@ -28,7 +28,7 @@ const CHECK_PAUSES: [u64; 6] = [2, 8, 30, 100, 300, 1000];
 pub(crate) struct Watch {
     directory: Directory,
     alarm: AsyncFd<OwnedFd>,
-    tally: Tally,
+    kill_count: KillCount,
     /// The remaining pauses: the last ones of [`CHECK_PAUSES`].
     checks_left: usize,
     has_ended: bool,
@@ -40,13 +40,13 @@ impl Watch {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| OomError::io("make an eventfd for", &path)(errno.into()))?;
         // Counted before the registration: a kill between the two raises no alarm but is seen at the next check.
-        let tally = Tally(match Control::read(&directory).map_err(OomError::io("read", &path))? {
+        let kill_count = KillCount(match Control::read(&directory).map_err(OomError::io("read", &path))? {
             Control { kills: Some(_), .. } => kills_below(directory.path()),
             Control { kills: None, .. } => 0,
         });
         register(&directory, &event)?;
         let alarm = crate::kernel::watch(event, Interest::READABLE).map_err(OomError::io("wait for", &path))?;
-        Ok(Self { directory, alarm, tally, checks_left: 0, has_ended: false })
+        Ok(Self { directory, alarm, kill_count, checks_left: 0, has_ended: false })
     }
 
     pub(super) async fn next(&mut self) -> Option<Killed> {
@@ -83,7 +83,7 @@ impl Watch {
             Err(error) => return self.count_unreadable(&error, alarms),
         };
         let kills = control.kills.map(|_| kills_below(self.directory.path()));
-        let grew = kills.is_some_and(|kills| self.tally.grew_to(kills));
+        let grew = kills.is_some_and(|kills| self.kill_count.has_grown_to(kills));
         let is_new = grew || (alarms > 0 && control.alarm_is_enough());
         if is_new {
             self.checks_left = 0;
@@ -97,7 +97,7 @@ impl Watch {
     /// alarm means that memory had run out, and no file shows any more which process was killed.
     fn count_unreadable(&mut self, error: &io::Error, alarms: u64) -> bool {
         let pending = u64::from(self.checks_left > 0);
-        if says_absent(error) {
+        if is_absent(error) {
             (self.has_ended, self.checks_left) = (true, 0);
             return alarms + pending > 1;
         }

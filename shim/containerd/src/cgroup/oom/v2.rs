@@ -1,18 +1,18 @@
 //! Version 2: `memory.events` counts the kills in the whole tree, and `cgroup.events` reports when the tree has no process
 //! left.
 
-use crate::cgroup::directory::{Directory, says_absent};
+use crate::cgroup::directory::{Directory, is_absent};
 use crate::cgroup::text::FlatKeyed;
 
-use super::change::Changing;
-use super::{Killed, OomError, Tally};
+use super::polled_file::PolledFile;
+use super::{KillCount, Killed, OomError};
 
 /// A cgroup of the unified hierarchy under watch.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    memory: Changing,
-    population: Changing,
-    tally: Tally,
+    memory: PolledFile,
+    population: PolledFile,
+    kill_count: KillCount,
     /// Empty or gone: no process is left that the kernel could kill.
     has_ended: bool,
 }
@@ -20,14 +20,14 @@ pub(crate) struct Watch {
 impl Watch {
     pub(super) fn open(directory: &Directory) -> Result<Self, OomError> {
         let path = directory.file("memory.events");
-        let memory = match Changing::open(&path) {
-            Err(error) if says_absent(&error) => return Err(OomError::NoController),
+        let memory = match PolledFile::open(&path) {
+            Err(error) if is_absent(&error) => return Err(OomError::NoController),
             opened => opened.map_err(OomError::io("open", &path))?,
         };
-        let tally = Tally(kills(&memory.read().map_err(OomError::io("read", &path))?));
+        let kill_count = KillCount(kills(&memory.read().map_err(OomError::io("read", &path))?));
         let path = directory.file("cgroup.events");
-        let population = Changing::open(&path).map_err(OomError::io("open", path))?;
-        Ok(Self { memory, population, tally, has_ended: false })
+        let population = PolledFile::open(&path).map_err(OomError::io("open", path))?;
+        Ok(Self { memory, population, kill_count, has_ended: false })
     }
 
     pub(super) async fn next(&mut self) -> Option<Killed> {
@@ -53,9 +53,9 @@ impl Watch {
 
     pub(super) fn take_unreported(&mut self) -> bool {
         match self.memory.read() {
-            Ok(events) => self.tally.grew_to(kills(&events)),
+            Ok(events) => self.kill_count.has_grown_to(kills(&events)),
             Err(error) => {
-                if !says_absent(&error) {
+                if !is_absent(&error) {
                     tracing::warn!(%error, "memory.events cannot be read");
                 }
                 self.has_ended = true;
@@ -86,8 +86,8 @@ mod tests {
 
     /// The unified hierarchy of a hybrid node has no memory controller: a file without a count replaces its file.
     fn watch(cgroup: &RealCgroup) -> Watch {
-        let open = || Changing::open(&cgroup.path().join("cgroup.events")).unwrap();
-        Watch { memory: open(), population: open(), tally: Tally(0), has_ended: false }
+        let open = || PolledFile::open(&cgroup.path().join("cgroup.events")).unwrap();
+        Watch { memory: open(), population: open(), kill_count: KillCount(0), has_ended: false }
     }
 
     #[tokio::test]
@@ -114,7 +114,7 @@ mod tests {
     #[tokio::test]
     async fn a_file_wakes_once_for_each_change() {
         let Some(mut cgroup) = RealCgroup::new(&["unified"]) else { return };
-        let file = Changing::open(&cgroup.path().join("cgroup.events")).unwrap();
+        let file = PolledFile::open(&cgroup.path().join("cgroup.events")).unwrap();
         for _ in 0..3 {
             assert_eq!(file.read().unwrap().get("populated"), Some(0));
             cgroup.run("exec sleep 60");

@@ -19,9 +19,9 @@ const LONGEST: usize = 4096;
 
 /// A flat keyed file that is open and watched.
 #[derive(Debug)]
-pub(super) struct Changing(AsyncFd<OwnedFd>);
+pub(super) struct PolledFile(AsyncFd<OwnedFd>);
 
-impl Changing {
+impl PolledFile {
     /// Opens a file and puts it into the event loop.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         crate::kernel::watch(File::open(path)?.into(), Interest::PRIORITY).map(Self)

@@ -9,18 +9,18 @@ use tokio::io::Interest;
 use super::console::ConsoleSocket;
 use super::fifo::Input;
 use super::logger::Logger;
-use super::open::{Opened, Outlet};
+use super::open::{OpenedStreams, OutputTarget};
 use super::pending_log::PendingLog;
 use super::pipes::{StreamOwner, nonblocking, owned_pipe, readable, unread, watched, writable};
 use super::stream::Program;
-use super::{Attached, Copy, IoError, LoggedProcess, Sink, Streams};
+use super::{Copy, IoError, LoggedProcess, RunningIo, Sink, Streams};
 
 /// The number of bytes of a failed try's output that an error quotes.
 const LAST_OUTPUT: usize = 2048;
 
 /// Opened streams that wait for their process.
 #[derive(Default)]
-pub(crate) struct Wiring {
+pub(crate) struct PreparedIo {
     child: [Option<OwnedFd>; 3],
     pairs: Vec<Pair>,
     stdin: Option<StdinPair>,
@@ -43,31 +43,31 @@ struct StdinPair {
     hold: OwnedFd,
 }
 
-impl Wiring {
+impl PreparedIo {
     /// Opens everything for these streams, and waits for a logging program to be ready.
     pub(crate) async fn open(
         streams: &Streams,
         owner: StreamOwner,
         process: LoggedProcess<'_>,
     ) -> Result<Self, IoError> {
-        let opened = Opened::open(streams).await?;
-        let mut wiring = Self::default();
+        let opened = OpenedStreams::open(streams).await?;
+        let mut prepared_io = Self::default();
         if let Some(input) = opened.stdin {
-            wiring.take_stdin(input, streams.terminal, owner)?;
+            prepared_io.take_stdin(input, streams.terminal, owner)?;
         }
         if streams.terminal {
-            wiring.console = Some(ConsoleSocket::bind().map_err(IoError::Console)?);
-            wiring.take_console_output(opened.stdout, process).await?;
-            return Ok(wiring);
+            prepared_io.console = Some(ConsoleSocket::bind().map_err(IoError::Console)?);
+            prepared_io.take_console_output(opened.stdout, process).await?;
+            return Ok(prepared_io);
         }
         match opened.stdout {
-            Outlet::Logger(program) => wiring.start_logger(program, owner, process).await?,
+            OutputTarget::Logger(program) => prepared_io.start_logger(program, owner, process).await?,
             stdout => {
-                wiring.take_output(1, "stdout", stdout, owner)?;
-                wiring.take_output(2, "stderr", opened.stderr, owner)?;
+                prepared_io.take_output(1, "stdout", stdout, owner)?;
+                prepared_io.take_output(2, "stderr", opened.stderr, owner)?;
             }
         }
-        Ok(wiring)
+        Ok(prepared_io)
     }
 
     fn take_stdin(&mut self, input: Input, terminal: bool, owner: StreamOwner) -> Result<(), IoError> {
@@ -86,21 +86,21 @@ impl Wiring {
         &mut self,
         slot: usize,
         name: &'static str,
-        outlet: Outlet,
+        target: OutputTarget,
         owner: StreamOwner,
     ) -> Result<(), IoError> {
-        self.child[slot] = match outlet {
+        self.child[slot] = match target {
             // Only stdout can be a program's, and `open` handles that.
-            Outlet::Nowhere | Outlet::Logger(_) => None,
-            Outlet::File(file) => Some(file),
-            Outlet::Fifo(to) => {
+            OutputTarget::Nowhere | OutputTarget::Logger(_) => None,
+            OutputTarget::File(file) => Some(file),
+            OutputTarget::Fifo(to) => {
                 let (from, write) = owned_pipe(name, owner)?;
                 nonblocking(&from)?;
                 self.pairs.push(Pair { from, to });
                 Some(write)
             }
-            Outlet::LogFile(path, file) => Some(self.write_log_file(name, path, file, owner)?),
-            Outlet::SameLogFile => {
+            OutputTarget::LogFile(path, file) => Some(self.write_log_file(name, path, file, owner)?),
+            OutputTarget::SameLogFile => {
                 let stdout = self.child[1].as_ref().map(OwnedFd::try_clone).transpose();
                 stdout.map_err(|source| IoError::Pipe { stream: name, source })?
             }
@@ -136,13 +136,13 @@ impl Wiring {
     }
 
     /// A terminal has one output, which passes through the shim: only the shim may read from the master.
-    async fn take_console_output(&mut self, outlet: Outlet, process: LoggedProcess<'_>) -> Result<(), IoError> {
+    async fn take_console_output(&mut self, target: OutputTarget, process: LoggedProcess<'_>) -> Result<(), IoError> {
         const STREAM: &str = "stdout";
-        let to = match outlet {
-            Outlet::Nowhere | Outlet::SameLogFile => return Ok(()),
-            Outlet::Fifo(to) | Outlet::File(to) => to,
-            Outlet::LogFile(path, file) => self.write_log_file(STREAM, path, file, StreamOwner::default())?,
-            Outlet::Logger(program) => {
+        let to = match target {
+            OutputTarget::Nowhere | OutputTarget::SameLogFile => return Ok(()),
+            OutputTarget::Fifo(to) | OutputTarget::File(to) => to,
+            OutputTarget::LogFile(path, file) => self.write_log_file(STREAM, path, file, StreamOwner::default())?,
+            OutputTarget::Logger(program) => {
                 let (out, stdout) = owned_pipe(STREAM, StreamOwner::default())?;
                 // Without a writer: the program sees the end of stderr at once.
                 let (err, _) = owned_pipe("stderr", StreamOwner::default())?;
@@ -198,8 +198,8 @@ impl Wiring {
     }
 
     /// Starts the copies. The process's ends are closed here: from now on only the process has them open.
-    pub(crate) fn attach(self) -> Result<Attached, IoError> {
-        let mut attached = Attached::default();
+    pub(crate) fn attach(self) -> Result<RunningIo, IoError> {
+        let mut attached = RunningIo::default();
         attached.sinks = self.sinks;
         for log in self.logs {
             attached.sinks.push(Sink::File(log.begin()?));
