@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_stale_subpath_has_notes_on_the_running_container_and_on_the_guard() {
-        let planned = |action| Some(Outcome::Planned { action: action });
+        let planned = |action| Some(Outcome::Planned { action });
         let notes = |outcome, pods: &Pods| node(stale(StaleCause::DeletedRoot), outcome, pods).binds.remove(0).notes;
         let (running, exited) = (Some(ContainerState::Running), Some(ContainerState::Exited));
         let rebind = || planned(PlannedAction::Rebind);

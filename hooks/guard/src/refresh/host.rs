@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, judge_subpath};
+use bindguard_core::judge::{Finding, Unmounted, Verdict, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
-use bindguard_core::report::{Outcome, Report};
+use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories};
 
 use crate::check::planned_outcome;
 use crate::probes::Probes;
-use crate::rebind::{Rebound, rebind};
+use crate::rebind::{NotRebound, Rebound, rebind};
 
 /// A volume of a pod, by its name in the pod's spec.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -51,31 +51,46 @@ impl VolumeOfPod {
 }
 
 /// Re-binds the stale subpaths of a volume, or reports them, as policy says of stale subpaths.
+///
+/// A subpath without a mount is left out: the kubelet is about to bind it, or to remove it.
 pub fn rebind_volume(volume: &VolumeOfPod, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::default();
     if policy.stale_subpaths != Mode::Off {
-        report.add(judged(&volume.subpaths()), |finding| outcome(finding, policy));
+        let findings = judged(&volume.subpaths()).into_iter().filter(|finding| !has_no_mount(&finding.verdict));
+        report.binds = findings.filter_map(|finding| reported(finding, policy)).collect();
     }
     report.set_duration(start.elapsed());
     report
 }
 
-fn outcome(finding: &Finding, policy: &Policy) -> Option<Outcome> {
-    match policy.stale_subpaths {
-        Mode::Repair => Rebind::from_finding(finding, policy).map(|order| rebound(&order)),
-        Mode::Report | Mode::Off => {
-            planned_outcome(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
-        }
-    }
+fn has_no_mount(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Unmounted(Unmounted::Subpath))
 }
 
-fn rebound(order: &Rebind) -> Outcome {
-    match rebind(order, &Probes::for_repairs(Instant::now())) {
-        Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
-        Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
-        Err(error) => Outcome::Failed { why: error.to_string() },
-    }
+/// `None` if the subpath went away meanwhile.
+fn reported(finding: Finding, policy: &Policy) -> Option<BindReport> {
+    let outcome = match policy.stale_subpaths {
+        Mode::Repair => match Rebind::from_finding(&finding, policy).map(|order| rebound(&order)) {
+            Some(Err(NotRebound::NoLongerStale(_))) => return None,
+            Some(Err(error @ NotRebound::Impossible(_))) => Some(Outcome::Failed { error: error.to_string() }),
+            Some(Ok(outcome)) => Some(outcome),
+            None => None,
+        },
+        // The effect that a repair would have: policy only keeps it from being done.
+        Mode::Report | Mode::Off => {
+            let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
+            planned_outcome(&finding, &Plan::from_findings(slice::from_ref(&finding), &policy), &policy)
+        }
+    };
+    Some(BindReport { finding, outcome })
+}
+
+fn rebound(order: &Rebind) -> Result<Outcome, NotRebound> {
+    Ok(match rebind(order, &Probes::for_repairs(Instant::now()))? {
+        Rebound::Swapped(tries) => Outcome::Rebound { tries },
+        Rebound::AlreadyCurrent => Outcome::AlreadyCurrent,
+    })
 }
 
 fn judged(subpaths: &[VolumeSubpath]) -> Vec<Finding> {

@@ -1,0 +1,78 @@
+//! The host's mount namespace: that of the process behind the CRI's socket.
+//!
+//! In a pod the agent has a mount namespace of its own. It must neither read nor bind there: a mount that propagates is not
+//! the kubelet's. So it moves to the host's before it starts a thread. The runtime's namespace counts, not that of pid 1: a
+//! node may be a container itself.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// The sockets of CRIs: containerd, k3s, MicroK8s, CRI-O.
+const SOCKETS: [&str; 4] = [
+    "run/containerd/containerd.sock",
+    "run/k3s/containerd/containerd.sock",
+    "var/snap/microk8s/common/run/containerd.sock",
+    "run/crio/crio.sock",
+];
+
+/// Why the host's namespace is not entered.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No socket of a CRI is there.
+    #[error("find the CRI's socket: none is below {}; name it with --cri", .0.display())]
+    NoSocket(PathBuf),
+    /// It does not answer.
+    #[error("connect to {}", socket.display())]
+    Connect {
+        /// The socket.
+        socket: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The process behind it is not visible.
+    #[error("read the mount namespace of the process behind {}; is hostPID set", socket.display())]
+    Peer {
+        /// The socket.
+        socket: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The namespace may not be entered.
+    #[error("enter the host's mount namespace; CAP_SYS_ADMIN and CAP_SYS_CHROOT are required")]
+    Enter(#[source] io::Error),
+}
+
+/// The socket of the CRI: the one that was named, or the first that exists below `root`.
+pub fn cri_socket(asked: Option<&Path>, root: &Path) -> Option<PathBuf> {
+    let usual = || SOCKETS.iter().map(|socket| root.join(socket)).find(|socket| socket.symlink_metadata().is_ok());
+    asked.map(Path::to_owned).or_else(usual)
+}
+
+/// Moves this process, which has one thread, to the mount namespace of the runtime. Does nothing if it is there already.
+///
+/// # Errors
+/// If the runtime or its namespace cannot be found or entered.
+pub fn enter(asked: Option<&Path>, root: &Path) -> Result<(), HostError> {
+    let socket = cri_socket(asked, root).ok_or_else(|| HostError::NoSocket(root.to_owned()))?;
+    let stream =
+        UnixStream::connect(&socket).map_err(|source| HostError::Connect { socket: socket.clone(), source })?;
+    let failed = |source| HostError::Peer { socket: socket.clone(), source };
+    let peer = socket_peercred(&stream).map_err(|errno| failed(errno.into()))?;
+    let theirs = format!("/proc/{}/ns/mnt", peer.pid);
+    let number = |path: &str| fs::metadata(path).map(|metadata| metadata.ino()).map_err(failed);
+    if number(&theirs)? == number("/proc/self/ns/mnt")? {
+        return Ok(());
+    }
+    let namespace = File::open(&theirs).map_err(failed)?;
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))
+        .map_err(|errno| HostError::Enter(errno.into()))
+}

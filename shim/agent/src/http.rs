@@ -1,0 +1,148 @@
+//! `/metrics`, `/healthz` and `/readyz` on an address; these and `/v1/report` on the unix socket.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::CONTENT_TYPE;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::time::Duration;
+
+use crate::metrics::Metrics;
+use crate::survey::Surveyor;
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// Limit of connections at a time.
+const CONNECTIONS: usize = 32;
+
+/// Time limit for the head of a request.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The state that requests read.
+#[derive(Debug)]
+pub struct Served {
+    /// The figures.
+    pub metrics: Arc<Metrics>,
+    /// The node's report.
+    pub surveyor: Arc<Surveyor>,
+    /// True once every kubelet root that answers is watched.
+    pub ready: AtomicBool,
+}
+
+/// The paths that a listener serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// Figures and health, for anyone who reaches the address.
+    Public,
+    /// Everything, for root.
+    Local,
+}
+
+/// Serves figures and health on an address.
+///
+/// # Errors
+/// If it cannot be bound.
+pub async fn serve_address(address: SocketAddr, served: Arc<Served>) -> io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    tokio::spawn(async move {
+        let open = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            let Ok(permit) = Arc::clone(&open).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let served = Arc::clone(&served);
+                    tokio::spawn(async move {
+                        converse(stream, served, Scope::Public).await;
+                        drop(permit);
+                    });
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Serves everything on a unix socket that only root may open.
+///
+/// # Errors
+/// If it cannot be bound.
+pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<()> {
+    if let Some(folder) = socket.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
+    tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => drop(tokio::spawn(converse(stream, Arc::clone(&served), Scope::Local))),
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Served>, scope: Scope) {
+    let service = service_fn(move |request| {
+        let served = Arc::clone(&served);
+        async move { Ok::<_, Infallible>(answer(&request, &served, scope).await) }
+    });
+    // A client that goes away is no event of the agent's.
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(16 << 10)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Scope) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET {
+        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n");
+    }
+    match (request.uri().path(), scope) {
+        ("/healthz", _) => response(StatusCode::OK, TEXT, "OK\n"),
+        ("/readyz", _) if served.ready.load(Ordering::Relaxed) => response(StatusCode::OK, TEXT, "OK\n"),
+        ("/readyz", _) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the first survey is not done\n"),
+        ("/metrics", _) => match served.metrics.text() {
+            Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
+            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+        },
+        ("/v1/report", Scope::Local) => {
+            let surveyor = Arc::clone(&served.surveyor);
+            match tokio::task::spawn_blocking(move || surveyor.json()).await {
+                Ok(json) => response(StatusCode::OK, JSON, json.to_string()),
+                Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("survey the node: {error}\n")),
+            }
+        }
+        _ => response(StatusCode::NOT_FOUND, TEXT, "no such path\n"),
+    }
+}
+
+fn response(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,29 @@
+//! The node agent: keeps the host's subpaths current between creates, and refreshes running containers that opted in.
+//!
+//! It is optional. Creates, restarts and containers behave as if it were not installed when it dies, hangs or is removed.
+#![forbid(unsafe_code)]
+
+mod args;
+mod host;
+mod http;
+mod metrics;
+mod run;
+mod survey;
+mod updates;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let args = args::Args::parse();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_ansi(false).without_time().init();
+    match run::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bindguard-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The agent's figures in OpenMetrics: base units, few labels, none that grows with pods.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use bindguard_core::report::{Outcome, Report};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
+const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
+
+/// All figures of the agent. The threads that count share it.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Updates of kubelet-written volumes with subpaths.
+    pub volume_updates: Counter,
+    /// Watched volumes of each kubelet root; roots are few.
+    pub watched_volumes: Family<RootLabel, Gauge>,
+    /// Overflows of the inotify queue.
+    pub overflows: Counter,
+    /// Directories that could not be watched.
+    pub watch_errors: Counter,
+    /// Surveys.
+    pub surveys: Counter,
+    /// The time of the last survey, in seconds since 1970.
+    pub last_survey: Gauge<f64, AtomicU64>,
+    /// Restarts of a thread that failed.
+    pub restarts: Counter,
+    /// Kubelet roots that do not answer.
+    pub silent_roots: Gauge,
+    rebinds: Family<OutcomeLabel, Counter>,
+    rebind_seconds: Histogram,
+    /// Subpaths and volumes of the last survey.
+    pub sources: Family<SourceLabels, Gauge>,
+}
+
+/// The label of a kubelet root.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RootLabel {
+    /// Its path.
+    pub root: String,
+}
+
+/// The labels of a bind source in a survey.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct SourceLabels {
+    /// `subpath` or `volume`.
+    pub kind: String,
+    /// The verdict's name.
+    pub verdict: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: RebindOutcome,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum RebindOutcome {
+    #[allow(non_camel_case_types, reason = "the label's value")]
+    rebound,
+    #[allow(non_camel_case_types, reason = "the label's value")]
+    already_current,
+    #[allow(non_camel_case_types, reason = "the label's value")]
+    reported,
+    #[allow(non_camel_case_types, reason = "the label's value")]
+    failed,
+}
+
+impl Metrics {
+    /// Registers every figure.
+    pub fn new() -> Arc<Self> {
+        let mut registry = Registry::with_prefix("bindguard");
+        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The running agent", build);
+        let mut metrics = Self {
+            registry,
+            volume_updates: Counter::default(),
+            watched_volumes: Family::default(),
+            overflows: Counter::default(),
+            watch_errors: Counter::default(),
+            surveys: Counter::default(),
+            last_survey: Gauge::default(),
+            restarts: Counter::default(),
+            silent_roots: Gauge::default(),
+            rebinds: Family::default(),
+            rebind_seconds: Histogram::new(BUCKETS),
+            sources: Family::default(),
+        };
+        metrics.register();
+        Arc::new(metrics)
+    }
+
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("agent_volume_updates", "Updates of volumes with subpaths", self.volume_updates.clone());
+        registry.register("agent_watched_volumes", "Volumes with a watch", self.watched_volumes.clone());
+        registry.register("agent_watch_overflows", "Overflows of the inotify queue", self.overflows.clone());
+        registry.register("agent_watch_errors", "Directories that could not be watched", self.watch_errors.clone());
+        registry.register("agent_surveys", "Surveys of the node", self.surveys.clone());
+        let last = self.last_survey.clone();
+        registry.register_with_unit("agent_last_survey_timestamp", "Time of the last survey", Unit::Seconds, last);
+        registry.register("agent_thread_restarts", "Restarts of a thread that failed", self.restarts.clone());
+        registry.register("agent_silent_roots", "Kubelet roots that do not answer", self.silent_roots.clone());
+        registry.register("subpath_rebinds", "Stale subpaths on the host, by outcome", self.rebinds.clone());
+        let seconds = self.rebind_seconds.clone();
+        registry.register_with_unit("subpath_rebind", "Time to re-bind a volume's subpaths", Unit::Seconds, seconds);
+        registry.register("sources", "Subpaths and volumes of the last survey, by verdict", self.sources.clone());
+    }
+
+    /// Counts the outcomes of a volume's re-bind.
+    pub fn rebound(&self, report: &Report, took: Duration) {
+        let outcomes = report.binds.iter().filter_map(|bind| bind.outcome.as_ref()).filter_map(RebindOutcome::of);
+        let mut any = false;
+        for outcome in outcomes {
+            self.rebinds.get_or_create(&OutcomeLabel { outcome }).inc();
+            any = true;
+        }
+        if any {
+            self.rebind_seconds.observe(took.as_secs_f64());
+        }
+    }
+
+    /// The text of `/metrics`.
+    ///
+    /// # Errors
+    /// If a figure cannot be encoded.
+    pub fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+impl RebindOutcome {
+    fn of(outcome: &Outcome) -> Option<Self> {
+        match outcome {
+            Outcome::Rebound { .. } => Some(Self::rebound),
+            Outcome::AlreadyCurrent => Some(Self::already_current),
+            Outcome::Planned { .. } => Some(Self::reported),
+            Outcome::Failed { .. } => Some(Self::failed),
+            Outcome::Detached | Outcome::PointedAtVolume { .. } | Outcome::MadeRslave => None,
+            Outcome::NeedsSharedMount { .. } | Outcome::Refused => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use bindguard_core::judge::{Finding, Verdict};
+    use bindguard_core::report::BindReport;
+    use bindguard_core::source::SourceKind;
+
+    use super::*;
+
+    #[test]
+    fn a_rebind_is_counted_once_by_its_outcome() {
+        let metrics = Metrics::new();
+        let finding = || Finding {
+            bind: None,
+            source: "/s".into(),
+            destination: None,
+            kind: SourceKind::HostRoot,
+            verdict: Verdict::Current,
+        };
+        let bind = |outcome| BindReport { finding: finding(), outcome };
+        let binds = vec![bind(Some(Outcome::Rebound { tries: 1 })), bind(None)];
+        metrics.rebound(&Report { binds, ..Report::default() }, Duration::from_millis(2));
+        metrics.rebound(&Report::default(), Duration::from_secs(1));
+        let text = metrics.text().unwrap();
+        for line in [
+            "bindguard_subpath_rebinds_total{outcome=\"rebound\"} 1",
+            "bindguard_subpath_rebind_seconds_count 1",
+            "bindguard_build_info{version=\"0.1.0\"} 1",
+            "# EOF",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

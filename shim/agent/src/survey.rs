@@ -1,0 +1,59 @@
+//! The survey of the node: every subpath and volume with its verdict, as `bindguard diagnose` prints it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bindguard_core::policy::Policy;
+use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::pods::Pods;
+use bindguard_operator::survey_node;
+
+use crate::metrics::{Metrics, SourceLabels};
+
+/// The time for which a survey's text is served again: a survey reads every mount, and requests are free.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// Surveys the node on request, and keeps the last report.
+#[derive(Debug)]
+pub struct Surveyor {
+    policy: Policy,
+    metrics: Arc<Metrics>,
+    last: Mutex<Option<(Instant, Arc<str>)>>,
+}
+
+impl Surveyor {
+    /// A surveyor without a report.
+    pub fn new(policy: Policy, metrics: Arc<Metrics>) -> Self {
+        Self { policy, metrics, last: Mutex::new(None) }
+    }
+
+    /// The report as JSON, at most some seconds old. It blocks: call it from a thread that may wait for a server.
+    pub fn json(&self) -> Arc<str> {
+        // Held during the survey: of several requests at once, one surveys and the others get its report.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((when, text)) = last.as_ref().filter(|(when, _)| when.elapsed() < FRESH) {
+            let _ = when;
+            return Arc::clone(text);
+        }
+        let report = survey_node(&self.policy, &Pods::default(), |_| true);
+        self.count(&report);
+        let text: Arc<str> = serde_json::to_string(&report).unwrap_or_default().into();
+        *last = Some((Instant::now(), Arc::clone(&text)));
+        text
+    }
+
+    fn count(&self, report: &NodeReport) {
+        let mut found = BTreeMap::<_, i64>::new();
+        for bind in &report.binds {
+            *found.entry((bind.bind.kind().as_str().to_owned(), bind.bind.verdict().to_string())).or_default() += 1;
+        }
+        self.metrics.sources.clear();
+        for ((kind, verdict), count) in found {
+            self.metrics.sources.get_or_create(&SourceLabels { kind, verdict }).set(count);
+        }
+        self.metrics.surveys.inc();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.metrics.last_survey.set(now.as_secs_f64());
+    }
+}

@@ -1,0 +1,101 @@
+//! inotify(7) as events of directories.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+
+/// Room for some hundred events, each with a short name.
+const BUFFER: usize = 16 << 10;
+
+/// A watched directory. The kernel gives the same number again only after [`Event::Gone`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WatchId(i32);
+
+/// A change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A name appeared in a directory, made or renamed.
+    Appeared(WatchId, OsString),
+    /// The directory is gone, or something is mounted or unmounted there: it is no longer watched.
+    Gone(WatchId),
+    /// Events were lost.
+    Overflow,
+}
+
+/// An inotify instance.
+#[derive(Debug)]
+pub struct Inotify {
+    descriptor: OwnedFd,
+}
+
+impl Inotify {
+    /// A new instance. A user has 128 of them by default (`fs.inotify.max_user_instances`).
+    ///
+    /// # Errors
+    /// inotify_init1(2)'s.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { descriptor: inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)? })
+    }
+
+    /// Watches a directory for new names. A symlink is not followed.
+    ///
+    /// # Errors
+    /// inotify_add_watch(2)'s, such as ENOSPC at `fs.inotify.max_user_watches`.
+    pub fn watch(&self, directory: &Path) -> io::Result<WatchId> {
+        let names = WatchFlags::CREATE | WatchFlags::MOVED_TO;
+        let only = WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW | WatchFlags::EXCL_UNLINK;
+        Ok(WatchId(inotify::add_watch(&self.descriptor, directory, names | only)?))
+    }
+
+    /// Waits for events, at most as long as the time limit; `None` waits for ever.
+    ///
+    /// # Errors
+    /// poll(2)'s and read(2)'s.
+    pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<Event>> {
+        let timeout = limit.map(|limit| Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        match poll(&mut [PollFd::new(&self.descriptor, PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => Ok(Vec::new()),
+            Ok(_) => self.read(),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn read(&self) -> io::Result<Vec<Event>> {
+        let mut buffer = [MaybeUninit::uninit(); BUFFER];
+        let mut reader = Reader::new(&self.descriptor, &mut buffer);
+        let mut events = Vec::new();
+        loop {
+            match reader.next() {
+                Ok(event) => {
+                    let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
+                    events.extend(Event::of(event.wd(), event.events(), name));
+                }
+                Err(Errno::WOULDBLOCK) => return Ok(events),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl Event {
+    fn of(watch: i32, flags: ReadFlags, name: Option<OsString>) -> Option<Self> {
+        if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+            return Some(Self::Overflow);
+        }
+        if flags.contains(ReadFlags::IGNORED) {
+            return Some(Self::Gone(WatchId(watch)));
+        }
+        flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO).then_some(Self::Appeared(WatchId(watch), name?))
+    }
+}

@@ -1,0 +1,83 @@
+//! Follows the kubelet's updates: one thread for each kubelet root, because a root may hang on its server.
+//!
+//! ```text
+//! survey ─► watches ─► wait ─► ..data renamed ─► re-bind on the host ─┐
+//!             ▲                                                       │
+//!             └───────────────────────────────────────────────────────┘
+//! ```
+
+mod inotify;
+mod rechecks;
+mod tree;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use bindguard_guard::refresh::VolumeOfPod;
+
+use self::inotify::Inotify;
+use self::rechecks::Rechecks;
+use self::tree::{Changes, WatchTree};
+
+pub use self::tree::WatchError;
+
+/// The reason for which a volume is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// `..data` was renamed, or the volume is new.
+    Update,
+    /// A survey, or the check a moment after an update.
+    Survey,
+}
+
+/// A notice of the thread that follows a kubelet root.
+#[derive(Debug)]
+pub enum Notice {
+    /// The subpaths of a volume may be stale.
+    Changed(VolumeOfPod, Cause),
+    /// A survey ended, with this number of watched volumes.
+    Surveyed {
+        /// The number of watched volumes.
+        volumes: usize,
+        /// The time that it took.
+        took: Duration,
+    },
+    /// Events were lost: a survey follows.
+    Overflow,
+    /// A directory is not watched.
+    NotWatched(WatchError),
+}
+
+/// Follows a kubelet root for ever.
+///
+/// # Errors
+/// If there is no inotify instance, or it fails.
+pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -> io::Result<()> {
+    let mut tree = WatchTree::new(root, Inotify::new()?);
+    let mut rechecks = Rechecks::default();
+    let mut next_survey = Instant::now();
+    loop {
+        let now = Instant::now();
+        if now >= next_survey {
+            tell(tree.survey(), Cause::Survey, &mut notify);
+            notify(Notice::Surveyed { volumes: tree.volumes(), took: now.elapsed() });
+            next_survey = now + survey;
+        }
+        rechecks.due(now).into_iter().for_each(|volume| notify(Notice::Changed(volume, Cause::Survey)));
+        let until = rechecks.next().map_or(next_survey, |next| next.min(next_survey));
+        let events = tree.inotify().wait(Some(until.saturating_duration_since(Instant::now())))?;
+        let changes = tree.follow(events);
+        changes.volumes.iter().for_each(|volume| rechecks.plan(volume, Instant::now()));
+        if changes.survey {
+            notify(Notice::Overflow);
+            next_survey = Instant::now();
+        }
+        tell(changes, Cause::Update, &mut notify);
+    }
+}
+
+fn tell(changes: Changes, cause: Cause, notify: &mut impl FnMut(Notice)) {
+    changes.volumes.into_iter().for_each(|volume| notify(Notice::Changed(volume, cause)));
+    changes.errors.into_iter().for_each(|error| notify(Notice::NotWatched(error)));
+}

@@ -1,0 +1,298 @@
+//! The watched directories below one kubelet root.
+//!
+//! ```text
+//! pods                              a new pod appears
+//! pods/UID                          volume-subpaths appears
+//! pods/UID/volume-subpaths          a volume with subpaths appears
+//! pods/UID/volumes/PLUGIN/VOLUME    ..data is renamed: the volume was updated
+//! ```
+//!
+//! A volume is watched once `volume-subpaths` names it: by then the kubelet has mounted it. The tmpfs of a secret would hide an
+//! earlier watch. Volumes without subpaths need no watch.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::kubelet::{DATA_LINK, Plugin, Writer};
+use bindguard_guard::refresh::VolumeOfPod;
+
+use super::inotify::{Event, Inotify, WatchId};
+
+const PODS: &str = "pods";
+const SUBPATHS: &str = "volume-subpaths";
+
+/// A watched directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Watched {
+    Pods,
+    Pod(String),
+    Subpaths(String),
+    Volume(VolumeOfPod),
+}
+
+/// Why a directory is not watched.
+#[derive(Debug, thiserror::Error)]
+#[error("watch {}", directory.display())]
+pub struct WatchError {
+    /// The directory.
+    pub directory: PathBuf,
+    /// The kernel's error.
+    #[source]
+    pub source: io::Error,
+}
+
+/// The result of an event or a survey.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// The volumes whose subpaths may be stale, each once.
+    pub volumes: Vec<VolumeOfPod>,
+    /// Events were lost, or the root was replaced: a survey is due.
+    pub survey: bool,
+    /// Directories that could not be watched. A directory that is gone is none.
+    pub errors: Vec<WatchError>,
+}
+
+/// The watches below one kubelet root.
+#[derive(Debug)]
+pub struct WatchTree {
+    root: PathBuf,
+    inotify: Inotify,
+    watched: HashMap<WatchId, Watched>,
+}
+
+impl WatchTree {
+    /// A tree without watches; [`WatchTree::survey`] adds them.
+    pub fn new(root: PathBuf, inotify: Inotify) -> Self {
+        Self { root, inotify, watched: HashMap::new() }
+    }
+
+    /// The inotify instance, to wait for events.
+    pub fn inotify(&self) -> &Inotify {
+        &self.inotify
+    }
+
+    /// The number of watched volumes.
+    pub fn volumes(&self) -> usize {
+        self.watched.values().filter(|watched| matches!(watched, Watched::Volume(_))).count()
+    }
+
+    /// Watches every pod and every volume with subpaths that is there, and returns these volumes.
+    pub fn survey(&mut self) -> Changes {
+        let mut changes = Changes::default();
+        let pods = self.root.join(PODS);
+        if self.watch(&pods, Watched::Pods, &mut changes) {
+            names(&pods).iter().for_each(|uid| self.add_pod(uid, &mut changes));
+        }
+        changes
+    }
+
+    /// Follows events: adds watches for new directories, and returns the volumes that changed.
+    pub fn follow(&mut self, events: Vec<Event>) -> Changes {
+        let mut changes = Changes::default();
+        for event in events {
+            match event {
+                Event::Appeared(watch, name) => {
+                    if let Some(watched) = self.watched.get(&watch).cloned() {
+                        self.appeared(watched, &name, &mut changes);
+                    }
+                }
+                Event::Gone(watch) => self.gone(watch, &mut changes),
+                Event::Overflow => changes.survey = true,
+            }
+        }
+        changes
+    }
+
+    fn appeared(&mut self, watched: Watched, name: &OsStr, changes: &mut Changes) {
+        let text = name.to_str();
+        match (watched, text) {
+            (Watched::Pods, Some(uid)) => self.add_pod(uid, changes),
+            (Watched::Pod(uid), Some(SUBPATHS)) => self.add_subpaths(&uid, changes),
+            (Watched::Subpaths(uid), Some(volume)) => self.add_volume(&uid, volume, changes),
+            (Watched::Volume(volume), Some(DATA_LINK)) => changes.add(volume),
+            // Other names of the kubelet's, such as `etc-hosts`, `..data_tmp` and the keys of a volume.
+            (Watched::Pod(_) | Watched::Volume(_), _) | (Watched::Pods | Watched::Subpaths(_), None) => {}
+        }
+    }
+
+    /// The kernel dropped a watch. A volume that was mounted anew is watched again; nothing else comes back under its name
+    /// without an event of the directory around it.
+    fn gone(&mut self, watch: WatchId, changes: &mut Changes) {
+        match self.watched.remove(&watch) {
+            Some(Watched::Volume(volume)) => self.add_volume(&volume.pod_uid, &volume.volume, changes),
+            Some(Watched::Pods) => changes.survey = true,
+            Some(Watched::Pod(_) | Watched::Subpaths(_)) | None => {}
+        }
+    }
+
+    fn add_pod(&mut self, uid: &str, changes: &mut Changes) {
+        if self.watch(&self.pod(uid), Watched::Pod(uid.to_owned()), changes) {
+            self.add_subpaths(uid, changes);
+        }
+    }
+
+    fn add_subpaths(&mut self, uid: &str, changes: &mut Changes) {
+        let subpaths = self.pod(uid).join(SUBPATHS);
+        // Listed after the watch is there: what appears meanwhile is in the list, in an event, or in both.
+        if self.watch(&subpaths, Watched::Subpaths(uid.to_owned()), changes) {
+            names(&subpaths).iter().for_each(|volume| self.add_volume(uid, volume, changes));
+        }
+    }
+
+    /// Watches the directory of a kubelet-written volume. It counts as changed: `..data` may have been renamed before.
+    fn add_volume(&mut self, uid: &str, volume: &str, changes: &mut Changes) {
+        let of_pod =
+            VolumeOfPod { kubelet_root: self.root.clone(), pod_uid: uid.to_owned(), volume: volume.to_owned() };
+        for plugin in Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet) {
+            let directory = self.pod(uid).join("volumes").join(plugin.folder()).join(volume);
+            if self.watch(&directory, Watched::Volume(of_pod.clone()), changes) {
+                return changes.add(of_pod);
+            }
+        }
+    }
+
+    fn pod(&self, uid: &str) -> PathBuf {
+        self.root.join(PODS).join(uid)
+    }
+
+    /// False if the directory is not there, or cannot be watched.
+    fn watch(&mut self, directory: &Path, watched: Watched, changes: &mut Changes) -> bool {
+        match self.inotify.watch(directory) {
+            Ok(watch) => {
+                self.watched.insert(watch, watched);
+                true
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
+            Err(source) => {
+                changes.errors.push(WatchError { directory: directory.to_owned(), source });
+                false
+            }
+        }
+    }
+}
+
+impl Changes {
+    fn add(&mut self, volume: VolumeOfPod) {
+        if !self.volumes.contains(&volume) {
+            self.volumes.push(volume);
+        }
+    }
+}
+
+/// The names in a directory that may go away meanwhile.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::fs::symlink;
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Scene {
+        root: tempfile::TempDir,
+        tree: WatchTree,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            fs::create_dir(root.path().join(PODS)).unwrap();
+            let tree = WatchTree::new(root.path().to_owned(), Inotify::new().unwrap());
+            Self { root, tree }
+        }
+
+        fn make(&self, path: &str) -> PathBuf {
+            let directory = self.root.path().join(path);
+            fs::create_dir_all(&directory).unwrap();
+            directory
+        }
+
+        /// The kubelet's rename of `..data`.
+        fn update(&self, volume: &str, payload: &str) {
+            let volume = self.root.path().join(volume);
+            symlink(payload, volume.join("..data_tmp")).unwrap();
+            fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+        }
+
+        /// The volumes that changed, until the events end.
+        fn changed(&mut self) -> Vec<String> {
+            let mut volumes = Vec::new();
+            loop {
+                let events = self.tree.inotify().wait(Some(Duration::from_millis(50))).unwrap();
+                if events.is_empty() {
+                    return volumes;
+                }
+                let changes = self.tree.follow(events);
+                assert!(changes.errors.is_empty() && !changes.survey, "{changes:?}");
+                volumes.extend(changes.volumes.into_iter().map(|it| format!("{}/{}", it.pod_uid, it.volume)));
+            }
+        }
+    }
+
+    const CONF: &str = "pods/u-1/volumes/kubernetes.io~configmap/conf";
+
+    #[test]
+    fn a_volume_is_watched_from_the_survey_on() {
+        let mut scene = Scene::new();
+        scene.make(CONF);
+        scene.make("pods/u-1/volume-subpaths/conf/app");
+        scene.make("pods/u-1/volumes/kubernetes.io~configmap/whole");
+        let found = scene.tree.survey();
+        assert_eq!((found.volumes.len(), scene.tree.volumes()), (1, 1));
+        scene.update(CONF, "..2026_11_21_05_10_00.1");
+        scene.update("pods/u-1/volumes/kubernetes.io~configmap/whole", "..2026_11_21_05_10_00.1");
+        assert_eq!(scene.changed(), ["u-1/conf"]);
+    }
+
+    #[test]
+    fn a_new_pod_is_followed_from_its_first_folder_to_its_end() {
+        let mut scene = Scene::new();
+        assert!(scene.tree.survey().volumes.is_empty());
+        for round in 0..3 {
+            scene.make("pods/u-1");
+            scene.make(CONF);
+            scene.update(CONF, "..2026_11_21_05_10_00.1");
+            assert!(scene.changed().is_empty(), "it has no subpath yet");
+            scene.make("pods/u-1/volume-subpaths/conf/app");
+            assert_eq!(scene.changed(), ["u-1/conf"], "round {round}");
+            scene.update(CONF, "..2026_11_21_05_10_00.2");
+            assert_eq!(scene.changed(), ["u-1/conf"]);
+            fs::remove_dir_all(scene.root.path().join("pods/u-1")).unwrap();
+            assert!(scene.changed().is_empty());
+            assert_eq!((scene.tree.volumes(), scene.tree.watched.len()), (0, 1), "only `pods` is left");
+        }
+    }
+
+    #[test]
+    fn volumes_that_containers_write_are_not_watched() {
+        let mut scene = Scene::new();
+        scene.make("pods/u-1/volumes/kubernetes.io~empty-dir/data");
+        scene.make("pods/u-1/volume-subpaths/data/app");
+        assert!(scene.tree.survey().volumes.is_empty());
+    }
+
+    #[test]
+    fn lost_events_ask_for_a_survey() {
+        let mut scene = Scene::new();
+        assert!(scene.tree.follow(vec![Event::Overflow]).survey);
+    }
+
+    /// A kubelet's pods may be on a filesystem that is mounted later.
+    #[test]
+    fn a_root_that_is_removed_asks_for_a_survey() {
+        let mut scene = Scene::new();
+        scene.tree.survey();
+        fs::remove_dir(scene.root.path().join(PODS)).unwrap();
+        let events = scene.tree.inotify().wait(Some(Duration::from_secs(10))).unwrap();
+        assert!(scene.tree.follow(events).survey);
+    }
+}
