@@ -23,6 +23,7 @@ pub mod plan;
 pub mod policy;
 pub mod program_names;
 pub mod refresh;
+pub mod refresh_request;
 pub mod report;
 pub mod source;
 pub mod spec;

@@ -9,6 +9,7 @@ mod pod;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_guard::refresh::{
     PodVolumes, RefreshAct, RefreshOutcome, Refreshed, VolumeOfPod, Way, rebind_volume, refresh_container,
 };
@@ -43,7 +44,7 @@ impl Scene {
         let volume = VolumeOfPod { kubelet_root, pod_uid: "uid-1".to_owned(), volume: "conf".to_owned() };
         let report = rebind_volume(&volume, &self.pod.policy());
         assert!(report.problems.is_empty(), "{report:?}");
-        self.refresh_only(container, RefreshAct::Replace)
+        self.refresh_only(container, RefreshAct::Replace(Notify::None))
     }
 
     fn refresh_only(&self, container: &Container, act: RefreshAct) -> Refreshed {
@@ -134,6 +135,29 @@ fn updates_while_the_refresh_works_lose_nothing() {
     assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
 }
 
+/// The reader ignores the signal until it is stopped; a test reads it in its pending set.
+#[test]
+fn a_signal_is_sent_once_and_only_after_a_replacement() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::with_keys(2);
+    let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
+        nix::sys::signal::SigSet::all().thread_block().unwrap();
+    });
+    let pending = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", container.process.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("ShdPnd:\t")).unwrap().to_owned();
+        u64::from_str_radix(&line, 16).unwrap()
+    };
+    let act = RefreshAct::Replace(Notify::Signal(NotifySignal::Usr1));
+    assert!(scene.refresh_only(&container, act).mounts.is_empty());
+    assert_eq!(pending(), 0, "nothing changed");
+    scene.pod.update(1);
+    assert!(scene.refresh_only(&container, act).is_current());
+    assert_eq!(pending(), 1 << (nix::sys::signal::SIGUSR1 as u64 - 1));
+}
+
 #[test]
 fn looking_changes_nothing() {
     if !own_namespace() {
@@ -186,7 +210,7 @@ fn what_the_container_mounted_over_it_stays() {
         });
         let mounts = container.mounts();
         scene.pod.update_keeping_old(1);
-        let refreshed = scene.refresh_only(&container, RefreshAct::Replace);
+        let refreshed = scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
         assert!(!refreshed.is_current() && refreshed.replaced() == 0, "{over}: {refreshed:?}");
         assert_eq!((container.read("etc/app/0").as_deref(), container.mounts()), (Some("7"), mounts), "{over}");
     }
@@ -244,7 +268,7 @@ fn a_container_that_ended_is_an_error_and_nothing_more() {
         .unwrap();
     while container.process.is_alive() {}
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
-    let error = refresh_container(&container.process, &volumes, RefreshAct::Replace).unwrap_err();
+    let error = refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None)).unwrap_err();
     assert_eq!(error.to_string(), format!("process {} ended", container.process.pid()));
 }
 

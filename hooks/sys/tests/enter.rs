@@ -220,6 +220,43 @@ fn another_mount_at_the_place_is_refused() {
     assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("own"), 1));
 }
 
+/// The folder of the mount point may be read-only in the container.
+#[test]
+fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
+    if !namespace::enter(true) {
+        return;
+    }
+    use rustix::fs::inotify;
+    let scene = Scene::new();
+    let container = Container::start_with(&scene.root(), &scene.binds(), || {
+        mount(
+            None::<&str>,
+            "/",
+            None::<&str>,
+            MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY,
+            None::<&str>,
+        )
+        .unwrap();
+    });
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    let folder = format!("/proc/{}/root/etc", container.process.pid());
+    inotify::add_watch(&watch, folder.as_str(), inotify::WatchFlags::ATTRIB).unwrap();
+    scene.update(1);
+    let entered = entered(&container, &scene, 1);
+    if !attached(WAYS[0], &entered) {
+        return;
+    }
+    entered.detach(0).unwrap();
+    let mounts = container.mounts();
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
+    let mut events = inotify::Reader::new(&watch, &mut buffer);
+    assert!(events.next().is_err(), "there is an event without a touch");
+    entered.touch(0).unwrap();
+    assert_eq!(events.next().unwrap().file_name(), Some(c"conf"));
+    assert_eq!((container.read("etc/conf").as_deref(), container.mounts()), (Some("1"), mounts));
+    assert!(container.mounts_at("/")[0].1.starts_with("ro"), "the root filesystem is still read-only");
+}
+
 /// A FUSE mount of the container above its mount point, whose daemon never answers.
 #[test]
 fn a_walk_that_hangs_in_the_container_is_abandoned() {

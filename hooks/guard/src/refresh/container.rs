@@ -18,14 +18,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{State, SubpathInContainer, subpaths_in_container};
-use bindguard_sys::enter::{
-    AT_A_TIME, Abandoned, CloneError, EnterError, Entered, HeldProcess, Replacement, clone_like,
-};
-use bindguard_sys::fault;
+use bindguard_core::refresh_request::{Notify, NotifySignal};
+use bindguard_sys::enter::{AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, Replacement, clone_like};
+use rustix::process::Signal;
 
-use super::outcome::{MountRefresh, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
+use super::outcome::{MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
+use super::round::Round;
 use super::volumes::PodVolumes;
 
 /// Limit of rounds. A volume that is updated without a pause needed 12 for a re-bind on the host.
@@ -42,8 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub enum RefreshAct {
     /// Report stale mounts.
     Look,
-    /// Replace them.
-    Replace,
+    /// Replace them, then notify the application.
+    Replace(Notify),
 }
 
 /// Refreshes the container with this init process, as far as it shows these volumes.
@@ -55,11 +54,12 @@ pub fn refresh_container(
     volumes: &PodVolumes,
     act: RefreshAct,
 ) -> Result<Refreshed, RefreshError> {
-    let mut refresh = Refresh { process, volumes, ways: BTreeMap::new(), failures: BTreeMap::new(), abandoned: None };
+    let mut refresh = Refresh::new(process, volumes);
     let mut subpaths = refresh.find()?;
-    if act == RefreshAct::Look {
-        return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale));
-    }
+    refresh.notify = match act {
+        RefreshAct::Look => return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale)),
+        RefreshAct::Replace(notify) => notify,
+    };
     for _ in 0..ROUNDS {
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
@@ -68,28 +68,43 @@ pub fn refresh_container(
         refresh.replace(&due)?;
         subpaths = refresh.find()?;
     }
+    refresh.signal();
     Ok(refresh
         .into_report(subpaths, |failure| RefreshOutcome::NotReplaced(failure.unwrap_or(NotReplaced::Restless(ROUNDS)))))
 }
 
-struct Refresh<'a> {
-    process: &'a HeldProcess,
+pub(super) struct Refresh<'a> {
+    pub(super) process: &'a HeldProcess,
     volumes: &'a PodVolumes,
     /// The way of each mount point that was replaced.
-    ways: BTreeMap<PathBuf, Way>,
+    pub(super) ways: BTreeMap<PathBuf, Way>,
     /// The failures at each mount point, and the last reason.
     failures: BTreeMap<PathBuf, (u32, Failure)>,
+    pub(super) notify: Notify,
+    pub(super) not_notified: Option<NotNotified>,
     abandoned: Option<Abandoned>,
 }
 
 /// The reason for which a mount is not replaced in this round.
 #[derive(Debug)]
-enum Failure {
+pub(super) enum Failure {
     KeyGone,
     NotReplaced(NotReplaced),
 }
 
 impl<'a> Refresh<'a> {
+    fn new(process: &'a HeldProcess, volumes: &'a PodVolumes) -> Self {
+        let (ways, failures) = Default::default();
+        Self { process, volumes, ways, failures, notify: Notify::None, not_notified: None, abandoned: None }
+    }
+
+    /// One signal for one update, after all files are new.
+    fn signal(&mut self) {
+        if let (Notify::Signal(signal), false) = (self.notify, self.ways.is_empty()) {
+            self.not_notified = self.process.signal(number_of(signal)).err().map(NotNotified::from);
+        }
+    }
+
     fn find(&self) -> Result<Vec<SubpathInContainer>, RefreshError> {
         Ok(subpaths_in_container(&self.process.mounts()?, &self.volumes.observe()))
     }
@@ -163,7 +178,7 @@ impl<'a> Refresh<'a> {
         }
     }
 
-    fn fail(&mut self, subpath: &SubpathInContainer, why: Failure) {
+    pub(super) fn fail(&mut self, subpath: &SubpathInContainer, why: Failure) {
         let place = subpath.mount.mount_point.clone();
         let times = self.failures.get(&place).map_or(0, |(times, _)| *times);
         self.failures.insert(place, (times + 1, why));
@@ -190,113 +205,20 @@ impl<'a> Refresh<'a> {
             let SubpathInContainer { mount, volume, sub_path, .. } = subpath;
             Some(MountRefresh { destination: mount.mount_point, volume, sub_path, outcome })
         });
-        Refreshed { mounts: mounts.collect(), subpaths: count, abandoned: self.abandoned }
+        Refreshed {
+            mounts: mounts.collect(),
+            subpaths: count,
+            not_notified: self.not_notified,
+            abandoned: self.abandoned,
+        }
     }
 }
 
-/// One visit of a child to the container.
-struct Round<'r, 'a, 's> {
-    refresh: &'r mut Refresh<'a>,
-    subpaths: &'r [&'s SubpathInContainer],
-    entered: &'r Entered,
-}
-
-impl Round<'_, '_, '_> {
-    /// Returns true if the child gave no answer.
-    fn run(&mut self) -> Result<bool, RefreshError> {
-        let mut open = Vec::new();
-        for index in 0..self.subpaths.len() {
-            match self.entered.open(index) {
-                Ok(()) => open.push(index),
-                Err(error) => {
-                    let is_over = is_over(&error);
-                    self.fail(index, error.into());
-                    if is_over {
-                        return Ok(true);
-                    }
-                }
-            }
-        }
-        // The mounts are open by now and keep their ids: what the table says of an id is said of the open mount.
-        let table = self.refresh.process.mounts()?;
-        let (same, other): (Vec<usize>, Vec<usize>) =
-            open.into_iter().partition(|index| is_same_mount(self.subpaths[*index], &table));
-        other.into_iter().for_each(|index| self.fail(index, NotReplaced::Changed));
-        let attached = self.attach(&same)?;
-        attached.into_iter().for_each(|(index, way)| self.detach(index, way));
-        Ok(false)
+fn number_of(signal: NotifySignal) -> Signal {
+    match signal {
+        NotifySignal::Hup => Signal::HUP,
+        NotifySignal::Usr1 => Signal::USR1,
+        NotifySignal::Usr2 => Signal::USR2,
+        NotifySignal::Winch => Signal::WINCH,
     }
-
-    /// Attaches every new mount. Those of a volume that changed meanwhile are left to the next round.
-    fn attach(&mut self, indices: &[usize]) -> Result<Vec<(usize, Way)>, RefreshError> {
-        let mut attached = Vec::new();
-        for index in indices.iter().copied() {
-            let way = match self.subpaths[index].state {
-                State::Covering(_) => Ok(Way::Finished),
-                State::Stale | State::Current | State::Hidden => self.attach_one(index),
-            };
-            match way {
-                Ok(way) => attached.push((index, way)),
-                Err(error) if error.is_target_gone() => {}
-                Err(error) => self.fail(index, error.into()),
-            }
-        }
-        if attached.iter().any(|(_, way)| *way == Way::Tucked) {
-            let table = self.refresh.process.mounts()?;
-            let arrived = |subpath: &SubpathInContainer| {
-                let stale = table.mount(subpath.mount.id);
-                let parent = stale.and_then(|stale| table.mount(stale.parent));
-                // A stale mount that is gone was detached by the kernel: the file beneath was removed.
-                stale.is_none() || parent.is_some_and(|parent| parent.mount_point == subpath.mount.mount_point)
-            };
-            let lost = attached.extract_if(.., |(index, way)| *way == Way::Tucked && !arrived(self.subpaths[*index]));
-            let lost: Vec<usize> = lost.map(|(index, _)| index).collect();
-            lost.into_iter().for_each(|index| self.fail(index, NotReplaced::DidNotArrive));
-        }
-        Ok(attached)
-    }
-
-    /// The kernel's own way first; which kernels have it is found by trying.
-    fn attach_one(&self, index: usize) -> Result<Way, EnterError> {
-        let tucked = || self.entered.tuck(index).map(|()| Way::Tucked);
-        if fault::denies_beneath() {
-            return tucked();
-        }
-        match self.entered.attach_beneath(index) {
-            Ok(()) => Ok(Way::Beneath),
-            Err(error) if error.is_not_possible() => tucked(),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn detach(&mut self, index: usize, way: Way) {
-        // What is attached to a shared mount becomes shared.
-        let on_shared = self.subpaths[index].parent.as_ref().is_some_and(|it| it.propagation.peer_group.is_some());
-        let done = self.entered.detach(index).and_then(|()| match way {
-            Way::Beneath if !on_shared => Ok(()),
-            Way::Finished => Ok(()),
-            Way::Beneath | Way::Tucked => self.entered.set_propagation(index),
-        });
-        match done {
-            Ok(()) => drop(self.refresh.ways.insert(self.subpaths[index].mount.mount_point.clone(), way)),
-            Err(error) => self.fail(index, error.into()),
-        }
-    }
-
-    fn fail(&mut self, index: usize, why: NotReplaced) {
-        self.refresh.fail(self.subpaths[index], Failure::NotReplaced(why));
-    }
-}
-
-/// True if the child serves no further request.
-fn is_over(error: &EnterError) -> bool {
-    matches!(error, EnterError::Silent(_) | EnterError::Ended)
-}
-
-/// True if the mount of this id still shows the same part of the same volume at the same place.
-fn is_same_mount(subpath: &SubpathInContainer, table: &MountTable) -> bool {
-    table.mount(subpath.mount.id).is_some_and(|now| {
-        let (was, now) = (&subpath.mount, now);
-        was.device == now.device && was.root.path == now.root.path && was.mount_point == now.mount_point
-    })
 }

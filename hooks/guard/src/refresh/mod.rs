@@ -6,11 +6,12 @@
 mod container;
 mod host;
 mod outcome;
+mod round;
 mod volumes;
 
 pub use container::{RefreshAct, refresh_container};
 pub use host::{VolumeOfPod, rebind_volume};
-pub use outcome::{MountRefresh, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
+pub use outcome::{MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
 pub use volumes::{PodVolumes, VolumesError};
 
 /// A container's init process, held so that no other process is taken for it.

@@ -78,8 +78,21 @@ pub struct Refreshed {
     pub mounts: Vec<MountRefresh>,
     /// The number of its mounts that show a part of a kubelet-written volume.
     pub subpaths: usize,
+    /// Why the application was not notified, if its pod requested that and it failed.
+    pub not_notified: Option<NotNotified>,
     /// A child that hangs in the container: start no other one there.
     pub abandoned: Option<Abandoned>,
+}
+
+/// Why an application was not notified.
+#[derive(Debug, thiserror::Error)]
+pub enum NotNotified {
+    /// The file beneath the mount could not be touched.
+    #[error(transparent)]
+    Touch(#[from] EnterError),
+    /// The signal could not be sent.
+    #[error(transparent)]
+    Signal(#[from] ProcessError),
 }
 
 /// Why a container could not be refreshed at all.

@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use bindguard_core::mount_table::MountId;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::ThreadNameSpaceType;
@@ -16,6 +16,7 @@ use rustix::thread::ThreadNameSpaceType;
 use super::fork::unshare_mounts;
 use super::job::{Job, Parent};
 use super::message::{EnterStep, Reply, Request};
+use crate::mount_setattr::make_writable;
 
 /// The child's view of its work.
 pub(super) struct Child<'a> {
@@ -80,6 +81,7 @@ impl Child<'_> {
             Request::Tuck(index) => self.tuck(index, own),
             Request::Detach(index) => self.detach(index, own),
             Request::SetPropagation(index) => self.set_propagation(index, own),
+            Request::Touch(index) => self.touch(index),
         }
     }
 
@@ -168,6 +170,13 @@ impl Child<'_> {
         }
     }
 
+    fn touch(&self, index: u16) -> Done {
+        let (job, opened) = self.job(index)?;
+        let (parent, folder) =
+            job.parent.as_ref().zip(opened.folder.as_ref()).ok_or((EnterStep::CopyForTouch, Errno::BADF))?;
+        touch_beneath(folder, &parent.name).map(|()| Reply::Done)
+    }
+
     /// A tucked mount arrives as a shared one; it gets the propagation of the mount that it replaced.
     fn set_propagation(&self, index: u16, own: BorrowedFd<'_>) -> Done {
         const STEP: EnterStep = EnterStep::SetPropagation;
@@ -178,6 +187,17 @@ impl Child<'_> {
         change(own, new.as_raw_fd(), job.propagation).map_err(at(STEP))?;
         Ok(Reply::Done)
     }
+}
+
+/// The mount point's file on its own mount, without the mount above it: the times of that file change, and nothing else.
+/// Programs that watch the folder get an event of its name.
+fn touch_beneath(folder: &OwnedFd, name: &CStr) -> Result<(), Failure> {
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let copy = rustix::mount::open_tree(folder, c"", clone).map_err(at(EnterStep::CopyForTouch))?;
+    make_writable(&copy).map_err(at(EnterStep::CopyForTouch))?;
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let times = Timestamps { last_access: now, last_modification: now };
+    rustix::fs::utimensat(&copy, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(at(EnterStep::Touch))
 }
 
 /// Attaches the copy of the parent mount in the helper namespace, and the new mount to the copy. No path is walked.

@@ -10,6 +10,7 @@ pub(super) enum Request {
     Tuck(u16),
     Detach(u16),
     SetPropagation(u16),
+    Touch(u16),
 }
 
 impl Request {
@@ -22,6 +23,7 @@ impl Request {
             Self::Tuck(index) => (2, index),
             Self::Detach(index) => (3, index),
             Self::SetPropagation(index) => (4, index),
+            Self::Touch(index) => (5, index),
         };
         let [low, high] = index.to_le_bytes();
         [code, low, high]
@@ -35,6 +37,7 @@ impl Request {
             2 => Self::Tuck(index),
             3 => Self::Detach(index),
             4 => Self::SetPropagation(index),
+            5 => Self::Touch(index),
             _ => return None,
         })
     }
@@ -94,6 +97,10 @@ steps! {
     Detach = "detaching the stale mount",
     /// The new mount's propagation is set.
     SetPropagation = "setting the propagation of the new mount",
+    /// The folder of the mount point is copied, writable.
+    CopyForTouch = "copying the folder of the mount point",
+    /// `utimensat(2)` of the file beneath the mount.
+    Touch = "touching the file beneath the mount",
 }
 
 /// The child's answer to a request.
@@ -123,7 +130,8 @@ impl Reply {
             0 => Self::Done,
             1 => Self::OtherMount,
             2 => {
-                let errno = Errno::from_raw_os_error(i32::from_le_bytes([a, b, c, d]));
+                let number = i32::from_le_bytes([a, b, c, d]);
+                let errno = (1..4096).contains(&number).then(|| Errno::from_raw_os_error(number))?;
                 Self::Failed(*EnterStep::ALL.get(usize::from(step))?, errno)
             }
             _ => return None,
@@ -137,8 +145,14 @@ mod tests {
 
     #[test]
     fn every_message_arrives_as_it_was_sent() {
-        for request in [Request::Open, Request::AttachBeneath, Request::Tuck, Request::Detach, Request::SetPropagation]
-        {
+        for request in [
+            Request::Open,
+            Request::AttachBeneath,
+            Request::Tuck,
+            Request::Detach,
+            Request::SetPropagation,
+            Request::Touch,
+        ] {
             let request = request(513);
             assert_eq!(Request::from_bytes(request.to_bytes()), Some(request));
         }

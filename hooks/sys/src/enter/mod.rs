@@ -154,6 +154,14 @@ impl Entered {
         self.call(Request::SetPropagation, index)
     }
 
+    /// Sets the times of the file beneath the mount, so that programs that watch its folder get an event.
+    ///
+    /// # Errors
+    /// If the folder is on a read-only filesystem, or is no longer the one around the mount point.
+    pub fn touch(&self, index: usize) -> Result<(), EnterError> {
+        self.call(Request::Touch, index)
+    }
+
     /// Gives it up. The value shows if the child still waits for something in the container.
     pub fn abandon(mut self) -> Abandoned {
         self.kill();

@@ -1,0 +1,166 @@
+//! The requests of a pod for live refresh, from its annotations.
+//!
+//! A container runtime fixes a pod's annotations when it makes the sandbox: a later change of the pod has no effect.
+
+/// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
+pub const REFRESH: &str = "bindguard.io/refresh";
+
+/// The annotation that names the notification after a refresh.
+pub const NOTIFY: &str = "bindguard.io/refresh-notify";
+
+/// The containers of a pod that are refreshed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum OptIn {
+    /// None.
+    #[default]
+    None,
+    /// All.
+    All,
+    /// Those with these names.
+    Named(Vec<String>),
+}
+
+/// The notification of a container whose files are new.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Notify {
+    /// None: applications that watch the file notice by themselves.
+    #[default]
+    None,
+    /// The times of the file beneath the mount change: programs that watch its folder notice.
+    Touch,
+    /// A signal to the container's init.
+    Signal(NotifySignal),
+}
+
+/// The signals that a pod may request. None of them ends a program that expects it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotifySignal {
+    /// SIGHUP
+    Hup,
+    /// SIGUSR1
+    Usr1,
+    /// SIGUSR2
+    Usr2,
+    /// SIGWINCH
+    Winch,
+}
+
+/// The requests of one pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RefreshRequest {
+    /// Its containers.
+    pub containers: OptIn,
+    /// Their notification.
+    pub notify: Notify,
+    /// Annotations with a value that is none.
+    pub problems: Vec<String>,
+}
+
+impl RefreshRequest {
+    /// Reads a pod's annotations.
+    pub fn from_annotations<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
+        let mut request = Self::default();
+        match annotation(REFRESH).map(str::trim) {
+            None | Some("false") => {}
+            Some("true") => request.containers = OptIn::All,
+            Some("") => request.refuse(REFRESH, "", "\"true\", \"false\" or names of containers"),
+            Some(names) => {
+                let names = names.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned);
+                request.containers = OptIn::Named(names.collect());
+            }
+        }
+        if let Some(text) = annotation(NOTIFY) {
+            match Notify::from_text(text) {
+                Some(notify) => request.notify = notify,
+                None => {
+                    request.refuse(NOTIFY, text, "\"none\", \"touch\" or \"signal:\" with HUP, USR1, USR2 or WINCH")
+                }
+            }
+        }
+        request
+    }
+
+    fn refuse(&mut self, annotation: &str, text: &str, expected: &str) {
+        let text = crate::text::cut(text, 64);
+        self.problems.push(format!("ignoring annotation {annotation}: {text:?} is not {expected}"));
+    }
+}
+
+impl OptIn {
+    /// True if a container of this name is refreshed.
+    pub fn includes(&self, container: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Named(names) => names.iter().any(|name| name == container),
+        }
+    }
+}
+
+impl Notify {
+    fn from_text(text: &str) -> Option<Self> {
+        match text.trim() {
+            "none" => Some(Self::None),
+            "touch" => Some(Self::Touch),
+            other => {
+                let name = other.strip_prefix("signal:")?;
+                let signal = match name.strip_prefix("SIG").unwrap_or(name) {
+                    "HUP" => NotifySignal::Hup,
+                    "USR1" => NotifySignal::Usr1,
+                    "USR2" => NotifySignal::Usr2,
+                    "WINCH" => NotifySignal::Winch,
+                    _ => return None,
+                };
+                Some(Self::Signal(signal))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(refresh: Option<&'static str>, notify: Option<&'static str>) -> RefreshRequest {
+        RefreshRequest::from_annotations(|name| if name == REFRESH { refresh } else { notify })
+    }
+
+    #[test]
+    fn a_pod_opts_in_as_a_whole_or_by_container() {
+        for (value, app, side) in [
+            (None, false, false),
+            (Some("false"), false, false),
+            (Some("true"), true, true),
+            (Some("app"), true, false),
+            (Some(" side , app "), true, true),
+            (Some(""), false, false),
+            (Some("True"), false, false),
+        ] {
+            let containers = request(value, None).containers;
+            assert_eq!((containers.includes("app"), containers.includes("side")), (app, side), "{value:?}");
+        }
+        assert_eq!(request(Some(""), None).problems.len(), 1);
+    }
+
+    #[test]
+    fn only_harmless_signals_are_sent() {
+        for (value, notify) in [
+            ("none", Some(Notify::None)),
+            ("touch", Some(Notify::Touch)),
+            ("signal:SIGHUP", Some(Notify::Signal(NotifySignal::Hup))),
+            ("signal:USR1", Some(Notify::Signal(NotifySignal::Usr1))),
+            ("signal:SIGKILL", None),
+            ("signal:9", None),
+            ("SIGHUP", None),
+        ] {
+            let request = request(Some("true"), Some(value));
+            assert_eq!(
+                (request.notify, request.problems.len()),
+                (notify.unwrap_or_default(), usize::from(notify.is_none())),
+                "{value}"
+            );
+        }
+        let long = Box::leak("x".repeat(10_000).into_boxed_str());
+        assert!(request(None, Some(long)).problems[0].len() < 300);
+    }
+}
