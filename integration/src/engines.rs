@@ -3,12 +3,15 @@
 //! Each has its files, its images and its cgroups inside of the node, so that the node's keeper ends what it starts. The
 //! programs come from `integration/engines/fetch.sh`.
 
+use std::cell::RefCell;
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::image;
 use crate::mount_calls::bind;
@@ -74,7 +77,7 @@ impl<'n> Podman<'n> {
 #[derive(Debug)]
 pub struct Docker<'n> {
     node: &'n Node,
-    daemon: Child,
+    daemon: RefCell<Child>,
 }
 
 const IMAGE: &str = "busybox";
@@ -83,23 +86,21 @@ const SOCKET: &str = "unix:///run/docker.sock";
 impl<'n> Docker<'n> {
     /// Starts it with the node's daemon.json, and gives it an image.
     pub fn start(node: &'n Node) -> Result<Self> {
-        let log = File::create(node.disk().join("dockerd.log")).context("create dockerd's log")?;
-        let mut command = node.command(program("dockerd"))?;
-        command.arg("--data-root").arg(node.disk().join("docker")).args([
-            "--exec-root",
-            "/run/docker",
-            "--host",
-            SOCKET,
-        ]);
-        command.args(["--storage-driver", "vfs", "--bridge", "none", "--iptables=false", "--ip6tables=false"]);
-        command.args(["--cgroup-parent", node.name(), "--pidfile", "/run/docker.pid"]);
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let docker = Self { node, daemon: command.spawn().context("start dockerd")? };
+        let docker = Self { node, daemon: RefCell::new(spawn(node)?) };
         docker.wait_until_it_answers()?;
         let layer = node.disk().join("layer.tar");
         image::write_layer(&layer)?;
         run(docker.command(&["import", &layer.display().to_string(), IMAGE])?)?.success()?;
         Ok(docker)
+    }
+
+    /// Ends it and starts it again, as `systemctl restart docker` does.
+    pub fn restart(&self) -> Result<()> {
+        let pid = Pid::from_raw(self.daemon.borrow().id().try_into()?);
+        kill(pid, Signal::SIGTERM).context("end dockerd")?;
+        self.daemon.borrow_mut().wait().context("wait for dockerd")?;
+        *self.daemon.borrow_mut() = spawn(self.node)?;
+        self.wait_until_it_answers()
     }
 
     /// Its address, for `DOCKER_HOST`.
@@ -119,7 +120,7 @@ impl<'n> Docker<'n> {
     pub fn reload(&self) -> Result<()> {
         let before = self.log()?.matches("Reloaded configuration").count();
         let pid = fs::read_to_string("/run/docker.pid").context("read dockerd's pid")?;
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.trim().parse()?), nix::sys::signal::Signal::SIGHUP)?;
+        kill(Pid::from_raw(pid.trim().parse()?), Signal::SIGHUP)?;
         let has_reloaded = || Ok(self.log()?.matches("Reloaded configuration").count() > before);
         until("dockerd has reloaded its file", has_reloaded).with_context(|| self.log().unwrap_or_default())
     }
@@ -142,9 +143,21 @@ impl<'n> Docker<'n> {
 
 impl Drop for Docker<'_> {
     fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+        let mut daemon = self.daemon.borrow_mut();
+        let _ = daemon.kill();
+        let _ = daemon.wait();
     }
+}
+
+fn spawn(node: &Node) -> Result<Child> {
+    let log = File::options().create(true).append(true).open(node.disk().join("dockerd.log"));
+    let log = log.context("create dockerd's log")?;
+    let mut command = node.command(program("dockerd"))?;
+    command.arg("--data-root").arg(node.disk().join("docker")).args(["--exec-root", "/run/docker", "--host", SOCKET]);
+    command.args(["--storage-driver", "vfs", "--bridge", "none", "--iptables=false", "--ip6tables=false"]);
+    command.args(["--cgroup-parent", node.name(), "--pidfile", "/run/docker.pid"]);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    command.spawn().context("start dockerd")
 }
 
 fn folder() -> PathBuf {

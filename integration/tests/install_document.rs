@@ -46,6 +46,7 @@ fn as_it_says() {
             .instead_of("make image-folder", &folder)
             .systemd("restart containerd", || node.restart_containerd(Signal::SIGTERM))
             .systemd("reload docker", || docker.reload())
+            .systemd("restart docker", || docker.restart())
             .with("IMAGE", &image.display().to_string())
             .play("docs/install.md")?;
         ensure!(said.iter().any(|one| one.stdout.contains("+++ /etc/containerd/config.toml")), "no diff: {said:?}");
@@ -58,6 +59,8 @@ fn as_it_says() {
         } else {
             privilege::skipped("the programs under test are not static, and the image holds nothing else");
         }
+        let last = said.last().context("a last command")?;
+        ensure!(last.status.success(), "the document ends with work that remains: {last:?}");
         drop(docker);
         ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
         gone("/usr/local/bin/bindguard-runtime")?;

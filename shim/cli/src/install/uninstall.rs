@@ -103,8 +103,7 @@ fn take_off(entries: &[Entry], record: &mut Record, report: &mut Report, common:
     let mut work = Vec::new();
     for entry in entries {
         let change = backwards(entry, report)?;
-        let before = change.before.as_deref().unwrap_or_default();
-        let command = target::removal_command(entry.owner, before, entry.command.as_deref());
+        let command = target::removal_command(entry.owner, entry.command.as_deref());
         let command = command.filter(|_| !change.is_none());
         if !common.dry_run {
             record.owe(entry.owner, command.as_deref())?;

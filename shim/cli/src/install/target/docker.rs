@@ -31,24 +31,13 @@ pub fn plan(options: &Options) -> Result<Plan> {
     Ok(plan)
 }
 
-/// The command after which dockerd uses its file again, without what was in `before`. When dockerd reloads its file, it keeps a
-/// default runtime that the file no longer names.
-pub fn restart(before: &[u8]) -> &'static str {
-    if is_default(before) { "systemctl restart docker" } else { RELOAD }
-}
+/// The command after which dockerd forgets what is no longer in its file. When it reloads a file without `runtimes`, it keeps the
+/// former ones, and a default runtime that the file no longer names (seen with Docker 20.10).
+pub const RESTART: &str = "systemctl restart docker";
 
-/// True if the running dockerd knows the runtime exactly if its file has it. A reload is enough for that.
+/// True if the running dockerd knows the runtime of its file. A reload is enough for that.
 pub fn is_reloaded(command: &str) -> bool {
-    let text = || String::from_utf8(change::read(Path::new(CONFIG)).ok()?.unwrap_or_default()).ok();
-    let in_file = || Some(json_text::at(&text()?, &ENTRY).ok()?.is_some());
-    let is_known = || Some(docker_runtimes().ok()?.iter().any(|name| name == RUNTIME));
-    command == RELOAD && in_file().is_some_and(|in_file| is_known() == Some(in_file))
-}
-
-/// True if a daemon.json makes bindguard the default runtime.
-fn is_default(bytes: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(bytes);
-    json_text::at(&text, &DEFAULT).is_ok_and(|value| value == Some(json!(RUNTIME)))
+    command == RELOAD && docker_runtimes().is_ok_and(|names| names.iter().any(|name| name == RUNTIME))
 }
 
 /// The text without install's additions; `original` has the earlier default.

@@ -35,10 +35,10 @@ pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Ve
     Ok(cleaned(&text(bytes)?, &text(original.unwrap_or_default())?)?.into_bytes())
 }
 
-/// The command that activates the removal from a file with this content. `installed` is the command of the install.
-pub fn removal_command(owner: Owner, before: &[u8], installed: Option<&str>) -> Option<String> {
+/// The command that activates the removal from a file. `installed` is the command of the install.
+pub fn removal_command(owner: Owner, installed: Option<&str>) -> Option<String> {
     match owner {
-        Owner::Docker => Some(docker::restart(before).to_owned()),
+        Owner::Docker => Some(docker::RESTART.to_owned()),
         Owner::Containerd | Owner::Crio | Owner::Podman | Owner::Bindguard => installed.map(str::to_owned),
     }
 }
