@@ -218,7 +218,8 @@ impl Root<'_> {
     }
 
     fn exists(&self, path: &str) -> bool {
-        self.path(path).exists()
+        // a link of the image does not lead into the image from here
+        self.path(path).symlink_metadata().is_ok()
     }
 
     fn read(&self, path: &str) -> Result<String> {

@@ -15,7 +15,8 @@ use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const PREFIX: &str = "/usr/local/bin";
-const INSTALLED_SHIM: &str = "/usr/local/bin/containerd-shim-bindguard-v2";
+const INSTALLED_SHIM: &str =
+    concat!("/usr/local/lib/bindguard/", env!("CARGO_PKG_VERSION"), "/containerd-shim-bindguard-v2");
 
 fn by_runtime_class(generation: Generation) {
     Setup::on(generation).cri().bare().story(|node| {
@@ -141,7 +142,8 @@ struct State(Vec<(String, u32, Vec<u8>)>);
 impl State {
     fn of(node: &Node) -> Result<Self> {
         let mut files = vec![node.containerd_config().to_path_buf()];
-        for folder in ["/etc/bindguard", "/var/lib/bindguard", PREFIX, "/etc/containerd", "/etc/docker"] {
+        let store = "/usr/local/lib/bindguard";
+        for folder in ["/etc/bindguard", "/var/lib/bindguard", PREFIX, store, "/etc/containerd", "/etc/docker"] {
             let Ok(entries) = Path::new(folder).read_dir() else { continue };
             let is_meant =
                 |path: &PathBuf| path.is_file() && (folder != PREFIX || path.to_string_lossy().contains("bindguard"));

@@ -1,4 +1,4 @@
-//! One file: its current content and its planned content.
+//! One file or link: its current content and its planned content.
 //!
 //! The new content is written beside the file and renamed over it, with the same mode and owner: a reader sees the old bytes or
 //! the new ones. The file is read again just before: an editor or a configuration tool may have changed it since the diff was
@@ -6,31 +6,56 @@
 
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use similar::TextDiff;
 use tempfile::Builder;
 
-/// The planned change of one file.
+/// The content of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// A file with these bytes.
+    File(Vec<u8>),
+    /// A symbolic link to this path.
+    Link(PathBuf),
+}
+
+impl Content {
+    /// The bytes of a file.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::File(bytes) => Some(bytes),
+            Self::Link(_) => None,
+        }
+    }
+}
+
+/// The planned change of one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The file's path; of a link, the path of its file.
+    /// The path; of a link to an edited file, the path of that file.
     pub path: PathBuf,
-    /// The current content; `None` if there is no file.
-    pub before: Option<Vec<u8>>,
-    /// The planned content; `None` if there shall be no file.
-    pub after: Option<Vec<u8>>,
+    /// The current content; `None` if there is none.
+    pub before: Option<Content>,
+    /// The planned content; `None` if there shall be none.
+    pub after: Option<Content>,
     /// The mode of a new file.
     pub mode: u32,
 }
 
 impl Change {
-    /// The change from the current content of `path` to `after`.
+    /// The change of a file from its current content to `after`.
     pub fn of(path: &Path, after: Option<Vec<u8>>, mode: u32) -> Result<Self> {
         let path = resolved(path);
-        Ok(Self { before: read(&path)?, path, after, mode })
+        Ok(Self { before: content(&path)?, path, after: after.map(Content::File), mode })
+    }
+
+    /// The change to a link that leads to `target`.
+    pub fn link(path: &Path, target: &Path) -> Result<Self> {
+        let after = Some(Content::Link(target.to_owned()));
+        Ok(Self { before: content(path)?, path: path.to_owned(), after, mode: 0 })
     }
 
     /// True if there is nothing to do.
@@ -48,15 +73,20 @@ impl Change {
         }
     }
 
-    /// The unified diff of a text; `None` for a program.
+    /// The unified diff of a text; `None` for a program or a link.
     pub fn diff(&self) -> Option<String> {
-        let text = |bytes: &'_ Option<Vec<u8>>| String::from_utf8(bytes.clone().unwrap_or_default()).ok();
+        let text = |content: &Option<Content>| match content {
+            None => Some(String::new()),
+            Some(Content::File(bytes)) => String::from_utf8(bytes.clone()).ok(),
+            Some(Content::Link(_)) => None,
+        };
         let (before, after) = (text(&self.before)?, text(&self.after)?);
         if before.contains('\0') || after.contains('\0') {
             return None;
         }
-        let name =
-            |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or("/dev/null".into(), |_| self.path.display().to_string());
+        let name = |content: &Option<Content>| {
+            content.as_ref().map_or("/dev/null".into(), |_| self.path.display().to_string())
+        };
         let diff = TextDiff::from_lines(&before, &after);
         Some(diff.unified_diff().header(&name(&self.before), &name(&self.after)).to_string())
     }
@@ -67,14 +97,23 @@ impl Change {
             return Ok(());
         }
         ensure!(
-            read(&self.path)? == self.before,
+            content(&self.path)? == self.before,
             "{} changed while this was at work: nothing was done to it, run it again",
             self.path.display()
         );
         match &self.after {
-            Some(bytes) => write(&self.path, bytes, self.mode),
+            Some(Content::File(bytes)) => write(&self.path, bytes, self.mode),
+            Some(Content::Link(target)) => write_link(&self.path, target),
             None => fs::remove_file(&self.path).with_context(|| format!("remove {}", self.path.display())),
         }
+    }
+}
+
+/// The content of a path; `None` if there is nothing.
+pub fn content(path: &Path) -> Result<Option<Content>> {
+    match fs::read_link(path) {
+        Ok(target) => Ok(Some(Content::Link(target))),
+        Err(_) => Ok(read(path)?.map(Content::File)),
     }
 }
 
@@ -106,6 +145,17 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     Ok(())
 }
 
+/// Replaces a link in one step: a program that is started meanwhile is the old one or the new one.
+fn write_link(path: &Path, target: &Path) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let doing = || format!("link {} to {}", path.display(), target.display());
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    let link =
+        Builder::new().prefix(".bindguard-").make_in(folder, |link| symlink(target, link)).with_context(doing)?;
+    link.persist(path).map_err(|error| error.error).with_context(doing)?;
+    Ok(())
+}
+
 /// A link stays a link: the file that it leads to is changed. A link among the folders stays in the path: MicroK8s has `current`,
 /// which leads to another folder after an upgrade.
 #[expect(clippy::disallowed_methods, reason = "a runtime's own config, not the source of a container's bind")]
@@ -124,7 +174,7 @@ mod tests {
         let (file, link) = (folder.path().join("real.toml"), folder.path().join("link.toml"));
         fs::write(&file, "a = 1\nb = 2\n").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
-        std::os::unix::fs::symlink(&file, &link).unwrap();
+        symlink(&file, &link).unwrap();
         let change = Change::of(&link, Some(b"a = 1\nb = 3\n".to_vec()), 0o644).unwrap();
         let diff = change.diff().unwrap();
         assert!(diff.contains("\n-b = 2\n+b = 3\n") && diff.contains("+++ "), "{diff}");

@@ -24,6 +24,7 @@ mod stay;
 mod target;
 mod toml_text;
 mod uninstall;
+mod versions;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -33,6 +34,7 @@ use clap::Args;
 
 pub use self::uninstall::Uninstall;
 
+use self::change::Content;
 use self::plan::{Options, Step};
 use self::programs::Programs;
 use self::record::{Owner, Record};
@@ -51,7 +53,8 @@ pub struct Install {
     /// containerd: keep its own shim, and let it call bindguard-runtime.
     #[arg(long)]
     wrapper: bool,
-    /// The folder for the programs (default: the folder in which a package put them, else /usr/local/bin).
+    /// The folder in which services find the programs (default: the folder in which a package put them, else /usr/local/bin).
+    /// The programs of each version go to `lib/bindguard` beside a folder `bin`, or below another one.
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
     /// The containerd program that evaluates the edited files (default: the running one, or the one on PATH).
@@ -89,7 +92,7 @@ impl Install {
     pub fn run(self) -> Result<ExitCode> {
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         let programs = Programs::beside_this_one()?;
-        let prefix = self.prefix.clone().unwrap_or_else(|| programs.usual_place(self.common.root.is_some()));
+        let prefix = self.prefix.clone().unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
         root::enter(self.common.root.as_deref())?;
         let options = Options {
             prefix,
@@ -104,6 +107,7 @@ impl Install {
 
     fn install(&self, programs: &Programs, options: &Options) -> Result<ExitCode> {
         programs.check_folder(&options.prefix)?;
+        programs.check_folder(&versions::store(&options.prefix))?;
         let owners = if self.runtimes.is_empty() { &[Owner::Containerd][..] } else { &self.runtimes };
         let mut report = Report::default();
         let mut work = Vec::new();
@@ -119,6 +123,7 @@ impl Install {
         let mut record = Record::load()?;
         if !self.common.dry_run {
             work.iter().try_for_each(|step| put(&mut record, step))?;
+            versions::remove_unneeded(&mut record, &options.prefix)?;
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common);
         let code = report.finish(&work, &self.common)?;
@@ -132,11 +137,15 @@ fn put(record: &mut Record, step: &Step) -> Result<()> {
     let (owner, change) = (step.owner, &step.change);
     let original = match (record.entry(&change.path), &change.before) {
         (Some(entry), Some(before)) if entry.is_as_written(before) => entry.original()?,
-        (Some(entry), Some(before)) => Some(target::cleaned(owner, before, entry.original()?.as_deref())?),
+        (Some(entry), Some(Content::File(before))) => {
+            let original = entry.original()?;
+            let bytes = target::cleaned(owner, before, original.as_ref().and_then(Content::bytes))?;
+            Some(Content::File(bytes))
+        }
         (_, before) => before.clone(),
     };
     let is_new = record.entry(&change.path).is_none();
-    record.note(step, original.as_deref())?;
+    record.note(step, original.as_ref())?;
     record.owe(owner, step.command.as_deref())?;
     let applied = change.apply();
     if applied.is_err() && is_new {

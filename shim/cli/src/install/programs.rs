@@ -13,6 +13,7 @@ use rustix::fs::{Access, StatVfsMountFlags};
 
 use super::change::Change;
 use super::search_path::is_searched;
+use super::versions;
 
 /// The programs, in memory.
 #[derive(Debug)]
@@ -38,13 +39,11 @@ impl Programs {
         Ok(Self { folder, files })
     }
 
-    /// The default folder: the current one if services search it and there is no other root, else /usr/local/bin.
-    pub fn usual_place(&self, in_another_root: bool) -> PathBuf {
-        if is_searched(&self.folder) && !in_another_root {
-            self.folder.clone()
-        } else {
-            PathBuf::from("/usr/local/bin")
-        }
+    /// The default prefix: that of the version which this program belongs to, or the folder in which a package put it, else
+    /// /usr/local/bin. In another root it is /usr/local/bin.
+    pub fn usual_prefix(&self, in_another_root: bool) -> PathBuf {
+        let own = versions::prefix_of(&self.folder).or_else(|| is_searched(&self.folder).then(|| self.folder.clone()));
+        own.filter(|_| !in_another_root).unwrap_or_else(|| PathBuf::from("/usr/local/bin"))
     }
 
     /// Checks, before any file is changed, that services can run programs in this folder.
@@ -73,9 +72,19 @@ impl Programs {
             .map_err(|error| anyhow!("{}: {} is not writable: {error}; {ADVICE}", doing(), existing.display()))
     }
 
-    /// The changes that put them into `prefix`.
+    /// The changes after which services find these programs in `prefix`: the files of this version, the link that selects it, and
+    /// the programs' links in the prefix. A package's own programs stay where they are.
     pub fn in_prefix(&self, prefix: &Path) -> Result<Vec<Change>> {
-        self.files.iter().map(|(name, bytes)| Change::of(&prefix.join(name), Some(bytes.clone()), 0o755)).collect()
+        if prefix == self.folder {
+            return Ok(Vec::new());
+        }
+        let version = versions::folder_for(prefix, &self.files);
+        let current = versions::current(prefix);
+        let file = |(name, bytes): &(&str, Vec<u8>)| Change::of(&version.join(name), Some(bytes.clone()), 0o755);
+        let link = |(name, _): &(&str, Vec<u8>)| Change::link(&prefix.join(name), &current.join(name));
+        let files = self.files.iter().map(file);
+        let selection = Change::link(&current, Path::new(version.file_name().unwrap_or_default()));
+        files.chain([selection]).chain(self.files.iter().map(link)).collect()
     }
 }
 

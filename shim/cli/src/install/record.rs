@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::change;
+use super::change::{self, Content};
 use super::plan::Step;
 use super::running::{self, Daemon};
 use super::target;
@@ -40,14 +40,16 @@ pub enum Owner {
 
 /// One file that was changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Entry {
     /// The file's owner.
     pub owner: Owner,
     /// The file's path.
     pub path: PathBuf,
-    /// SHA-256 of the former content; none if there was no file.
+    /// SHA-256 of the former bytes; none if there was no file.
     pub original: Option<String>,
+    /// The former target, if there was a link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original_link: Option<PathBuf>,
     /// SHA-256 of the content that was written.
     pub written: String,
     /// The command that activates a change of this file.
@@ -55,9 +57,9 @@ pub struct Entry {
     pub command: Option<String>,
 }
 
-/// All changes that installs made to this node and no uninstall has undone.
+/// All changes that installs made to this node and no uninstall has undone. An older version, after a rollback, ignores keys that
+/// it does not know.
 #[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Record {
     version: u32,
     files: Vec<Entry>,
@@ -134,10 +136,11 @@ impl Record {
     }
 
     /// Records a planned change. `original` is the content that an uninstall restores.
-    pub fn note(&mut self, step: &Step, original: Option<&[u8]>) -> Result<()> {
+    pub fn note(&mut self, step: &Step, original: Option<&Content>) -> Result<()> {
         let Step { owner, change, command } = step;
         let Some(after) = &change.after else { return Ok(()) };
-        if let Some(bytes) = original {
+        let bytes = original.and_then(Content::bytes);
+        if let Some(bytes) = bytes {
             let place = originals().join(hash(bytes));
             if change::read(&place)?.is_none() {
                 change::write(&place, bytes, 0o600)?;
@@ -146,8 +149,10 @@ impl Record {
         let entry = Entry {
             owner: *owner,
             path: change.path.clone(),
-            original: original.map(hash),
-            written: hash(after),
+            original: bytes.map(hash),
+            original_link: original
+                .and_then(|content| if let Content::Link(to) = content { Some(to.clone()) } else { None }),
+            written: hash_of(after),
             command: command.clone(),
         };
         match self.files.iter_mut().find(|old| old.path == entry.path) {
@@ -194,7 +199,10 @@ impl Record {
 
 impl Entry {
     /// The content that an uninstall restores.
-    pub fn original(&self) -> Result<Option<Vec<u8>>> {
+    pub fn original(&self) -> Result<Option<Content>> {
+        if let Some(target) = &self.original_link {
+            return Ok(Some(Content::Link(target.clone())));
+        }
         let Some(name) = &self.original else { return Ok(None) };
         let place = originals().join(name);
         let bytes =
@@ -205,12 +213,12 @@ impl Entry {
             place.display(),
             self.path.display()
         );
-        Ok(Some(bytes))
+        Ok(Some(Content::File(bytes)))
     }
 
-    /// True if a file still has the content that install wrote.
-    pub fn is_as_written(&self, bytes: &[u8]) -> bool {
-        hash(bytes) == self.written
+    /// True if a path still has the content that install wrote.
+    pub fn is_as_written(&self, content: &Content) -> bool {
+        hash_of(content) == self.written
     }
 }
 
@@ -233,6 +241,13 @@ fn originals() -> PathBuf {
 
 fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
+fn hash_of(content: &Content) -> String {
+    match content {
+        Content::File(bytes) => hash(bytes),
+        Content::Link(target) => format!("link to {}", target.display()),
+    }
 }
 
 fn hash(bytes: &[u8]) -> String {

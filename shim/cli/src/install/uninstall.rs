@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::change::{self, Change};
+use super::change::{self, Change, Content};
 use super::plan::Step;
 use super::program_users::users_of;
 use super::programs::beside_this_one;
@@ -120,23 +120,24 @@ fn take_off(entries: &[Entry], record: &mut Record, report: &mut Report, common:
 
 /// The change that undoes one entry.
 fn backwards(entry: &Entry, report: &mut Report) -> Result<Change> {
-    let (original, now) = (entry.original()?, change::read(&entry.path)?);
+    let (original, now) = (entry.original()?, change::content(&entry.path)?);
     let path = name(&entry.path);
     let after = match &now {
         None => {
             report.note(format!("{path} is gone already"));
             None
         }
-        Some(bytes) if entry.is_as_written(bytes) => original,
+        Some(content) if entry.is_as_written(content) => original,
         Some(_) if now == original => original,
-        Some(bytes) => {
-            let cleaned = target::cleaned(entry.owner, bytes, original.as_deref())
+        Some(Content::File(bytes)) if entry.owner != Owner::Bindguard => {
+            let cleaned = target::cleaned(entry.owner, bytes, original.as_ref().and_then(Content::bytes))
                 .with_context(|| format!("remove bindguard from {path}"))?;
-            report.note(match entry.owner {
-                Owner::Bindguard => format!("{path} was changed since the install: it stays"),
-                _ => format!("{path} was changed since the install: only bindguard's own lines are removed"),
-            });
-            Some(cleaned)
+            report.note(format!("{path} was changed since the install: only bindguard's own lines are removed"));
+            Some(Content::File(cleaned))
+        }
+        Some(_) => {
+            report.note(format!("{path} was changed since the install: it stays"));
+            now.clone()
         }
     };
     Ok(Change { path: entry.path.clone(), before: now, after, mode: 0o644 })

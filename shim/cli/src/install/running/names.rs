@@ -9,6 +9,8 @@ use std::path::Path;
 
 use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE};
 
+use crate::install::search_path;
+
 /// True if a string in this JSON names the program.
 pub fn json_names(value: &serde_json::Value, program: &Path) -> bool {
     match value {
@@ -33,7 +35,9 @@ fn is_named(text: &str, program: &Path) -> bool {
     let named = Path::new(text);
     let is_shim = program.file_name().is_some_and(|name| name == SHIM);
     named == program
-        || is_shim && text == SHIM_RUNTIME_TYPE
+        || is_shim
+            && text == SHIM_RUNTIME_TYPE
+            && search_path::find(SHIM).is_none_or(|found| is_same_file(&found, program))
         || named.is_absolute() && named.file_name() == program.file_name() && is_same_file(named, program)
 }
 
