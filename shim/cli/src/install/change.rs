@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use similar::TextDiff;
-use tempfile::Builder;
+
+use super::scratch;
 
 /// The content of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +132,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let doing = || format!("write {}", path.display());
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let mut file = Builder::new().prefix(".bindguard-").tempfile_in(folder).with_context(doing)?;
+    let mut file = scratch::with_builder(|builder| builder.tempfile_in(folder)).with_context(doing)?;
     file.write_all(bytes).with_context(doing)?;
     match fs::metadata(path) {
         Ok(old) => {
@@ -151,7 +152,7 @@ fn write_link(path: &Path, target: &Path) -> Result<()> {
     let doing = || format!("link {} to {}", path.display(), target.display());
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let link =
-        Builder::new().prefix(".bindguard-").make_in(folder, |link| symlink(target, link)).with_context(doing)?;
+        scratch::with_builder(|builder| builder.make_in(folder, |link| symlink(target, link))).with_context(doing)?;
     link.persist(path).map_err(|error| error.error).with_context(doing)?;
     Ok(())
 }

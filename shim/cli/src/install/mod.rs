@@ -18,6 +18,7 @@ mod report;
 mod restart;
 mod root;
 mod running;
+mod scratch;
 mod search_path;
 mod settings;
 mod stay;

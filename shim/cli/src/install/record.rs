@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use super::change::{self, Content};
 use super::plan::Step;
 use super::running::{self, Daemon};
+use super::scratch;
 use super::target;
 
 /// The folder of a node's record.
@@ -173,7 +174,13 @@ impl Record {
     fn save_or_remove(&mut self) -> Result<()> {
         self.owed = self.owed();
         self.save()?;
-        if self.files.is_empty() && self.owed.is_empty() {
+        self.remove_if_empty()
+    }
+
+    /// Removes the record if it has nothing to remember; also one that an earlier process began to remove.
+    pub fn remove_if_empty(&self) -> Result<()> {
+        if self.files.is_empty() && self.owed().is_empty() {
+            scratch::sweep(Path::new(FOLDER));
             there_or_not(fs::remove_dir_all(originals()))
                 .with_context(|| format!("remove {}", originals().display()))?;
             there_or_not(fs::remove_file(file())).with_context(|| format!("remove {}", file().display()))?;

@@ -18,7 +18,7 @@ use super::record::{Entry, Owner, Record};
 use super::report::Report;
 use super::running::{daemons_that_name, sees_processes};
 use super::stay::Stay;
-use super::{CommonOptions, lock, name, restart, root, target};
+use super::{CommonOptions, lock, name, restart, root, scratch, target};
 
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
@@ -63,6 +63,11 @@ impl Uninstall {
             if self.common.root.is_some() && !sees_processes() {
                 report.note("this root has no /proc: only its files were checked, not running daemons".to_owned());
             }
+        }
+        if !self.common.dry_run {
+            let touched = work.iter().filter_map(|step| step.change.path.parent().map(Path::to_owned));
+            touched.chain(target::folders()).for_each(|folder| scratch::sweep(&folder));
+            record.remove_if_empty()?;
         }
         let code = report.finish(&work, &self.common)?;
         restarted.map(|()| code)

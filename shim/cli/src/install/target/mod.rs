@@ -6,6 +6,8 @@ mod docker;
 mod podman;
 mod runtime_drop_in;
 
+use std::path::PathBuf;
+
 use anyhow::{Result, anyhow};
 
 use super::plan::{Options, Plan};
@@ -20,6 +22,11 @@ pub fn plan(owner: Owner, options: &Options) -> Result<Plan> {
         Owner::Crio => crio::plan(options),
         Owner::Bindguard => Ok(Plan::default()),
     }
+}
+
+/// The folders beside whose files an install that was killed may have left a trial.
+pub fn folders() -> Option<PathBuf> {
+    containerd::folder()
 }
 
 /// The content of an edited file without bindguard. bindguard's own files stay as they were edited.

@@ -17,7 +17,7 @@ mod program;
 mod template;
 mod unit;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_core::program_names::RUNTIME;
@@ -68,6 +68,11 @@ pub fn plan(options: &Options) -> Result<Plan> {
         ));
     }
     Ok(plan)
+}
+
+/// The folder of the file that containerd reads.
+pub fn folder() -> Option<PathBuf> {
+    Layout::detect(None).ok()?.config.parent().map(Path::to_owned)
 }
 
 /// The text without the handler; `original` has the earlier default.

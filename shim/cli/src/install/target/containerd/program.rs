@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use tempfile::{Builder, NamedTempFile};
+use tempfile::NamedTempFile;
 
 use super::effective::Effective;
-use crate::install::search_path;
+use crate::install::{scratch, search_path};
 
 /// Major and minor.
 pub type Version = (u32, u32);
@@ -57,8 +57,9 @@ impl Containerd {
 
 /// A copy of a file under another name, in its folder or, if that is not writable, in the folder for temporary files.
 pub fn trial_beside(path: &Path, text: &str) -> Result<NamedTempFile> {
-    let make = |folder: &Path| Builder::new().prefix(".bindguard-").tempfile_in(folder);
+    let make = |folder: &Path| scratch::with_builder(|builder| builder.tempfile_in(folder));
     let folder = path.parent().unwrap_or(Path::new("/"));
+    scratch::sweep(folder);
     let mut trial = make(folder).or_else(|_| make(&env::temp_dir())).context("create a file to try out")?;
     trial.write_all(text.as_bytes()).context("write a file to try out")?;
     Ok(trial)

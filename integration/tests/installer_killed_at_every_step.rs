@@ -1,0 +1,123 @@
+//! Issue 16: `install` and `uninstall` are killed at each of their changes to the file system. Whatever is left, a pod starts:
+//! with the containerd that runs, and with one that starts again. The next `uninstall` leaves every byte as it was.
+//!
+//! strace(1) kills the process as it enters the call. Files are written beside their places, so renames are the changes.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use bindguard_integration::process::run;
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Generation, Node, Setup, privilege};
+use nix::sys::signal::Signal;
+
+const CHANGES: &str = "rename,renameat,renameat2,unlink,unlinkat,symlink,symlinkat,mkdir,rmdir";
+
+#[test]
+fn install() {
+    story(Generation::V2_1, |node, before| {
+        at_every_step(node, &["install", "--default"], || {
+            pod_starts(node)?;
+            node.restart_containerd(Signal::SIGTERM)?;
+            pod_starts(node)?;
+            node.bindguard(["uninstall"])?;
+            node.restart_containerd(Signal::SIGTERM)?;
+            uninstalled(node, before)
+        })
+    });
+}
+
+#[test]
+fn uninstall_from_the_files() {
+    story(Generation::V1_7, |node, before| {
+        let prepare = || {
+            node.bindguard(["install", "--default"])?.success()?;
+            node.restart_containerd(Signal::SIGTERM)
+        };
+        prepare()?;
+        at_every_step(node, &["uninstall"], || {
+            pod_starts(node)?;
+            ensure!(
+                Path::new("/usr/local/bin/bindguard-runtime").exists(),
+                "the running containerd names the programs"
+            );
+            node.restart_containerd(Signal::SIGTERM)?;
+            pod_starts(node)?;
+            node.bindguard(["uninstall"])?;
+            node.restart_containerd(Signal::SIGTERM)?;
+            uninstalled(node, before)?;
+            prepare()
+        })
+    });
+}
+
+#[test]
+fn uninstall_of_the_programs() {
+    story(Generation::V1_6, |node, before| {
+        let prepare = || {
+            node.bindguard(["install"])?.success()?;
+            node.bindguard(["uninstall"])?;
+            node.restart_containerd(Signal::SIGTERM)
+        };
+        prepare()?;
+        at_every_step(node, &["uninstall"], || {
+            pod_starts(node)?;
+            uninstalled(node, before)?;
+            prepare()
+        })
+    });
+}
+
+fn story(generation: Generation, tell: impl Fn(&Node, &[u8]) -> Result<()>) {
+    if !privilege::has_program("strace") {
+        return privilege::skipped("no strace");
+    }
+    Setup::on(generation).cri().bare().story(|node| {
+        let before = fs::read(node.containerd_config())?;
+        tell(node, &before)
+    });
+}
+
+/// Runs these words of bindguard again and again, each time up to its next change, and `check` after each.
+fn at_every_step(node: &Node, words: &[&str], check: impl Fn() -> Result<()>) -> Result<()> {
+    for step in 1.. {
+        let mut command = node.command("strace")?;
+        command.args([
+            "-qq",
+            "-e",
+            &format!("trace={CHANGES}"),
+            "-e",
+            &format!("inject={CHANGES}:signal=SIGKILL:when={step}"),
+        ]);
+        command.arg("-o").arg(node.disk().join("steps")).arg(node.disk().join("dist/bindguard")).args(words);
+        let ended = run(command)?;
+        if ended.code() != 137 {
+            ensure!(step > 3, "{words:?} made no change: {ended:?}");
+            return Ok(());
+        }
+        check().map_err(|error| error.context(format!("{words:?} was killed at its change {step}")))?;
+    }
+    Ok(())
+}
+
+fn pod_starts(node: &Node) -> Result<()> {
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod("", "killed", "killed")?;
+    cri.start_container(&sandbox, "app", &["sleep", "1000000"], &[])?;
+    cri.remove_pod(&sandbox)
+}
+
+/// A shim ends a moment after its last container.
+fn uninstalled(node: &Node, before: &[u8]) -> Result<()> {
+    until("nothing needs the programs", || Ok(node.bindguard(["uninstall"])?.code() == 0))?;
+    ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
+    for left in ["/usr/local/bin/bindguard-runtime", "/usr/local/lib/bindguard", "/etc/bindguard", "/var/lib/bindguard"]
+    {
+        ensure!(Path::new(left).symlink_metadata().is_err(), "{left} is left");
+    }
+    let beside = Path::new("/etc/containerd").read_dir()?.flatten().map(|entry| entry.file_name());
+    let strange: Vec<_> = beside.filter(|name| name != "config.toml").collect();
+    ensure!(strange.is_empty(), "left beside containerd's file: {strange:?}");
+    Ok(())
+}
