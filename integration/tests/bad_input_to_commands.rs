@@ -157,7 +157,7 @@ fn command_lines(node: &Node) -> Result<()> {
         (&["repair", &format!("/proc/{gone}/root")], "is not a volume-subpath"),
         (&["diagnose", "--pod", "nobody"], "is it another node's?"),
         (&["journal", "--since", "soon"], "neither a time"),
-        (&["install"], "it is not on PATH, name it with --containerd PROGRAM"),
+        (&["install", "--dry-run", "--containerd", "/nowhere/containerd"], "run /nowhere/containerd"),
         (&["install", "--root", "/nowhere"], "/nowhere"),
         (&["man", "--dir", "/proc/nowhere"], "/proc/nowhere"),
     ] {

@@ -81,7 +81,7 @@ fn good_node(node: &Node) -> Result<()> {
         ensure!(points.named(name)?["status"] == "ok", "{}", points.named(name)?);
     }
     let text = node.bindguard(["doctor"])?;
-    ensure!(text.stdout.contains("good       host-root: / is shared"), "{text:?}");
+    ensure!(text.stdout.contains("ok         host-root: / is shared"), "{text:?}");
     Ok(())
 }
 

@@ -89,8 +89,8 @@ fn read_the_config(node: &Node) -> Result<()> {
     let keys: Vec<Value> = serde_json::from_str(&shown.stdout)?;
     let of = |name: &str| keys.iter().find(|key| key["key"] == name).with_context(|| format!("{name} in {keys:?}"));
     ensure!(of("kubelet.roots")?["value"][0] == node.kubelet().root().to_string_lossy().as_ref());
-    ensure!(of("kubelet.roots")?["from"].as_str().is_some_and(|from| from.ends_with("bindguard.toml")));
-    ensure!(of("guard.deadline-ms")?["value"] == 2000 && of("guard.deadline-ms")?["from"] == "default");
+    ensure!(of("kubelet.roots")?["origin"].as_str().is_some_and(|path| path.ends_with("bindguard.toml")));
+    ensure!(of("guard.deadline-ms")?["value"] == 2000 && of("guard.deadline-ms")?["origin"] == "default");
     let text = node.bindguard(["config", "show"])?.success()?;
     ensure!(text.contains("runtime.path") && text.contains("= \"runc\"  # default"), "{text}");
     for file in ["/etc/passwd", "/nowhere.toml"] {
