@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, FailedRepair, Mode, PodsMay, Policy, ReadOnlyBinds, Scope, Vanished};
 use serde::Deserialize;
 
@@ -30,7 +31,7 @@ pub(crate) struct File {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 struct Guard {
     deadline_ms: Option<u64>,
-    failed_repairs: OnFailure,
+    failed_repairs: FailedRepair,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -48,18 +49,18 @@ struct Kubelet {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 struct Checks {
-    stale_subpaths: Choice,
-    host_root: Choice,
-    unmounted_volumes: Warn,
-    dead_sources: Warn,
-    vanished_directories: Lost,
+    stale_subpaths: Mode,
+    host_root: Mode,
+    unmounted_volumes: Alarm,
+    dead_sources: Alarm,
+    vanished_directories: Vanished,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 struct HostRoot {
-    scope: Reach,
-    read_only: ReadOnly,
+    scope: Scope,
+    read_only: ReadOnlyBinds,
     extra_directories: Vec<Absolute>,
 }
 
@@ -88,15 +89,15 @@ impl Default for Journal {
 #[serde(try_from = "PathBuf")]
 pub(crate) struct Absolute(pub(crate) PathBuf);
 
-impl TryFrom<PathBuf> for Absolute {
-    type Error = String;
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not absolute, expected \"/...\"")]
+pub(crate) struct RelativePath(PathBuf);
 
-    fn try_from(path: PathBuf) -> Result<Self, String> {
-        if path.is_absolute() {
-            Ok(Self(path))
-        } else {
-            Err(format!("{path:?} is no path from the root, expected \"/...\""))
-        }
+impl TryFrom<PathBuf> for Absolute {
+    type Error = RelativePath;
+
+    fn try_from(path: PathBuf) -> Result<Self, RelativePath> {
+        if path.is_absolute() { Ok(Self(path)) } else { Err(RelativePath(path)) }
     }
 }
 
@@ -104,113 +105,29 @@ fn paths(absolute: Vec<Absolute>) -> impl Iterator<Item = PathBuf> {
     absolute.into_iter().map(|Absolute(path)| path)
 }
 
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Choice {
-    #[default]
-    Repair,
-    Report,
-    Off,
-}
-
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Warn {
-    #[default]
-    Report,
-    Refuse,
-    Off,
-}
-
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Lost {
-    #[default]
-    Leave,
-    Remake,
-}
-
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum OnFailure {
-    #[default]
-    Pass,
-    Refuse,
-}
-
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Reach {
-    HostRoot,
-    #[default]
-    RuntimeDirs,
-    AnySubmounts,
-}
-
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum ReadOnly {
-    #[default]
-    Rslave,
-    Keep,
-}
-
-impl Warn {
-    fn into_alarm(self) -> Alarm {
-        match self {
-            Self::Report => Alarm::Report,
-            Self::Refuse => Alarm::Refuse,
-            Self::Off => Alarm::Off,
-        }
-    }
-}
-
-impl Choice {
-    fn into_mode(self) -> Mode {
-        match self {
-            Self::Repair => Mode::Repair,
-            Self::Report => Mode::Report,
-            Self::Off => Mode::Off,
-        }
-    }
-}
-
 impl File {
     pub(crate) fn into_config(self) -> Config {
-        let defaults = Policy::default();
+        let defaults = Places::default();
         let mut runtime_directories = defaults.runtime_directories;
         runtime_directories.extend(paths(self.host_root.extra_directories));
+        let journal = self.journal.path.map_or_else(|| JOURNAL.into(), |Absolute(path)| path);
         Config {
             agent: self.agent.with(&self.refresh),
             deadline: Duration::from_millis(self.guard.deadline_ms.unwrap_or(DEADLINE_MS)),
             runtime: self.runtime.path.unwrap_or_else(|| "runc".into()),
-            journal: self
-                .journal
-                .enabled
-                .then(|| self.journal.path.map_or_else(|| JOURNAL.into(), |Absolute(path)| path)),
+            journal: self.journal.enabled.then_some(journal),
             policy: Policy {
-                stale_subpaths: self.checks.stale_subpaths.into_mode(),
-                host_root: self.checks.host_root.into_mode(),
-                host_root_scope: match self.host_root.scope {
-                    Reach::HostRoot => Scope::HostRoot,
-                    Reach::RuntimeDirs => Scope::RuntimeDirectories,
-                    Reach::AnySubmounts => Scope::AnySubmounts,
-                },
-                read_only_binds: match self.host_root.read_only {
-                    ReadOnly::Rslave => ReadOnlyBinds::MakeRslave,
-                    ReadOnly::Keep => ReadOnlyBinds::Keep,
-                },
-                vanished_directories: match self.checks.vanished_directories {
-                    Lost::Leave => Vanished::Leave,
-                    Lost::Remake => Vanished::Remake,
-                },
-                failed_repairs: match self.guard.failed_repairs {
-                    OnFailure::Pass => FailedRepair::Pass,
-                    OnFailure::Refuse => FailedRepair::Refuse,
-                },
-                unmounted_volumes: self.checks.unmounted_volumes.into_alarm(),
-                dead_sources: self.checks.dead_sources.into_alarm(),
+                stale_subpaths: self.checks.stale_subpaths,
+                host_root: self.checks.host_root,
+                host_root_scope: self.host_root.scope,
+                read_only_binds: self.host_root.read_only,
+                vanished_directories: self.checks.vanished_directories,
+                failed_repairs: self.guard.failed_repairs,
+                unmounted_volumes: self.checks.unmounted_volumes,
+                dead_sources: self.checks.dead_sources,
                 pods_may: PodsMay { set_mode: self.annotations.mode, set_propagation: self.annotations.propagation },
+            },
+            places: Places {
                 kubelet_roots: self.kubelet.roots.map_or(defaults.kubelet_roots, |roots| paths(roots).collect()),
                 runtime_directories,
             },

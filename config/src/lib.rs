@@ -14,6 +14,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 
 pub use agent::{AgentConfig, RefreshMode};
@@ -37,6 +38,7 @@ pub struct Config {
     journal: Option<PathBuf>,
     policy: Policy,
     agent: AgentConfig,
+    places: Places,
 }
 
 impl Config {
@@ -63,6 +65,11 @@ impl Config {
     /// The settings of the node agent.
     pub fn agent(&self) -> &AgentConfig {
         &self.agent
+    }
+
+    /// The directories of kubelets and runtimes.
+    pub fn places(&self) -> &Places {
+        &self.places
     }
 
     /// Reads the text of a config file.

@@ -41,8 +41,10 @@ fn every_key_counts() {
     assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Report, Mode::Off));
     assert_eq!((policy.unmounted_volumes, policy.dead_sources), (Alarm::Refuse, Alarm::Off));
     assert_eq!(policy.read_only_binds, ReadOnlyBinds::Keep);
-    assert_eq!(policy.kubelet_roots, [PathBuf::from("/data/kubelet")]);
-    assert!(policy.holds_runtime_mounts(Path::new("/mnt")) && policy.holds_runtime_mounts(Path::new("/run")));
+    assert_eq!(config.places().kubelet_roots, [PathBuf::from("/data/kubelet")]);
+    assert!(
+        ["/mnt", "/run"].iter().all(|path| config.places().holds_runtime_mounts(path.as_ref(), policy.host_root_scope))
+    );
 }
 
 #[test]

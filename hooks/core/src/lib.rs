@@ -19,6 +19,7 @@ pub mod judge;
 pub mod kubelet;
 pub mod mount_table;
 pub mod paths;
+pub mod places;
 pub mod plan;
 pub mod policy;
 pub mod program_names;

@@ -5,7 +5,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::kubelet::{MountedVolume, Plugin, PodPath, VolumeSubpath};
-use crate::policy::Policy;
+use crate::places::Places;
+use crate::policy::Scope;
 
 /// The kinds of source that the guard distinguishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,14 +28,13 @@ pub enum SourceKind {
 }
 
 impl SourceKind {
-    /// The kind of an absolute path. `resolved` is the same path with its symlinks followed, if known. The kubelet's paths are
-    /// recognised as written, the host's root also behind a link such as `/var/run`.
-    pub fn from_path(source: &Path, resolved: Option<&Path>, policy: &Policy) -> Self {
-        if let Some(kind) = PodPath::from_path(source, policy.kubelet_roots()).and_then(|path| Self::of_pod(&path)) {
-            return kind;
-        }
-        let host_root = [Some(source), resolved].into_iter().flatten().any(|path| policy.holds_runtime_mounts(path));
-        if host_root { Self::HostRoot } else { Self::Foreign }
+    /// The kind of an absolute path, by its name alone.
+    pub fn from_path(source: &Path, places: &Places, scope: Scope) -> Self {
+        let of_pod = PodPath::from_path(source, places.kubelet_roots()).and_then(|path| Self::of_pod(&path));
+        of_pod.unwrap_or_else(|| match places.holds_runtime_mounts(source, scope) {
+            true => Self::HostRoot,
+            false => Self::Foreign,
+        })
     }
 
     fn of_pod(path: &PodPath<'_, '_>) -> Option<Self> {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn host_root_is_the_root_or_an_ancestor_of_where_runtimes_mount() {
-        let kind = |path: &str| SourceKind::from_path(Path::new(path), None, &Policy::default());
+        let kind = |path: &str| SourceKind::from_path(Path::new(path), &Places::default(), Scope::RuntimeDirectories);
         for path in [
             "/",
             "/run",
@@ -118,16 +118,10 @@ mod tests {
 
     #[test]
     fn only_a_name_in_a_kubelet_written_volume_is_in_volume() {
-        let kind = |path: &str| SourceKind::from_path(Path::new(path), None, &Policy::default());
+        let kind = |path: &str| SourceKind::from_path(Path::new(path), &Places::default(), Scope::RuntimeDirectories);
         let pod = "/var/lib/kubelet/pods/u/volumes";
         assert_eq!(kind(&format!("{pod}/kubernetes.io~configmap/conf/app.conf")), SourceKind::InVolume);
         assert_eq!(kind(&format!("{pod}/kubernetes.io~configmap/conf")), SourceKind::Foreign);
         assert_eq!(kind(&format!("{pod}/kubernetes.io~empty-dir/cache/x")), SourceKind::Foreign);
-    }
-
-    #[test]
-    fn a_link_to_a_runtime_directory_counts() {
-        let kind = SourceKind::from_path(Path::new("/var/run"), Some(Path::new("/run")), &Policy::default());
-        assert_eq!(kind, SourceKind::HostRoot);
     }
 }

@@ -15,8 +15,9 @@ use bindguard_core::evidence::{
 use bindguard_core::judge::{Finding, Lack, StaleCause, Verdict, judge_host_root, judge_subpath};
 use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::places::Places;
 use bindguard_core::plan::Plan;
-use bindguard_core::policy::Policy;
+use bindguard_core::policy::{Policy, Scope};
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_core::spec::{AskedPropagation, SpecView};
 
@@ -37,7 +38,7 @@ fn captured(prefix: &str, suffix: &str) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 fn subpath(entry: &MountEntry) -> Option<VolumeSubpath> {
-    VolumeSubpath::from_path(&entry.mount_point, Policy::default().kubelet_roots())
+    VolumeSubpath::from_path(&entry.mount_point, Places::default().kubelet_roots())
 }
 
 fn judge(entry: &MountEntry, evidence: &SubpathEvidence) -> Verdict {
@@ -195,7 +196,7 @@ fn every_config_is_a_spec_but_the_one_that_was_cut_off() {
         };
         assert_eq!(view.edited(&[]).unwrap(), json, "{}", path.display());
         for bind in view.binds() {
-            let kind = SourceKind::from_path(bind.source(), None, &Policy::default());
+            let kind = SourceKind::from_path(bind.source(), &Places::default(), Scope::default());
             let name = path.file_name().unwrap().to_str().unwrap();
             assert!(
                 kind != SourceKind::HostRoot || name.contains("hostroot"),

@@ -7,26 +7,28 @@ use std::path::{Component, Path};
 
 use bindguard_core::kubelet::{MountedVolume, Plugin, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::MountRoot;
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Scope;
 use bindguard_core::source::SourceKind;
 
 /// Panics when that is not so.
 pub fn check(bytes: &[u8]) {
     let path = Path::new(OsStr::from_bytes(bytes));
-    let policy = Policy::default();
-    if let Some(subpath) = VolumeSubpath::from_path(path, policy.kubelet_roots()) {
+    let places = Places::default();
+    if let Some(subpath) = VolumeSubpath::from_path(path, places.kubelet_roots()) {
         assert_eq!(subpath.path(), path);
-        lies_in_a_root(&subpath.pod_directory(), &policy);
+        lies_in_a_root(&subpath.pod_directory(), &places);
         for plugin in Plugin::all() {
-            lies_in_a_root(&subpath.volume_directory(plugin), &policy);
+            lies_in_a_root(&subpath.volume_directory(plugin), &places);
         }
     }
-    if let Some(volume) = MountedVolume::from_path(path, policy.kubelet_roots()) {
-        lies_in_a_root(volume.mount_point(), &policy);
+    if let Some(volume) = MountedVolume::from_path(path, places.kubelet_roots()) {
+        lies_in_a_root(volume.mount_point(), &places);
         assert!(path.starts_with(volume.mount_point()));
     }
-    let _ = SourceKind::from_path(path, None, &policy).name();
-    let _ = SourceKind::from_path(path, Some(Path::new("/")), &policy).name();
+    for scope in [Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts] {
+        let _ = SourceKind::from_path(path, &places, scope).name();
+    }
     if let Some(timestamp) = TimestampDirectory::from_name(path.as_os_str()) {
         assert!(!timestamp.name().contains('/'));
     }
@@ -34,7 +36,7 @@ pub fn check(bytes: &[u8]) {
     assert!(bytes.starts_with(root.path.as_os_str().as_bytes()));
 }
 
-fn lies_in_a_root(path: &Path, policy: &Policy) {
-    assert!(policy.kubelet_roots().into_iter().any(|root| path.starts_with(root)), "{}", path.display());
+fn lies_in_a_root(path: &Path, places: &Places) {
+    assert!(places.kubelet_roots().into_iter().any(|root| path.starts_with(root)), "{}", path.display());
     assert!(!path.components().any(|part| part == Component::ParentDir), "{}", path.display());
 }

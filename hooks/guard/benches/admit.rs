@@ -36,7 +36,7 @@ fn pod_with_30_binds() -> Pod {
 
 /// Admits the pod's bundle; returns the number of repaired binds.
 fn mended(pod: &Pod) -> usize {
-    let admission = admit(&pod.bundle(), &pod.policy(), Attempt::First);
+    let admission = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First);
     assert!(admission.report.problems.is_empty());
     admission.report.binds.iter().filter(|bind| bind.outcome.is_some()).count()
 }

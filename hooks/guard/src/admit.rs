@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
+use bindguard_core::places::Places;
 use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed, refusal_of_unseen};
 use bindguard_core::policy::{Mode, Policy};
-use bindguard_core::report::{BindReport, Container, Outcome, Report, explain_unrepaired};
+use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{SpecEdit, SpecView};
-use bindguard_sys::bundle;
+use bindguard_core::spec::{EditError, SpecEdit};
+use bindguard_sys::bundle::{self, BundleError};
 use bindguard_sys::fault::{self, FaultPoint};
 
+use crate::admission::{OpenBundle, with_bundle};
 use crate::inspect::inspect;
 use crate::probes::Probes;
 use crate::rebind::{NotRebound, Rebound, rebind};
@@ -48,83 +49,74 @@ pub struct Admission {
 type Outcomes = BTreeMap<usize, Outcome>;
 
 /// Admits a bundle: repairs what policy says, and reports. Never fails; see the crate's documentation.
-pub fn admit(bundle: &Path, policy: &Policy, attempt: Attempt) -> Admission {
+pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) -> Admission {
     fault::reach(FaultPoint::Start);
     let start = Instant::now();
-    let mut report = Report::about_bundle(bundle);
-    let done = try_admit(bundle, policy, attempt, start, &mut report).unwrap_or_else(|problem| {
-        let refusal = refusal_of_unseen(&problem, policy);
-        report.problems.push(match refusal {
-            Some(_) => problem,
-            None => format!("{problem}; the container is created as it is"),
-        });
-        Done { refusal, ..Done::default() }
-    });
-    report.set_duration(start.elapsed());
-    let Done { refusal, unrepaired, worth_another_try, worth_verifying } = done;
-    Admission { report, refusal, unrepaired, worth_another_try, worth_verifying }
-}
-
-/// The results of an admission that are not in its report.
-#[derive(Default)]
-struct Done {
-    refusal: Option<String>,
-    unrepaired: Option<String>,
-    worth_another_try: bool,
-    worth_verifying: bool,
-}
-
-fn try_admit(
-    bundle: &Path,
-    policy: &Policy,
-    attempt: Attempt,
-    start: Instant,
-    report: &mut Report,
-) -> Result<Done, String> {
+    let mut admission = Admission { report: Report::about_bundle(bundle), ..Admission::default() };
     if attempt == Attempt::Again {
         // The guard of the first attempt may have been killed while it wrote, and this one may have nothing to write.
         bundle::clear_leavings(bundle);
     }
-    let bytes = bundle::read_spec(bundle).map_err(|error| error_chain(&error))?;
-    let spec = SpecView::from_bytes(&bytes).map_err(|error| error_chain(&error))?;
-    report.container = Container::from_spec(&spec);
-    report.problems.extend(spec.overlooked());
-    fault::reach(FaultPoint::SpecRead);
-    let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
-    report.problems.extend(problems);
-    let findings = inspect(&spec, bundle, &policy);
-    report.set_inspection_time(start.elapsed());
-    fault::reach(FaultPoint::Judged);
-    let mut plan = Plan::from_findings(&findings, &policy);
-    plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&spec.overlooked()?, &policy));
-    if plan.refusal.is_some() {
-        report.add(findings, |finding| refusal_of(finding, &policy).map(|_| Outcome::Refused));
-        return Ok(Done { refusal: plan.refusal, ..Done::default() });
+    if let Err(error) = with_bundle(bundle, policy, |bundle| admission.run(&bundle, places, attempt, start)) {
+        admission.skip(error_chain(&error), policy);
     }
-    let mut outcomes = Outcomes::new();
-    let mut edits = plan.edits.clone();
+    admission.report.set_duration(start.elapsed());
+    admission
+}
+
+impl Admission {
+    /// Inspects and repairs the binds of an open bundle.
+    fn run(&mut self, bundle: &OpenBundle<'_>, places: &Places, attempt: Attempt, start: Instant) {
+        let (spec, policy, report) = (&bundle.spec, &*bundle.policy, &mut self.report);
+        bundle.describe(report);
+        fault::reach(FaultPoint::SpecRead);
+        let findings = inspect(spec, bundle.path, policy, places);
+        report.set_inspection_time(start.elapsed());
+        fault::reach(FaultPoint::Judged);
+        let plan = Plan::from_findings(&findings, policy);
+        let unseen = || refusal_of_unseen(&spec.overlooked()?, policy);
+        if let Some(reason) = plan.refusal.clone().or_else(unseen) {
+            report.add(findings, |finding| refusal_of(finding, policy).map(|_| Outcome::Refused));
+            self.refusal = Some(reason);
+            return;
+        }
+        let outcomes = carry_out(&plan, bundle, &findings, attempt, start);
+        report.add(findings, |finding| outcome_of(finding, &outcomes));
+        self.refusal = report.binds.iter().find_map(|bind| refusal_of_unrepaired(bind, policy));
+        self.unrepaired = explain_unrepaired(&report.binds);
+        self.worth_another_try = report.binds.iter().any(is_worth_another_try);
+        self.worth_verifying = report.binds.iter().any(|bind| is_worth_verifying(bind, policy));
+    }
+
+    /// A bundle that could not be opened is created as it is, unless policy refuses it.
+    fn skip(&mut self, problem: String, policy: &Policy) {
+        self.refusal = refusal_of_unseen(&problem, policy);
+        self.report.problems.push(match self.refusal {
+            Some(_) => problem,
+            None => format!("{problem}; the container is created as it is"),
+        });
+    }
+}
+
+/// Takes the planned actions.
+fn carry_out(plan: &Plan, bundle: &OpenBundle<'_>, findings: &[Finding], attempt: Attempt, start: Instant) -> Outcomes {
+    let (mut outcomes, mut edits) = (Outcomes::new(), plan.edits.clone());
     let probes = Probes::for_repairs(start);
     for order in &plan.rebinds {
-        edits.extend(mend(order, attempt, &probes, &mut outcomes));
+        edits.extend(repair(order, attempt, &probes, &mut outcomes));
     }
-    match write_edits(bundle, &spec, &edits) {
-        Ok(()) => note_edits(&edits, &findings, &mut outcomes),
-        Err(why) => edits.iter().filter_map(edited_bind).for_each(|bind| {
-            outcomes.insert(bind, Outcome::Failed { error: why.clone() });
+    match write_edits(bundle, &edits) {
+        Ok(()) => note_edits(&edits, findings, &mut outcomes),
+        Err(error) => edits.iter().filter_map(edited_bind).for_each(|bind| {
+            outcomes.insert(bind, Outcome::Failed { error: error_chain(&error) });
         }),
     }
-    report.add(findings, |finding| outcome_of(finding, &outcomes));
-    Ok(Done {
-        refusal: report.binds.iter().find_map(|bind| refusal_of_unrepaired(bind, &policy)),
-        unrepaired: explain_unrepaired(&report.binds),
-        worth_another_try: report.binds.iter().any(is_worth_another_try),
-        worth_verifying: report.binds.iter().any(|bind| is_worth_verifying(bind, &policy)),
-    })
+    outcomes
 }
 
 /// Re-binds one subpath. Returns the spec edit to use instead if that is impossible, or in addition if it did not help
 /// before.
-fn mend(order: &Rebind, attempt: Attempt, probes: &Probes, outcomes: &mut Outcomes) -> Option<SpecEdit> {
+fn repair(order: &Rebind, attempt: Attempt, probes: &Probes, outcomes: &mut Outcomes) -> Option<SpecEdit> {
     let bind = order.bind()?;
     let (outcome, edit) = match rebind(order, probes) {
         Ok(Rebound::Swapped(tries)) => {
@@ -140,12 +132,20 @@ fn mend(order: &Rebind, attempt: Attempt, probes: &Probes, outcomes: &mut Outcom
     edit.flatten()
 }
 
-fn write_edits(bundle: &Path, spec: &SpecView<'_>, edits: &[SpecEdit]) -> Result<(), String> {
+/// Why the edited spec was not written.
+#[derive(Debug, thiserror::Error)]
+enum WriteError {
+    #[error(transparent)]
+    Edit(#[from] EditError),
+    #[error(transparent)]
+    Replace(#[from] BundleError),
+}
+
+fn write_edits(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> Result<(), WriteError> {
     if edits.is_empty() {
         return Ok(());
     }
-    let edited = spec.edited(edits).map_err(|error| error_chain(&error))?;
-    bundle::replace_spec(bundle, &edited).map_err(|error| error_chain(&error))?;
+    bundle::replace_spec(bundle.path, &bundle.spec.edited(edits)?)?;
     fault::reach(FaultPoint::AfterEdit);
     Ok(())
 }

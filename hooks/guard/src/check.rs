@@ -3,42 +3,35 @@
 use std::path::Path;
 use std::time::Instant;
 
-use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
+use bindguard_core::places::Places;
 use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{Container, Outcome, PlannedAction, Report};
+use bindguard_core::report::{Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::SpecView;
-use bindguard_sys::bundle;
 
+use crate::admission::{OpenBundle, with_bundle};
 use crate::inspect::inspect;
 
 /// Checks a bundle. Changes nothing.
-pub fn check_bundle(bundle: &Path, policy: &Policy) -> Report {
+pub fn check_bundle(bundle: &Path, policy: &Policy, places: &Places) -> Report {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
-    match look(bundle, policy, &mut report) {
-        Ok((findings, policy, overlooked)) => {
-            let mut plan = Plan::from_findings(&findings, &policy);
-            plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&overlooked?, &policy));
-            report.add(findings, |finding| planned_outcome(finding, &plan, &policy));
-        }
-        Err(problem) => report.problems.push(problem),
+    if let Err(error) = with_bundle(bundle, policy, |bundle| check(&bundle, places, &mut report)) {
+        report.problems.push(error_chain(&error));
     }
     report.set_duration(start.elapsed());
     report
 }
 
-fn look(bundle: &Path, policy: &Policy, report: &mut Report) -> Result<(Vec<Finding>, Policy, Option<String>), String> {
-    let bytes = bundle::read_spec(bundle).map_err(|error| error_chain(&error))?;
-    let spec = SpecView::from_bytes(&bytes).map_err(|error| error_chain(&error))?;
-    report.container = Container::from_spec(&spec);
-    report.problems.extend(spec.overlooked());
-    let (policy, problems) = policy_of_pod(policy, |name| spec.annotation(name));
-    report.problems.extend(problems);
-    Ok((inspect(&spec, bundle, &policy), policy.into_owned(), spec.overlooked()))
+fn check(bundle: &OpenBundle<'_>, places: &Places, report: &mut Report) {
+    let policy = &*bundle.policy;
+    bundle.describe(report);
+    let findings = inspect(&bundle.spec, bundle.path, policy, places);
+    let mut plan = Plan::from_findings(&findings, policy);
+    plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&bundle.spec.overlooked()?, policy));
+    report.add(findings, |finding| planned_outcome(finding, &plan, policy));
 }
 
 /// The outcome that a plan would have for a finding. In a refused container nothing else is done.
@@ -69,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_bundle_that_is_not_there_is_a_problem_and_no_panic() {
-        let report = check_bundle(Path::new("/nowhere"), &Policy::default());
+        let report = check_bundle(Path::new("/nowhere"), &Policy::default(), &Places::default());
         assert_eq!(report.problems, ["read /nowhere/config.json: No such file or directory (os error 2)"]);
     }
 }

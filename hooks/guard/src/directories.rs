@@ -7,17 +7,17 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_sys::{Handle, Mounts, hold_known};
 
 use crate::probes::Probes;
 use crate::roots_in_use::RootsInUse;
 
-/// A policy that also has the kernel's names of its directories; `None` if it has only those names already.
-pub(crate) fn by_all_names(policy: &Policy, roots: &RootsInUse, probes: &Probes) -> Option<Policy> {
+/// The places with the kernel's names of their directories added; `None` if they have only those names already.
+pub(crate) fn by_all_names(places: &Places, roots: &RootsInUse, probes: &Probes) -> Option<Places> {
     // On nearly every node this is empty.
     let has_one_name = |directory: &&Path| roots.have_one_name(directory) || Handle::has_one_name(directory);
-    let directories: Vec<&Path> = policy.directories().filter(|directory| !has_one_name(directory)).collect();
+    let directories: Vec<&Path> = places.directories().filter(|directory| !has_one_name(directory)).collect();
     if directories.is_empty() {
         return None;
     }
@@ -27,7 +27,7 @@ pub(crate) fn by_all_names(policy: &Policy, roots: &RootsInUse, probes: &Probes)
         .zip(real_names(&directories, probes))
         .filter_map(|(name, real)| Some((name, real?)))
         .collect();
-    policy.with_names(|directory| real.get(directory).cloned())
+    places.with_names(|directory| real.get(directory).cloned())
 }
 
 /// A path whose directory has no links in it. Its last name is unchanged: the kernel has none for a deleted file.

@@ -7,6 +7,7 @@ use bindguard_core::evidence::{FileKind, Reach};
 use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume};
 use bindguard_core::kubelet::{MountedVolume, PodPath};
 use bindguard_core::paths::lies_in;
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
@@ -30,19 +31,20 @@ enum Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    fn hold(bind: &Bind<'_>, source: Cow<'a, Path>, directories: &HeldVolumeDirectories, policy: &Policy) -> Self {
-        match SourceKind::from_path(&source, None, policy) {
-            SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off || looks_at_volumes(policy) => {
+    fn hold(bind: &Bind<'_>, source: Source<'a>, directories: &HeldVolumeDirectories, choice: &Choice<'_>) -> Self {
+        let policy = choice.policy;
+        match source.kind {
+            SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off || checks_volumes(policy) => {
                 Self::Subpath(Box::new(HeldSubpath::hold_among(subpath, directories)))
             }
-            SourceKind::MountedVolume(volume) if looks_at_volumes(policy) => {
+            SourceKind::MountedVolume(volume) if checks_volumes(policy) => {
                 let held = HeldVolume::hold_of(&volume);
                 Self::Volume(volume, held)
             }
-            SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(&source)),
-            SourceKind::Foreign if is_worth_asking(bind, &source, policy) => {
-                let cached = Handle::cached(&source).map(Handle::wary);
-                Self::Somewhere(source, cached)
+            SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(&source.path)),
+            SourceKind::Foreign if choice.is_worth_probing(bind, &source.path) => {
+                let cached = Handle::cached(&source.path).map(Handle::wary);
+                Self::Somewhere(source.path, cached)
             }
             SourceKind::InVolume => Self::InVolume,
             SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => Self::Foreign,
@@ -50,23 +52,22 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// A name by which the policy, which has more names by now, recognizes a source that no name led to before. It is the
-    /// name in the spec, or the kernel's.
-    fn other_name(&self, policy: &Policy, probes: &Probes) -> Option<Cow<'a, Path>> {
+    /// The source by a name that matches the places, for a source that no name matched before: the name in the spec if
+    /// `more` names are known by now, else the kernel's.
+    fn by_other_name(&self, more: Option<&Choice<'_>>, choice: &Choice<'_>, probes: &Probes) -> Option<Source<'a>> {
         let Self::Somewhere(path, _) = self else { return None };
-        let is_known = |path: &Path| SourceKind::from_path(path, None, policy) != SourceKind::Foreign;
-        if is_known(path) {
-            return Some(path.clone());
+        if let Some(source) = more.and_then(|more| more.known(path.clone())) {
+            return Some(source);
         }
-        let real = PodPath::may_be_one(path).then(|| in_real_folder(path, probes)).flatten();
-        real.filter(|real| is_known(real)).map(Cow::Owned)
+        let real = PodPath::may_be_one(path).then(|| in_real_folder(path, probes)).flatten()?;
+        more.unwrap_or(choice).known(Cow::Owned(real))
     }
 
     /// The paths to probe: those not on a local filesystem, for which the kernel itself answers. If the check for dead
     /// sources is off, only those that cannot be judged otherwise: a subpath, and a path whose links are unknown.
     fn to_ask(&self, look: &Look<'_>) -> Vec<PathBuf> {
         let is_local = |handle| look.mounts.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
-        let is_to_answer = |handle| look.policy.dead_sources != Alarm::Off && !is_local(handle);
+        let is_to_answer = |handle| look.choice.policy.dead_sources != Alarm::Off && !is_local(handle);
         match self {
             Self::Subpath(held) => held.to_ask(&look.mounts),
             Self::Volume(volume, held) if held.handle().is_some_and(is_to_answer) => {
@@ -108,10 +109,55 @@ impl<'a> Held<'a> {
     }
 }
 
+/// A bind's source, by one of its names.
+struct Source<'a> {
+    path: Cow<'a, Path>,
+    kind: SourceKind,
+}
+
+/// The policy, and the places that it applies to.
+#[derive(Clone, Copy)]
+struct Choice<'p> {
+    policy: &'p Policy,
+    places: &'p Places,
+}
+
+impl Choice<'_> {
+    fn classify<'a>(&self, path: Cow<'a, Path>) -> Source<'a> {
+        let kind = SourceKind::from_path(&path, self.places, self.policy.host_root_scope);
+        Source { path, kind }
+    }
+
+    /// The source, unless it is foreign.
+    fn known<'a>(&self, path: Cow<'a, Path>) -> Option<Source<'a>> {
+        Some(self.classify(path)).filter(|source| source.kind != SourceKind::Foreign)
+    }
+
+    fn is_host_root(&self, path: &Path) -> bool {
+        self.places.holds_runtime_mounts(path, self.policy.host_root_scope)
+    }
+
+    /// True if mounts below a path count, as far as its name shows.
+    fn may_take_mounts_along(&self, path: &Path) -> bool {
+        match self.policy.host_root_scope {
+            Scope::HostRoot => false,
+            Scope::RuntimeDirectories => self.places.may_hold_mounts_of_containers(path),
+            Scope::AnySubmounts => true,
+        }
+    }
+
+    fn is_worth_probing(&self, bind: &Bind<'_>, source: &Path) -> bool {
+        let checks_host_root = self.policy.host_root != Mode::Off;
+        let wanted = checks_host_root || self.policy.dead_sources != Alarm::Off;
+        let may_take_mounts_along = || checks_host_root && bind.is_recursive() && self.may_take_mounts_along(source);
+        wanted && (!self.places.is_local_by_construction(source) || may_take_mounts_along())
+    }
+}
+
 /// The data that all judgements of one spec share.
 struct Look<'a> {
     spec: &'a SpecView<'a>,
-    policy: &'a Policy,
+    choice: Choice<'a>,
     mounts: Mounts,
     roots: &'a RootsInUse,
 }
@@ -119,27 +165,31 @@ struct Look<'a> {
 impl Look<'_> {
     /// True if a path that is no host root by its name leads to one, or is another name of one.
     fn is_host_root(&self, bind: &Bind<'_>, written: &Path, resolved: &Path, held: Option<&Handle>) -> bool {
-        let leads_to_one = || resolved != written && self.policy.holds_runtime_mounts(resolved);
-        let is_another_name =
-            || held.is_some_and(|held| self.roots.show_below(held, resolved, &self.mounts, self.policy));
+        let leads_to_one = || resolved != written && self.choice.is_host_root(resolved);
+        let is_another_name = || held.is_some_and(|held| self.shows_host_root(held, resolved));
+        let scope = self.choice.policy.host_root_scope;
         let may_hold_mounts = || {
-            self.policy.host_root_scope == Scope::AnySubmounts
-                || self.policy.may_hold_mounts_of_containers(resolved) && !held.is_some_and(is_file)
+            self.choice.may_take_mounts_along(resolved) && (scope == Scope::AnySubmounts || !held.is_some_and(is_file))
         };
         let takes_mounts_along =
             || bind.is_recursive() && may_hold_mounts() && self.mounts.any_below(resolved) == Ok(true);
-        self.policy.host_root != Mode::Off && (leads_to_one() || is_another_name() || takes_mounts_along())
+        self.choice.policy.host_root != Mode::Off && (leads_to_one() || is_another_name() || takes_mounts_along())
+    }
+
+    fn shows_host_root(&self, held: &Handle, resolved: &Path) -> bool {
+        let Choice { policy, places } = self.choice;
+        self.roots.show_below(held, resolved, &self.mounts, places, policy.host_root_scope)
     }
 
     fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, HandleError>) -> Verdict {
         let any_shared = self.spec.binds().iter().any(|bind| bind.propagation() == AskedPropagation::Shared);
         let host = observe_host_mount(source, &self.mounts);
-        let kept = self.policy.keeps(bind.access());
+        let kept = self.choice.policy.keeps(bind.access());
         judge_host_root(bind.propagation(), kept, self.spec.rootfs_propagation(), any_shared, &host)
     }
 
     fn judge_volume(&self, volume: &MountedVolume, held: &HeldVolume) -> Verdict {
-        match self.policy.unmounted_volumes {
+        match self.choice.policy.unmounted_volumes {
             Alarm::Off => Verdict::Foreign,
             Alarm::Report | Alarm::Refuse => judge_volume(volume, &held.observe(&self.mounts)),
         }
@@ -147,27 +197,28 @@ impl Look<'_> {
 
     /// If the check for stale subpaths is off, subpaths are inspected only for the other two checks.
     fn wanted_of_subpath(&self, verdict: Verdict) -> Verdict {
-        let is_wanted = self.policy.stale_subpaths != Mode::Off
-            || matches!(verdict, Verdict::Dead(_) | Verdict::NotProbed) && self.policy.dead_sources != Alarm::Off
-            || matches!(verdict, Verdict::Unmounted(_)) && self.policy.unmounted_volumes != Alarm::Off;
+        let is_wanted = self.choice.policy.stale_subpaths != Mode::Off
+            || matches!(verdict, Verdict::Dead(_) | Verdict::NotProbed)
+                && self.choice.policy.dead_sources != Alarm::Off
+            || matches!(verdict, Verdict::Unmounted(_)) && self.choice.policy.unmounted_volumes != Alarm::Off;
         if is_wanted { verdict } else { Verdict::Foreign }
     }
 
     fn judge_reach(&self, reach: &Reach) -> Option<Verdict> {
-        judge_reach(reach).filter(|_| self.policy.dead_sources != Alarm::Off)
+        judge_reach(reach).filter(|_| self.choice.policy.dead_sources != Alarm::Off)
     }
 }
 
 /// Judges every bind of a spec.
-pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy) -> Vec<Finding> {
+pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy, places: &Places) -> Vec<Finding> {
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
     let (mounts, probes) = (Mounts::default(), Probes::for_create());
-    let roots = RootsInUse::of(policy, is_in_use, &mounts, &probes);
-    let answering = roots.without_silent(policy);
-    let policy = answering.as_ref().unwrap_or(policy);
+    let roots = RootsInUse::of(places, is_in_use, &mounts, &probes);
+    let answering = roots.without_silent(places);
+    let choice = Choice { policy, places: answering.as_ref().unwrap_or(places) };
     let mut findings = Vec::with_capacity(spec.binds().len());
     for binds in spec.binds().chunks(AT_A_TIME) {
-        findings.append(&mut judged(binds, spec, bundle, policy, &roots, &mounts, &probes));
+        findings.append(&mut judged(binds, spec, bundle, choice, &roots, &mounts, &probes));
     }
     findings
 }
@@ -179,24 +230,25 @@ fn judged(
     binds: &[Bind<'_>],
     spec: &SpecView<'_>,
     bundle: &Path,
-    policy: &Policy,
+    choice: Choice<'_>,
     roots: &RootsInUse,
     mounts: &Mounts,
     probes: &Probes,
 ) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
-    let mut held: Vec<_> =
-        binds.iter().map(|bind| Held::hold(bind, source_of(bind, bundle), &directories, policy)).collect();
-    // A source that no name of the policy matches may match by another name.
+    let hold = |bind| Held::hold(bind, choice.classify(source_of(bind, bundle)), &directories, &choice);
+    let mut held: Vec<_> = binds.iter().map(hold).collect();
+    // A source that no name of the places matches may match by another name.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
-    let by_all_names = any_unknown.then(|| by_all_names(policy, roots, probes)).flatten();
-    let policy = by_all_names.as_ref().unwrap_or(policy);
+    let by_all_names = any_unknown.then(|| by_all_names(choice.places, roots, probes)).flatten();
+    let more = by_all_names.as_ref().map(|places| Choice { places, ..choice });
+    let choice = more.unwrap_or(choice);
     for (held, bind) in held.iter_mut().zip(binds) {
-        if let Some(name) = held.other_name(policy, probes) {
-            *held = Held::hold(bind, name, &directories, policy);
+        if let Some(source) = held.by_other_name(more.as_ref(), &choice, probes) {
+            *held = Held::hold(bind, source, &directories, &choice);
         }
     }
-    let look = Look { spec, policy, mounts: mounts.for_what_is_held(), roots };
+    let look = Look { spec, choice, mounts: mounts.for_what_is_held(), roots };
     let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
     let judged = binds.iter().zip(held).zip(probes.ask(&to_ask)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);
@@ -207,7 +259,7 @@ fn judged(
 }
 
 /// True if a volume, and the volume of a subpath, must be mounted or must answer.
-fn looks_at_volumes(policy: &Policy) -> bool {
+fn checks_volumes(policy: &Policy) -> bool {
     policy.unmounted_volumes != Alarm::Off || policy.dead_sources != Alarm::Off
 }
 
@@ -215,16 +267,6 @@ fn looks_at_volumes(policy: &Policy) -> bool {
 fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
     let source = bind.source();
     if source.is_absolute() { source.into() } else { bundle.join(source).into() }
-}
-
-fn is_worth_asking(bind: &Bind<'_>, source: &Path, policy: &Policy) -> bool {
-    let wanted = policy.host_root != Mode::Off || policy.dead_sources != Alarm::Off;
-    let may_take_mounts_along = || {
-        policy.host_root != Mode::Off
-            && bind.is_recursive()
-            && (policy.host_root_scope == Scope::AnySubmounts || policy.may_hold_mounts_of_containers(source))
-    };
-    wanted && (!policy.is_local_by_construction(source) || may_take_mounts_along())
 }
 
 /// Nothing can be mounted below a file, such as a runtime's socket: the mount table need not be read.

@@ -9,6 +9,7 @@
 //! that breaks creates is worse than the fault that it guards against.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod admit;
 mod check;
 mod directories;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use bindguard_core::mount_table::MountEntry;
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Scope;
 use bindguard_sys::{Handle, Mounts, hold_known};
 
 use crate::probes::Probes;
@@ -20,10 +21,10 @@ pub(crate) struct RootsInUse {
 }
 
 impl RootsInUse {
-    /// Opens the wanted roots of the policy that can be reached without waiting, and probes the others.
-    pub(crate) fn of(policy: &Policy, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts, probes: &Probes) -> Self {
+    /// Opens the wanted roots that can be reached without waiting, and probes the others.
+    pub(crate) fn of(places: &Places, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts, probes: &Probes) -> Self {
         let (mut held, mut others) = (Vec::new(), Vec::new());
-        for root in policy.kubelet_roots().filter(|root| is_wanted(root)) {
+        for root in places.kubelet_roots().filter(|root| is_wanted(root)) {
             match hold_known(root, |handle| mounts.is_local(handle)) {
                 Ok(handle) if mounts.is_local(&handle) => held.push(handle),
                 // It does not exist, or the kernel cannot detect that.
@@ -37,15 +38,15 @@ impl RootsInUse {
         Self { held, silent: silent.map(|(root, _)| root).collect(), mounts: OnceCell::new() }
     }
 
-    /// A policy without the roots that do not answer; `None` when there are none.
+    /// The places without the roots that do not answer; `None` if all answer.
     ///
     /// A path below such a root is then like any other path of the node: it is probed, and never walked to.
-    pub(crate) fn without_silent(&self, policy: &Policy) -> Option<Policy> {
+    pub(crate) fn without_silent(&self, places: &Places) -> Option<Places> {
         let is_silent = |root: &PathBuf| self.silent.contains(root);
-        policy.kubelet_roots.iter().any(is_silent).then(|| {
-            let mut policy = policy.clone();
-            policy.kubelet_roots.retain(|root| !is_silent(root));
-            policy
+        places.kubelet_roots.iter().any(is_silent).then(|| {
+            let mut places = places.clone();
+            places.kubelet_roots.retain(|root| !is_silent(root));
+            places
         })
     }
 
@@ -56,10 +57,17 @@ impl RootsInUse {
 
     /// True if a path, as the kernel prints it, is another name of a directory above these kubelets' mounts. Their roots are
     /// bound from a larger disk, as on Container-Optimized OS, and a mount at one name also shows at the other.
-    pub(crate) fn show_below(&self, held: &Handle, path: &Path, mounts: &Mounts, policy: &Policy) -> bool {
+    pub(crate) fn show_below(
+        &self,
+        held: &Handle,
+        path: &Path,
+        mounts: &Mounts,
+        places: &Places,
+        scope: Scope,
+    ) -> bool {
         let Ok(mount) = mounts.mount_of(held) else { return false };
         let name_there = |other: &Rc<MountEntry>| mount.entry.name_at_origin(path, other);
-        self.mounts(mounts).iter().filter_map(name_there).any(|name| policy.holds_runtime_mounts(&name))
+        self.mounts(mounts).iter().filter_map(name_there).any(|name| places.holds_runtime_mounts(&name, scope))
     }
 
     fn mounts(&self, mounts: &Mounts) -> &[Rc<MountEntry>] {

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, FailedRepair, Policy, ReadOnlyBinds, Scope};
 use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_guard::{Admission, Attempt, admit, check_bundle};
@@ -17,7 +18,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 
 fn admitted(pod: &Pod) -> Admission {
-    admit(&pod.bundle(), &pod.policy(), Attempt::First)
+    admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First)
 }
 
 fn outcomes(report: &Report) -> Vec<Option<Outcome>> {
@@ -33,7 +34,7 @@ fn admitting_twice_changes_nothing_the_second_time() {
     pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate")]);
     pod.update(1);
     assert!(
-        outcomes(&check_bundle(&pod.bundle(), &pod.policy()))
+        outcomes(&check_bundle(&pod.bundle(), &pod.policy(), &pod.places()))
             .iter()
             .all(|o| matches!(o, Some(Outcome::Planned { .. })))
     );
@@ -54,7 +55,7 @@ fn a_spec_that_is_none_is_left_alone_and_named() {
     for (text, said) in [("", "JSON object"), ("{\"mounts\": 7}", "mounts"), (&deep, "JSON object"), (&large, "16 MiB")]
     {
         fs::write(&config, text).unwrap();
-        let admission = admit(bundle.path(), &policy, Attempt::First);
+        let admission = admit(bundle.path(), &policy, &Places::default(), Attempt::First);
         assert!(admission.report.problems[0].contains(said), "{:?}", admission.report.problems);
         assert!(!admission.worth_another_try && admission.refusal.is_none());
         assert!(fs::read_to_string(&config).unwrap() == text);
@@ -67,7 +68,7 @@ fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
     let bundle = tempfile::tempdir().unwrap();
     let mounts: Vec<_> = (0..100_000).map(|n| mount_of(Path::new("/nowhere"), &format!("/{n}"), "rprivate")).collect();
     fs::write(bundle.path().join("config.json"), serde_json::json!({ "mounts": mounts }).to_string()).unwrap();
-    let admission = admit(bundle.path(), &Default::default(), Attempt::First);
+    let admission = admit(bundle.path(), &Default::default(), &Default::default(), Attempt::First);
     // A slow machine has no time to probe them all.
     let unknown = admission.report.binds.iter().filter(|bind| bind.verdict().as_str() == "unknown").count();
     let looked_at = admission.report.foreign + unknown;
@@ -75,7 +76,7 @@ fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
     assert_eq!(admission.refusal, None);
     // They may hide a bind that policy refuses.
     let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
-    let refusal = admit(bundle.path(), &strict, Attempt::First).refusal.unwrap();
+    let refusal = admit(bundle.path(), &strict, &Places::default(), Attempt::First).refusal.unwrap();
     assert!(refusal.contains(&said), "{refusal}");
 }
 
@@ -87,7 +88,7 @@ fn a_spec_that_cannot_be_looked_at_is_refused_where_policy_refuses_anything() {
         Policy { dead_sources: Alarm::Refuse, ..Policy::default() },
         Policy { failed_repairs: FailedRepair::Refuse, ..Policy::default() },
     ] {
-        let refusal = admit(bundle.path(), &strict, Attempt::First).refusal.unwrap();
+        let refusal = admit(bundle.path(), &strict, &Places::default(), Attempt::First).refusal.unwrap();
         assert!(refusal.contains("larger than 16 MiB"), "{refusal}");
     }
 }
@@ -135,15 +136,15 @@ fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
     }
     let pod = Pod::with_keys(1);
     pod.write_spec(&[mount_of(Path::new("/nowhere"), "/foreign", "rprivate")]);
-    assert!(!admit(&pod.bundle(), &pod.policy(), Attempt::Again).worth_another_try);
+    assert!(!admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again).worth_another_try);
     pod.update(1);
-    let again = admit(&pod.bundle(), &pod.policy(), Attempt::Again);
+    let again = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again);
     assert!(again.worth_another_try);
     // The volume may change again before the runtime gets to it: its own path is followed at that moment.
     assert_eq!(outcomes(&again.report), [Some(Outcome::PointedAtVolume { source: pod.volume().join("0") })]);
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1", "the mount is mended, too");
     // And each try reads its names again.
-    assert!(admit(&pod.bundle(), &pod.policy(), Attempt::Again).worth_another_try);
+    assert!(admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again).worth_another_try);
 }
 
 #[test]
@@ -155,7 +156,7 @@ fn another_try_clears_away_what_a_killed_guard_left_even_when_it_has_nothing_to_
     let mut killed = std::process::Command::new("true").spawn().unwrap();
     killed.wait().unwrap();
     fs::write(pod.bundle().join(format!(".config.json.bindguard-{}", killed.id())), "half").unwrap();
-    admit(&pod.bundle(), &pod.policy(), Attempt::Again);
+    admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again);
     assert_eq!(fs::read_dir(pod.bundle()).unwrap().count(), 1);
 }
 
@@ -177,7 +178,12 @@ fn the_scope_says_which_binds_are_made_rslave() {
         ]);
         let policy = Policy { host_root_scope, ..pod.policy() };
         let rslave = |bind: &BindReport| bind.outcome == Some(Outcome::MadeRslave);
-        admit(&pod.bundle(), &policy, Attempt::First).report.binds.iter().filter(|bind| rslave(bind)).count()
+        admit(&pod.bundle(), &policy, &pod.places(), Attempt::First)
+            .report
+            .binds
+            .iter()
+            .filter(|bind| rslave(bind))
+            .count()
     };
     assert_eq!([Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts].map(told), [1, 2, 3]);
     nix::mount::umount2(&holding.path().join("disk"), nix::mount::MntFlags::MNT_DETACH).unwrap();
@@ -203,6 +209,7 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
     let links = Folder::new();
     symlink(docker.path(), links.path().join("docker")).unwrap();
 
+    let places = Places { runtime_directories: vec![docker.path().to_owned()], ..pod.places() };
     let rslave = |policy: &Policy| {
         let below = [
             "containers",
@@ -218,11 +225,11 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
         mounts.push(mount_of(&links.path().join("docker/containers"), "/linked", "rprivate"));
         mounts.push(json!({"type": "bind", "source": docker.path().join("containers"), "destination": "/plain", "options": ["bind"]}));
         pod.write_spec(&mounts);
-        let report = admit(&pod.bundle(), policy, Attempt::First).report;
+        let report = admit(&pod.bundle(), policy, &places, Attempt::First).report;
         let made = report.binds.into_iter().filter(|bind| bind.outcome == Some(Outcome::MadeRslave));
         made.map(|bind| bind.finding.destination.unwrap()).collect::<Vec<_>>()
     };
-    let policy = Policy { runtime_directories: vec![docker.path().to_owned()], ..pod.policy() };
+    let policy = pod.policy();
     assert_eq!(rslave(&policy), ["/containers", "/volumes", "/linked"].map(Path::new));
     let root_alone = Policy { host_root_scope: Scope::HostRoot, ..policy };
     assert_eq!(rslave(&root_alone), Vec::<&Path>::new());
@@ -296,12 +303,15 @@ fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
     writable["options"] = json!(["rbind", "rprivate", "rw"]);
     let told = |read_only_binds| {
         pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate"), writable.clone()]);
-        outcomes(&admit(&pod.bundle(), &Policy { read_only_binds, ..pod.policy() }, Attempt::First).report)
+        outcomes(
+            &admit(&pod.bundle(), &Policy { read_only_binds, ..pod.policy() }, &pod.places(), Attempt::First).report,
+        )
     };
     let rslave = Some(Outcome::MadeRslave);
     assert_eq!(told(ReadOnlyBinds::MakeRslave), [rslave.clone(), rslave.clone()]);
     assert_eq!(told(ReadOnlyBinds::Keep), [None, rslave]);
-    let kept = check_bundle(&pod.bundle(), &Policy { read_only_binds: ReadOnlyBinds::Keep, ..pod.policy() });
+    let kept =
+        check_bundle(&pod.bundle(), &Policy { read_only_binds: ReadOnlyBinds::Keep, ..pod.policy() }, &pod.places());
     let (_, words) = kept.binds[0].log_message().unwrap();
     assert!(words.contains("policy keeps read-only binds") && words.ends_with("left as it is"), "{words}");
 }

@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
 use bindguard_guard::{Attempt, Entry, admit, check_bundle, read_file, record};
@@ -29,7 +30,7 @@ fn pod_on_a_dead_daemon() -> Option<(Fuse, Pod)> {
 
 /// The verdict and the reason of the bind at this position.
 fn told(pod: &Pod, policy: &Policy, position: usize) -> (&'static str, String) {
-    let report = admit(&pod.bundle(), policy, Attempt::First).report;
+    let report = admit(&pod.bundle(), policy, &pod.places(), Attempt::First).report;
     (report.binds[position].verdict().as_str(), report.binds[position].reason().unwrap_or_default())
 }
 
@@ -71,7 +72,7 @@ fn a_source_that_never_answers_is_told_in_time_and_the_others_are_mended() {
         let _ = wait.recv_timeout(Duration::from_secs(300));
         drop(device);
     });
-    let report = admit(&pod.bundle(), &pod.policy(), Attempt::First).report;
+    let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;
     drop(over);
     daemon.join().unwrap();
     let verdicts: Vec<_> = report.binds.iter().map(|bind| bind.verdict().as_str()).collect();
@@ -91,7 +92,7 @@ fn behind_a_source_that_never_answers_the_others_are_asked() {
     let Some((dead, pod)) = pod_on_a_dead_daemon() else { return };
     pod.write_spec(&[&one, &other, &dead].map(|fuse| mount_of(&fuse.path().join("below"), "/data", "rprivate")));
     let told = || -> Vec<_> {
-        let report = admit(&pod.bundle(), &pod.policy(), Attempt::First).report;
+        let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;
         report.binds.into_iter().map(|bind| (bind.verdict().as_str(), bind.reason().unwrap_or_default())).collect()
     };
     let expected = |told: &[(&str, String)]| {
@@ -138,18 +139,19 @@ fn policy_refuses_a_dead_source_or_does_not_look() {
     }
     let Some((fuse, pod)) = pod_on_a_dead_daemon() else { return };
     let refuse = Policy { dead_sources: Alarm::Refuse, ..pod.policy() };
-    let refusal = admit(&pod.bundle(), &refuse, Attempt::First).refusal.unwrap();
+    let refusal = admit(&pod.bundle(), &refuse, &pod.places(), Attempt::First).refusal.unwrap();
     assert!(refusal.contains(fuse.path().to_str().unwrap()) && refusal.contains("is dead"), "{refusal}");
     // In a refused container nothing else is done, and a check reports that.
     pod.update(1);
-    let outcomes: Vec<_> = check_bundle(&pod.bundle(), &refuse).binds.into_iter().map(|bind| bind.outcome).collect();
+    let outcomes: Vec<_> =
+        check_bundle(&pod.bundle(), &refuse, &pod.places()).binds.into_iter().map(|bind| bind.outcome).collect();
     assert_eq!(outcomes, [None, Some(Outcome::Planned { action: PlannedAction::Refuse })]);
-    let binds = admit(&pod.bundle(), &refuse, Attempt::First).report.binds;
+    let binds = admit(&pod.bundle(), &refuse, &pod.places(), Attempt::First).report.binds;
     let outcomes: Vec<_> = binds.into_iter().map(|bind| bind.outcome).collect();
     assert_eq!(outcomes, [None, Some(Outcome::Refused)]);
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "0");
     let off = Policy { dead_sources: Alarm::Off, ..pod.policy() };
-    let admission = admit(&pod.bundle(), &off, Attempt::First);
+    let admission = admit(&pod.bundle(), &off, &pod.places(), Attempt::First);
     assert_eq!((admission.refusal, admission.report.foreign), (None, 1));
 }
 
@@ -181,22 +183,22 @@ fn each_check_is_made_whatever_the_others_are() {
     let only_unmounted = Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Off, ..only_dead.clone() };
     for source in [&volume, &subpath] {
         pod.write_spec(&[mount_of(source, "/data", "rprivate")]);
-        let admission = admit(&pod.bundle(), &only_dead, Attempt::First);
+        let admission = admit(&pod.bundle(), &only_dead, &pod.places(), Attempt::First);
         assert!(admission.refusal.is_some_and(|why| why.contains("is dead")), "{source:?}: {:?}", admission.report);
-        let admission = admit(&pod.bundle(), &only_unmounted, Attempt::First);
+        let admission = admit(&pod.bundle(), &only_unmounted, &pod.places(), Attempt::First);
         let is_dead = admission.report.binds.iter().any(|bind| bind.verdict().as_str() == "dead");
         assert_eq!((admission.refusal, is_dead), (None, false), "{source:?}");
     }
     umount2(&volume, MntFlags::MNT_DETACH).unwrap();
     for source in [&volume, &subpath] {
         pod.write_spec(&[mount_of(source, "/data", "rprivate")]);
-        let admission = admit(&pod.bundle(), &only_unmounted, Attempt::First);
+        let admission = admit(&pod.bundle(), &only_unmounted, &pod.places(), Attempt::First);
         assert!(admission.refusal.is_some_and(|why| why.contains("not mounted")), "{source:?}: {:?}", admission.report);
     }
     // A key that was updated is none of these two checks' business.
     pod.update(1);
     pod.write_spec(&[]);
-    let admission = admit(&pod.bundle(), &only_unmounted, Attempt::First);
+    let admission = admit(&pod.bundle(), &only_unmounted, &pod.places(), Attempt::First);
     assert_eq!((admission.refusal, admission.report.foreign), (None, 1), "{:?}", admission.report.binds);
     umount2(&subpath, MntFlags::MNT_DETACH).unwrap();
 }
@@ -217,7 +219,7 @@ fn a_dead_daemon_is_told_wherever_in_the_kubelets_folders_it_is_mounted() {
     for volume in places {
         fs::create_dir_all(&volume).unwrap();
         pod.write_spec(&[mount_of(&volume, "/data", "rprivate")]);
-        let admission = admit(&pod.bundle(), &pod.policy(), Attempt::First);
+        let admission = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First);
         assert_eq!(
             (admission.report.foreign, admission.report.binds.len()),
             (1, 1),
@@ -239,15 +241,16 @@ fn a_kubelets_root_that_never_answers_is_told_in_time() {
     let bundle = tempfile::tempdir().unwrap();
     let Some(mut fuse) = Fuse::mounted() else { return };
     fuse.take_request();
-    let policy = Policy { kubelet_roots: vec![fuse.path()], dead_sources: Alarm::Refuse, ..Policy::default() };
+    let places = Places { kubelet_roots: vec![fuse.path()], ..Places::default() };
+    let policy = Policy { dead_sources: Alarm::Refuse, ..Policy::default() };
     let source = fuse.path().join("pods/uid-1/volume-subpaths/conf/app/0");
     let spec = serde_json::json!({"mounts": [mount_of(&source, "/data", "rprivate")]});
     fs::write(bundle.path().join("config.json"), spec.to_string()).unwrap();
 
-    let admission = admit(bundle.path(), &policy, Attempt::First);
+    let admission = admit(bundle.path(), &policy, &places, Attempt::First);
     assert_eq!(admission.report.binds[0].verdict().as_str(), "dead", "{:?}", admission.report);
     assert!(admission.refusal.is_some_and(|why| why.contains("did not answer")));
-    assert_eq!(check_bundle(bundle.path(), &policy).binds[0].verdict().as_str(), "dead");
+    assert_eq!(check_bundle(bundle.path(), &policy, &places).binds[0].verdict().as_str(), "dead");
 }
 
 #[test]

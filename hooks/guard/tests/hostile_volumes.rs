@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Outcome, Report};
 use bindguard_guard::{Attempt, admit};
@@ -58,8 +59,8 @@ impl Scene {
     }
 
     fn admitted(&self) -> Report {
-        let policy = Policy { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Policy::default() };
-        let report = admit(&self.bundle(), &policy, Attempt::First).report;
+        let places = Places { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Places::default() };
+        let report = admit(&self.bundle(), &Policy::default(), &places, Attempt::First).report;
         serde_json::to_string(&report).unwrap();
         report
     }

@@ -9,14 +9,15 @@ use std::path::Path;
 
 use bindguard_core::judge::{Finding, Remedy, StaleCause, Verdict, Way};
 use bindguard_core::kubelet::{Layout, SubPath, Writer};
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_guard::{Entry, record};
 use serde_json::Value;
 
 fn bind(source: &str, verdict: Verdict) -> BindReport {
-    let kind = SourceKind::from_path(source.as_ref(), None, &Policy::default());
+    let kind = SourceKind::from_path(source.as_ref(), &Places::default(), Scope::default());
     let finding = Finding { bind: None, source: source.into(), destination: None, kind, verdict };
     BindReport { finding, outcome: None }
 }

@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::judge::{Finding, Lack, Pinning, StaleCause, Unmounted, Verdict};
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_guard::{Entry, record};
@@ -31,7 +32,7 @@ fn line_of(entry: &Entry<'_>) -> Value {
 
 fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport {
     let source = PathBuf::from(source);
-    let kind = SourceKind::from_path(&source, None, &Policy::default());
+    let kind = SourceKind::from_path(&source, &Places::default(), Scope::default());
     let finding = Finding { bind: Some(0), source, destination: Some("/in/container".into()), kind, verdict };
     BindReport { finding, outcome }
 }

@@ -4,6 +4,7 @@
 
 use std::fs;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_guard::{Attempt, admit};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -22,7 +23,8 @@ fn the_last_of_two_thousand_is_looked_at() {
     setrlimit(Resource::Nofile, few).unwrap();
 
     let roots = vec![folder.path().join("kubelet")];
-    let strict = Policy { kubelet_roots: roots, unmounted_volumes: Alarm::Refuse, ..Policy::default() };
-    let admission = admit(folder.path(), &strict, Attempt::First);
+    let places = Places { kubelet_roots: roots, ..Places::default() };
+    let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
+    let admission = admit(folder.path(), &strict, &places, Attempt::First);
     assert!(admission.refusal.is_some_and(|why| why.contains("not mounted")), "{:?}", admission.report.binds);
 }

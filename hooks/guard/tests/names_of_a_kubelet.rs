@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
 use bindguard_guard::{Attempt, admit};
@@ -46,8 +47,8 @@ fn a_stale_subpath_is_mended_under_each_of_them() {
         let (scene, real, link) = scene();
         write_spec(&scene, &under(if spec_has_link { &link } else { &real }));
         let known = if policy_has_link { link } else { real };
-        let policy = Policy { kubelet_roots: vec![known], ..Policy::default() };
-        let report = admit(&scene.bundle(), &policy, Attempt::First).report;
+        let places = Places { kubelet_roots: vec![known], ..Places::default() };
+        let report = admit(&scene.bundle(), &Policy::default(), &places, Attempt::First).report;
         let told =
             report.binds.first().map(|bind| (bind.kind().as_str(), bind.verdict().as_str(), bind.outcome.clone()));
         let expected = ("subpath", "stale", Some(Outcome::Rebound { tries: 1 }));
@@ -66,9 +67,9 @@ fn a_volume_that_is_not_mounted_is_told_under_each_of_them() {
     fs::create_dir_all(real.join(volume)).unwrap();
     for (source, known) in [(&real, &link), (&link, &real)] {
         write_spec(&scene, &source.join(volume));
-        let strict =
-            Policy { kubelet_roots: vec![known.clone()], unmounted_volumes: Alarm::Refuse, ..Policy::default() };
-        let admission = admit(&scene.bundle(), &strict, Attempt::First);
+        let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
+        let places = Places { kubelet_roots: vec![known.clone()], ..Places::default() };
+        let admission = admit(&scene.bundle(), &strict, &places, Attempt::First);
         assert!(admission.refusal.is_some_and(|why| why.contains("not mounted")), "{:?}", admission.report);
     }
 }
@@ -81,11 +82,11 @@ fn a_bind_of_what_is_above_a_runtimes_real_directory_is_made_rslave() {
     let (scene, _, link) = scene();
     let above = scene.folder.path();
     write_spec(&scene, above);
-    let of_kubelet = Policy { kubelet_roots: vec![link.clone()], ..Policy::default() };
-    let of_runtime = Policy { kubelet_roots: Vec::new(), runtime_directories: vec![link], ..Policy::default() };
-    for policy in [of_kubelet, of_runtime] {
+    let of_kubelet = Places { kubelet_roots: vec![link.clone()], ..Places::default() };
+    let of_runtime = Places { kubelet_roots: Vec::new(), runtime_directories: vec![link] };
+    for places in [of_kubelet, of_runtime] {
         write_spec(&scene, above);
-        let report = admit(&scene.bundle(), &policy, Attempt::First).report;
+        let report = admit(&scene.bundle(), &Policy::default(), &places, Attempt::First).report;
         let told = report.binds.first().map(|bind| (bind.kind().as_str(), bind.outcome.clone()));
         assert_eq!(told, Some(("host-root", Some(Outcome::MadeRslave))), "{report:?}");
     }
@@ -104,12 +105,12 @@ fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
         fs::create_dir_all(directory).unwrap();
     }
     bind(&disk, &root);
-    let policy = Policy { kubelet_roots: vec![root.clone()], ..Policy::default() };
+    let places = Places { kubelet_roots: vec![root.clone()], ..Places::default() };
     let kind = |source: &Path| {
         let hosts = mount_of(&root.join("pods/uid-1/etc-hosts"), "/etc/hosts", "rprivate");
         let spec = json!({"mounts": [hosts, mount_of(source, "/data", "rprivate")], "linux": {}});
         fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
-        let report = admit(&bundle, &policy, Attempt::First).report;
+        let report = admit(&bundle, &Policy::default(), &places, Attempt::First).report;
         report.binds.first().map_or("foreign", |bind| bind.kind().as_str())
     };
     let above = folder.path().join("disk");

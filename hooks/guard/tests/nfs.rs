@@ -155,7 +155,7 @@ fn a_server_that_stopped_is_told_in_time() {
         for source in [scene.volume.clone(), scene.subpath(), host_path.clone(), host_path.join("db")] {
             scene.write_spec(&[&source]);
             assert_eq!(
-                check_bundle(&scene.bundle(), &scene.policy())
+                check_bundle(&scene.bundle(), &scene.policy(), &scene.places())
                     .binds
                     .iter()
                     .filter(|bind| bind.verdict().as_str() == "dead")

@@ -59,7 +59,7 @@ fn all_repair(pod: &Pod) {
             }
             turn.wait();
             if changes {
-                admit(&pod.bundle(), &pod.policy(), Attempt::First);
+                admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First);
             }
             let (content, newest) = (content(pod), Some(2 * round + u64::from(changes)));
             let mounts = mounts_below(&pod.directory());
@@ -80,7 +80,7 @@ fn all_repair(pod: &Pod) {
 /// One admission, begun together with the others; the binds that it could not repair.
 fn repair(pod: &Pod, turn: &Barrier) -> Vec<String> {
     turn.wait();
-    let report = admit(&pod.bundle(), &pod.policy(), Attempt::First).report;
+    let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;
     turn.wait();
     let is_repaired =
         |bind: &BindReport| matches!(bind.outcome, None | Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent));

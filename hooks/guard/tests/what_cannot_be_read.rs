@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::Path;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, FailedRepair, Policy, Vanished};
 use bindguard_guard::{Attempt, admit};
 use serde_json::json;
@@ -20,14 +21,14 @@ fn told(source: &Path, kubelet: &Path) -> (&'static str, bool) {
     let spec = json!({"mounts": [mount], "linux": {"rootfsPropagation": "rslave"}}).to_string();
     fs::write(bundle.path().join("config.json"), &spec).unwrap();
     let policy = Policy {
-        kubelet_roots: vec![kubelet.to_owned()],
         unmounted_volumes: Alarm::Refuse,
         dead_sources: Alarm::Refuse,
         failed_repairs: FailedRepair::Refuse,
         vanished_directories: Vanished::Remake,
         ..Policy::default()
     };
-    let admission = admit(bundle.path(), &policy, Attempt::First);
+    let places = Places { kubelet_roots: vec![kubelet.to_owned()], ..Places::default() };
+    let admission = admit(bundle.path(), &policy, &places, Attempt::First);
     assert_eq!(fs::read_to_string(bundle.path().join("config.json")).unwrap(), spec);
     let [bind] = &admission.report.binds[..] else { panic!("{:?}", admission.report) };
     assert_eq!(bind.outcome, None, "{bind:?}");

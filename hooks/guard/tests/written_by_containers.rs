@@ -27,7 +27,7 @@ fn a_file_that_was_replaced_is_bound_anew_wherever_the_volume_lies() {
     for scene in [Scene::of_plugin("kubernetes.io~empty-dir"), Scene::of_host_path()] {
         fs::create_dir(scene.volume.join("deep")).unwrap();
         let scene = scene.with_replaced("deep/app.conf");
-        let would_be = check_bundle(&scene.bundle(), &scene.policy());
+        let would_be = check_bundle(&scene.bundle(), &scene.policy(), &scene.places());
         assert!(matches!(&would_be.binds[0].outcome, Some(Outcome::Planned { action: PlannedAction::Rebind })));
         let (verdict, _, outcome) = scene.told(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{}", scene.volume.display());

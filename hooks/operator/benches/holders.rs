@@ -13,7 +13,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_operator::doctor::pinned;
 use bindguard_operator::holders::{HoldersReport, Wanted};
 use bindguard_operator::namespaces::Proc;
@@ -83,13 +83,13 @@ fn holders(criterion: &mut Criterion) {
         group.bench_function(name, |b| {
             b.iter(|| {
                 let wanted = Wanted::at_or_below(path, &seen.own);
-                let (pods, policy) = (Pods::default(), Policy::default());
-                let report = HoldersReport::find(path, &wanted, &seen.own, &seen.others, &pods, &policy);
+                let (pods, places) = (Pods::default(), Places::default());
+                let report = HoldersReport::find(path, &wanted, &seen.own, &seen.others, &pods, &places);
                 assert!(report.holders.len() >= EXPORTERS);
             });
         });
     }
-    group.bench_function("pinned mounts", |b| b.iter(|| pinned(&seen.own, &seen.others, &[], &Policy::default())));
+    group.bench_function("pinned mounts", |b| b.iter(|| pinned(&seen.own, &seen.others, &[], &Places::default())));
     group.finish();
 }
 

@@ -22,4 +22,4 @@ mod other_roots;
 mod support_bundle;
 
 pub use block_device::block_device;
-pub use survey::{Act, kubelets_here, mend_node, named_subpath, survey_node, survey_recorded};
+pub use survey::{Act, kubelets_here, named_subpath, repair_node, survey_node, survey_recorded};

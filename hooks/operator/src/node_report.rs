@@ -11,7 +11,7 @@ use crate::pods::{PodContainer, PodName, Pods};
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, VerdictName};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_core::report::{BindReport, Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::text::shell_word;
@@ -78,11 +78,11 @@ impl Origin {
 
 impl NodeReport {
     /// Adds names, origins and next steps to the findings.
-    pub fn from_report(report: Report, table: &MountTable, pods: &Pods, policy: &Policy) -> Self {
+    pub fn from_report(report: Report, table: &MountTable, pods: &Pods, places: &Places) -> Self {
         let checked = report.binds.len();
         let index = MountIndex::of(table);
-        let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, &index, pods, policy)).collect();
-        let others = other_roots(table, policy.kubelet_roots()).into_iter().map(|root| {
+        let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, &index, pods, places)).collect();
+        let others = other_roots(table, places.kubelet_roots()).into_iter().map(|root| {
             format!(
                 "the pods of the kubelet at {0} are not checked: name it in [kubelet] roots of config.toml",
                 root.display()
@@ -110,8 +110,8 @@ impl NodeReport {
 }
 
 impl NodeBind {
-    fn from_bind(mut bind: BindReport, table: &MountIndex<'_>, pods: &Pods, policy: &Policy) -> Self {
-        let path = PodPath::from_path(bind.source(), policy.kubelet_roots());
+    fn from_bind(mut bind: BindReport, table: &MountIndex<'_>, pods: &Pods, places: &Places) -> Self {
+        let path = PodPath::from_path(bind.source(), places.kubelet_roots());
         let subpath = path.as_ref().and_then(VolumeSubpath::from_pod_path);
         let pod = path.map(|path| pods.of_uid(path.pod_uid()));
         let container = subpath.as_ref().and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
@@ -240,6 +240,7 @@ fn deletion(pod: &PodName) -> Option<String> {
 mod tests {
     use super::*;
     use crate::pods::ContainerState;
+    use bindguard_core::policy::Scope;
 
     const SOURCE: &str = "/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/0";
 
@@ -250,10 +251,10 @@ mod tests {
     }
 
     fn node(verdict: Verdict, outcome: Option<Outcome>, pods: &Pods) -> NodeReport {
-        let kind = SourceKind::from_path(SOURCE.as_ref(), None, &Policy::default());
+        let kind = SourceKind::from_path(SOURCE.as_ref(), &Places::default(), Scope::default());
         let finding = Finding { bind: None, source: SOURCE.into(), destination: None, kind, verdict };
         let report = Report { binds: vec![BindReport { finding, outcome }], ..Report::default() };
-        NodeReport::from_report(report, &MountTable::default(), pods, &Policy::default())
+        NodeReport::from_report(report, &MountTable::default(), pods, &Places::default())
     }
 
     fn stale(cause: StaleCause) -> Verdict {

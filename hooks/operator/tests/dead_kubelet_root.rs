@@ -9,8 +9,9 @@ mod fuse;
 #[allow(dead_code, reason = "the guard's tests need more of it")]
 mod namespace;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
-use bindguard_operator::{Act, mend_node, survey_node};
+use bindguard_operator::{Act, repair_node, survey_node};
 use fuse::Fuse;
 use namespace::own_namespace;
 
@@ -21,9 +22,10 @@ fn a_root_that_never_answers_is_reported_in_time() {
     }
     let Some(mut fuse) = Fuse::mounted() else { return };
     fuse.take_request();
-    let policy = Policy { kubelet_roots: vec![fuse.path()], ..Policy::default() };
-    let surveyed = survey_node(&policy, &Default::default(), |_| true);
-    let repaired = mend_node(&policy, &Default::default(), Act::Rebind, |_| true);
+    let places = Places { kubelet_roots: vec![fuse.path()], ..Places::default() };
+    let policy = Policy::default();
+    let surveyed = survey_node(&policy, &places, &Default::default(), |_| true);
+    let repaired = repair_node(&policy, &places, &Default::default(), Act::Rebind, |_| true);
     for report in [surveyed, repaired] {
         assert!(report.problems.iter().any(|problem| problem.contains("did not answer")), "{:?}", report.problems);
     }

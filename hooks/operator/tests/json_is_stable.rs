@@ -8,7 +8,8 @@ use std::path::Path;
 use bindguard_core::judge::{self, Finding, Remedy, StaleCause, Verdict, VerdictName};
 use bindguard_core::kubelet::{Layout, SubPath, Writer};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::doctor::{DoctorReport, Status, host_root};
@@ -40,7 +41,7 @@ fn stale() -> NodeReport {
         bind: None,
         source: source.into(),
         destination: None,
-        kind: SourceKind::from_path(source.as_ref(), None, &Policy::default()),
+        kind: SourceKind::from_path(source.as_ref(), &Places::default(), Scope::default()),
         verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) },
     };
     let bind = BindReport { finding, outcome: Some(Outcome::Planned { action: PlannedAction::Rebind }) };

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::MountTable;
+use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::survey_recorded;
@@ -31,7 +32,8 @@ fn a_mount_table_alone_tells_what_is_deleted() {
     let mut stale = 0;
     for path in captured() {
         let table = MountTable::from_mountinfo(&fs::read(&path).unwrap()).unwrap();
-        let report = survey_recorded(&Policy::default(), &Pods::default(), &table, nothing.path(), |_| true);
+        let report =
+            survey_recorded(&Policy::default(), &Places::default(), &Pods::default(), &table, nothing.path(), |_| true);
         for bind in &report.binds {
             let entry = table.stack_at(bind.bind.source()).last().unwrap();
             let expected = if entry.root.deleted { "stale" } else { "unknown" };

@@ -4,16 +4,48 @@
 //! abandoned.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
-use bindguard_core::mount_table::{MountTable, Propagation};
+use bindguard_core::mount_table::{MountTable, ParseError, Propagation};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::handle::Handle;
-use crate::mountinfo::MountinfoError;
+
+/// Why the mounts of a container could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ContainerMountsError {
+    /// Its root could not be opened.
+    #[error("open {}", path.display())]
+    Open {
+        /// The path of the root.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// Its mount table could not be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The path of the table.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// Its mount table could not be parsed.
+    #[error("parse {}", path.display())]
+    Parse {
+        /// The path of the table.
+        path: PathBuf,
+        /// The parser's error.
+        #[source]
+        source: ParseError,
+    },
+}
 
 /// The mount namespace of a container's init.
 #[derive(Debug)]
@@ -26,14 +58,14 @@ impl ContainerMounts {
     /// Reads the mounts of the process with this pid.
     ///
     /// # Errors
-    /// The reason in one line, for example that the process ended meanwhile.
-    pub fn of(pid: u32) -> Result<Self, String> {
+    /// For example if the process ended meanwhile.
+    pub fn of(pid: u32) -> Result<Self, ContainerMountsError> {
         let root = PathBuf::from(format!("/proc/{pid}/root"));
         let held = rustix::fs::openat(CWD, &root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let held = held.map_err(|errno| format!("open {}: {errno}", root.display()))?;
-        let path = format!("/proc/{pid}/mountinfo");
-        let text = fs::read(&path).map_err(|error| format!("read {path}: {error}"))?;
-        let table = MountTable::from_mountinfo(&text).map_err(|error| error_chain(&MountinfoError::Parse(error)))?;
+        let held = held.map_err(|errno| ContainerMountsError::Open { path: root.clone(), source: errno.into() })?;
+        let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
+        let text = fs::read(&path).map_err(|source| ContainerMountsError::Read { path: path.clone(), source })?;
+        let table = MountTable::from_mountinfo(&text).map_err(|source| ContainerMountsError::Parse { path, source })?;
         Ok(Self { root: Handle::from_fd(held, root), table })
     }
 

@@ -61,7 +61,7 @@ fn config(args: &Args) -> Result<Config> {
 async fn serve(config: Config) -> Result<()> {
     let config = Arc::new(config);
     let metrics = Metrics::new();
-    let surveyor = Arc::new(Surveyor::new(config.policy().clone(), Arc::clone(&metrics)));
+    let surveyor = Arc::new(Surveyor::new(config.policy().clone(), config.places().clone(), Arc::clone(&metrics)));
     let served = Arc::new(Served { metrics: Arc::clone(&metrics), surveyor, ready: AtomicBool::new(false) });
     let agent = config.agent();
     http::serve_socket(&agent.socket, Arc::clone(&served))
@@ -109,10 +109,10 @@ fn survey_for_ever(served: &Served, interval: Duration) {
 fn find_roots(config: &Arc<Config>, served: &Arc<Served>) {
     let mut watched: Vec<PathBuf> = Vec::new();
     loop {
-        let (here, problems) = kubelets_here(config.policy());
+        let (here, problems) = kubelets_here(config.places());
         problems.iter().for_each(|problem| warn!("{problem}"));
         served.metrics.silent_roots.set(problems.len() as i64);
-        for root in here.kubelet_roots() {
+        for root in &here {
             if config.policy().stale_subpaths != Mode::Off && !watched.iter().any(|known| known == root) {
                 let (config, served, root) = (Arc::clone(config), Arc::clone(served), root.to_owned());
                 watched.push(root.clone());

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::Pods;
@@ -18,14 +19,15 @@ const FRESH: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Surveyor {
     policy: Policy,
+    places: Places,
     metrics: Arc<Metrics>,
     last: Mutex<Option<(Instant, Arc<str>)>>,
 }
 
 impl Surveyor {
     /// A surveyor without a report.
-    pub fn new(policy: Policy, metrics: Arc<Metrics>) -> Self {
-        Self { policy, metrics, last: Mutex::new(None) }
+    pub fn new(policy: Policy, places: Places, metrics: Arc<Metrics>) -> Self {
+        Self { policy, places, metrics, last: Mutex::new(None) }
     }
 
     /// The report as JSON, at most some seconds old. It blocks: call it from a thread that may wait for a server.
@@ -36,7 +38,7 @@ impl Surveyor {
             let _ = when;
             return Arc::clone(text);
         }
-        let report = survey_node(&self.policy, &Pods::default(), |_| true);
+        let report = survey_node(&self.policy, &self.places, &Pods::default(), |_| true);
         self.count(&report);
         let text: Arc<str> = serde_json::to_string(&report).unwrap_or_default().into();
         *last = Some((Instant::now(), Arc::clone(&text)));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use bindguard_core::policy::Policy;
+use bindguard_config::Config;
 use bindguard_guard::check_bundle;
 use clap::Args;
 
@@ -26,11 +26,11 @@ pub struct Check {
 
 impl Check {
     /// Runs it.
-    pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
+    pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         // The report names the bundle: a relative path is useless to a reader in another folder.
         let bundle = std::path::absolute(&self.bundle)?;
         answers(&bundle.join("config.json"))?;
-        let report = check_bundle(&bundle, policy);
+        let report = check_bundle(&bundle, config.policy(), config.places());
         if let ([problem], true, false) = (&report.problems[..], report.binds.is_empty(), self.json) {
             bail!("{problem}: BUNDLE is a folder with a container's config.json, such as {A_BUNDLE}");
         }

@@ -54,7 +54,7 @@ fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
     let bundle = tempfile::Builder::new().prefix("bindguard-").tempdir().context("create a folder for the spec")?;
     let file = bundle.path().join("config.json");
     fs::write(&file, spec).with_context(|| format!("write {}", file.display()))?;
-    let mut admission = admit(bundle.path(), config.policy(), Attempt::First);
+    let mut admission = admit(bundle.path(), config.policy(), config.places(), Attempt::First);
     // the temporary bundle is removed after the admission
     admission.report.bundle = None;
     tell(&admission, config);

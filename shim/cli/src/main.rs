@@ -107,10 +107,10 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let asked = arguments.config;
     match arguments.verb {
-        Verb::Check(check) => check.run(config_in_force(asked)?.policy()),
-        Verb::Diagnose(diagnose) => diagnose.run(config_in_force(asked)?.policy()),
-        Verb::Repair(repair) => repair.run(config_in_force(asked)?.policy()),
-        Verb::Holders(holders) => holders.run(config_in_force(asked)?.policy()),
+        Verb::Check(check) => check.run(&config_in_force(asked)?),
+        Verb::Diagnose(diagnose) => diagnose.run(&config_in_force(asked)?),
+        Verb::Repair(repair) => repair.run(&config_in_force(asked)?),
+        Verb::Holders(holders) => holders.run(&config_in_force(asked)?),
         Verb::Doctor(doctor) => doctor.run(&loaded(asked)?),
         Verb::Journal(journal) => journal.run(&config_in_force(asked)?),
         Verb::Install(install) => install.run(),

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Error, bail, ensure};
+use bindguard_config::Config;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::kubelet::VolumeSubpath;
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_core::report::BindReport;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::PodAsked;
-use bindguard_operator::{Act, mend_node, named_subpath};
+use bindguard_operator::{Act, named_subpath, repair_node};
 use bindguard_sys::Handle;
 use clap::{ArgGroup, Args};
 
@@ -48,15 +49,15 @@ pub struct Repair {
 
 impl Repair {
     /// Runs it.
-    pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
-        let named = self.paths.iter().map(|path| subpath(path, policy)).collect::<anyhow::Result<Vec<_>>>()?;
+    pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+        let named = self.paths.iter().map(|path| subpath(path, config.places())).collect::<anyhow::Result<Vec<_>>>()?;
         let pods = self.pods.pods();
         let uids =
             self.pod.as_deref().map(|pod| uids(&pods, &PodAsked::from_argument(pod))).transpose()?.unwrap_or_default();
         let wanted = |subpath: &VolumeSubpath| {
             self.all || uids.iter().any(|uid| uid == subpath.pod_uid()) || named.contains(subpath)
         };
-        let report = mend_node(policy, &pods, self.act(), wanted);
+        let report = repair_node(config.policy(), config.places(), &pods, self.act(), wanted);
         ensure!(
             report.checked > 0 || self.all || !report.problems.is_empty(),
             "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
@@ -68,7 +69,7 @@ impl Repair {
 
     fn act(&self) -> Act {
         match (self.dry_run, self.unmount) {
-            (true, _) => Act::Look,
+            (true, _) => Act::Check,
             (false, true) => Act::Detach,
             (false, false) => Act::Rebind,
         }
@@ -100,8 +101,8 @@ impl Repair {
 }
 
 /// Only a subpath may be repaired.
-fn subpath(path: &Path, policy: &Policy) -> anyhow::Result<VolumeSubpath> {
-    let subpath = named_subpath(path, policy).map_err(Error::msg)?;
+fn subpath(path: &Path, places: &Places) -> anyhow::Result<VolumeSubpath> {
+    let subpath = named_subpath(path, places).map_err(Error::msg)?;
     // Opened, not stat'ed: the path may lead to a server that does not answer.
     Handle::of(path)?;
     Ok(subpath)

@@ -74,7 +74,7 @@ fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, messages
 
 fn admit_and_record(invocation: &Invocation, config: &Config, attempt: u32, messages: &Messages) -> Admission {
     let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
-    let admission = admit(&invocation.bundle, config.policy(), which);
+    let admission = admit(&invocation.bundle, config.policy(), config.places(), which);
     // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
         let entry = Entry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };

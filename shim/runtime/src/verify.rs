@@ -31,7 +31,7 @@ impl Verification {
     /// Checks the container, and reports its findings.
     pub fn run(&self, config: &Config) -> ExitCode {
         let messages = Messages::for_invocation(&self.invocation, true);
-        let report = verify_container(&self.invocation.bundle, self.pid, config.policy());
+        let report = verify_container(&self.invocation.bundle, self.pid, config.policy(), config.places());
         messages.report_findings(&report);
         let all_current = report.binds.iter().all(|bind| bind.finding.verdict == Verdict::Current);
         if let Some(journal) = config.journal().filter(|_| !all_current) {

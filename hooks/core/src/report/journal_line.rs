@@ -79,7 +79,8 @@ impl JournalLine {
 mod tests {
     use super::*;
     use crate::judge::{Finding, StaleCause, Verdict};
-    use crate::policy::Policy;
+    use crate::places::Places;
+    use crate::policy::Scope;
     use crate::report::{Outcome, Report};
     use crate::source::SourceKind;
 
@@ -89,7 +90,7 @@ mod tests {
             bind: Some(0),
             source: source.into(),
             destination: Some("/etc/app.conf".into()),
-            kind: SourceKind::from_path(source.as_ref(), None, &Policy::default()),
+            kind: SourceKind::from_path(source.as_ref(), &Places::default(), Scope::default()),
             verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) },
         };
         let mut report = Report::about_bundle("/b".as_ref());

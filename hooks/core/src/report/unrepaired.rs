@@ -61,7 +61,8 @@ mod tests {
 
     use super::*;
     use crate::judge::{Lack, StaleCause, Unmounted};
-    use crate::policy::Policy;
+    use crate::places::Places;
+    use crate::policy::Scope;
 
     fn finding(verdict: Verdict) -> Finding {
         let source = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0");
@@ -69,7 +70,7 @@ mod tests {
             bind: Some(0),
             source: source.to_owned(),
             destination: Some("/etc/app.conf".into()),
-            kind: SourceKind::from_path(source, None, &Policy::default()),
+            kind: SourceKind::from_path(source, &Places::default(), Scope::default()),
             verdict,
         }
     }

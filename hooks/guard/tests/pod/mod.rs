@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use serde_json::Value;
 
@@ -59,7 +60,11 @@ impl Pod {
     }
 
     pub fn policy(&self) -> Policy {
-        Policy { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Policy::default() }
+        Policy::default()
+    }
+
+    pub fn places(&self) -> Places {
+        Places { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Places::default() }
     }
 
     /// As AtomicWriter does it; every key's content is the number.

@@ -7,6 +7,7 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
 use bindguard_guard::{Admission, Attempt, admit};
@@ -85,7 +86,11 @@ impl Scene {
     }
 
     pub fn policy(&self) -> Policy {
-        Policy { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Policy::default() }
+        Policy::default()
+    }
+
+    pub fn places(&self) -> Places {
+        Places { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Places::default() }
     }
 
     /// The same policy, but no container may start with a bind that cannot be repaired.
@@ -94,7 +99,7 @@ impl Scene {
     }
 
     pub fn admitted(&self, policy: &Policy) -> Admission {
-        admit(&self.bundle(), policy, Attempt::First)
+        admit(&self.bundle(), policy, &self.places(), Attempt::First)
     }
 
     /// The only bind's verdict, reason and outcome.

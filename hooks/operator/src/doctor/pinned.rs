@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use crate::holders::MountNamespace;
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;
 
 use super::Point;
@@ -24,8 +24,8 @@ const NAME: &str = "pinned";
 const NAMED: usize = 3;
 
 /// The point for them. `problems`: namespaces that could not be read.
-pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], policy: &Policy) -> Point {
-    let host = Host::of(own, policy);
+pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], places: &Places) -> Point {
+    let host = Host::of(own, places);
     let mut found: Vec<PathBuf> = Vec::new();
     for table in others.iter().filter_map(|namespace| namespace.table.as_ref().ok()) {
         let index = MountIndex::of(table);
@@ -55,13 +55,13 @@ pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], 
 struct Host<'t> {
     table: MountIndex<'t>,
     peer_groups: HashSet<u32>,
-    policy: &'t Policy,
+    places: &'t Places,
 }
 
 impl<'t> Host<'t> {
-    fn of(own: &'t MountTable, policy: &'t Policy) -> Self {
+    fn of(own: &'t MountTable, places: &'t Places) -> Self {
         let peer_groups = own.entries().iter().filter_map(|entry| entry.propagation.peer_group).collect();
-        Self { table: MountIndex::of(own), peer_groups, policy }
+        Self { table: MountIndex::of(own), peer_groups, places }
     }
 
     /// The place of a pinned mount on the host; `None`: it is not pinned.
@@ -78,7 +78,7 @@ impl<'t> Host<'t> {
         let mut starts = self.paths_of(parent, &parent.root.path);
         let is_made_there = is_of_the_kernel(&path)
             || self.is_root_of_a_container(mount)
-            || starts.any(|(_, start)| self.policy.lies_in_volume(&start));
+            || starts.any(|(_, start)| self.places.lies_in_volume(&start));
         (!is_made_there).then_some(path)
     }
 
@@ -109,7 +109,7 @@ impl<'t> Host<'t> {
     fn is_root_of_a_container(&self, mount: &MountEntry) -> bool {
         let is_named = mount.mount_point.file_name().is_some_and(|name| name == "rootfs" || name == "merged");
         let is_overlay = matches!(mount.fs_type.0.as_str(), "overlay" | "fuse.fuse-overlayfs");
-        (is_named || is_overlay) && self.policy.is_mounted_below(&mount.mount_point)
+        (is_named || is_overlay) && self.places.is_mounted_below(&mount.mount_point)
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
     }
 
     fn of(host: &str, copy: &str) -> Point {
-        pinned(&table(host), &container(table(copy)), &[], &Policy::default())
+        pinned(&table(host), &container(table(copy)), &[], &Places::default())
     }
 
     const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 0:20 / /run rw shared:2 - tmpfs tmpfs rw\n";
@@ -148,7 +148,7 @@ mod tests {
         let another = NETNS.replace("net:[1]", "net:[2]").replace("cni-1", "cni-2");
         assert_eq!(of(&format!("{HOST}{another}"), COPY).status, Status::Failed, "all namespaces have one device");
         let problems = ["no".to_owned()];
-        assert_eq!(pinned(&table(HOST), &[], &problems, &Policy::default()).status, Status::Unknown);
+        assert_eq!(pinned(&table(HOST), &[], &problems, &Places::default()).status, Status::Unknown);
     }
 
     #[test]

@@ -73,6 +73,8 @@ mod tests {
     use std::path::Path;
 
     use bindguard_core::judge::{Finding, StaleCause, Verdict};
+    use bindguard_core::places::Places;
+    use bindguard_core::policy::Scope;
     use bindguard_core::report::{BindReport, Outcome, PlannedAction};
     use bindguard_core::source::SourceKind;
 
@@ -82,7 +84,7 @@ mod tests {
             bind: None,
             source: source.to_owned(),
             destination: None,
-            kind: SourceKind::from_path(source, None, &Policy::default()),
+            kind: SourceKind::from_path(source, &Places::default(), Scope::default()),
             verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) },
         };
         let bind = BindReport { finding, outcome };

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::pods::{PodName, Pods};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;
 
 use super::cgroup::looks_like_an_id;
@@ -136,7 +136,7 @@ struct Own<'t> {
 }
 
 impl HoldersReport {
-    /// Finds the holders of the wanted mounts. `own`: the reader's own namespace; `policy`: the directories in which the kubelet
+    /// Finds the holders of the wanted mounts. `own`: the reader's own namespace; `places`: the directories in which the kubelet
     /// and the runtimes mount. No command is advised for a path whose mounts the node needs.
     pub fn find(
         path: &Path,
@@ -144,13 +144,13 @@ impl HoldersReport {
         own: &MountTable,
         others: &[MountNamespace],
         pods: &Pods,
-        policy: &Policy,
+        places: &Places,
     ) -> Self {
         let index = MountIndex::of(own);
         let here: Vec<&MountEntry> = own.entries().iter().filter(|it| it.mount_point.starts_with(path)).collect();
         let tables = others.iter().filter_map(|namespace| namespace.table.as_ref().ok());
         let spread = Spread::of(&here, &index, tables.chain([own]));
-        let own = Own { table: own, index, here, spread, system: SystemMounts::of(own, policy) };
+        let own = Own { table: own, index, here, spread, system: SystemMounts::of(own, places) };
         let mut report = Self {
             path: path.to_owned(),
             mounts: own.here.iter().map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread)).collect(),
@@ -265,7 +265,7 @@ mod tests {
             Some((major, minor)) => Wanted::of_device(bindguard_core::mount_table::Device { major, minor }),
             None => Wanted::at_or_below(Path::new(path), &own),
         };
-        let report = HoldersReport::find(Path::new(path), &wanted, &own, &others, &Pods::default(), &Policy::default());
+        let report = HoldersReport::find(Path::new(path), &wanted, &own, &others, &Pods::default(), &Places::default());
         assert!(!report.holders.is_empty(), "{path}");
         (report.holders.into_iter().flat_map(|holder| holder.release).map(|way| way.command).collect(), report.note)
     }
@@ -279,8 +279,8 @@ mod tests {
         let held_by = HeldBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
         let others = [MountNamespace { id: 9, held_by, processes: 1, table: Ok(table(CONTAINER)) }];
         let wanted = Wanted::of_device(bindguard_core::mount_table::Device { major: 8, minor: 2 });
-        let (path, policy) = (Path::new("/dev/sdb"), Policy::default());
-        let report = HoldersReport::find(path, &wanted, &table(HOST), &others, &Pods::default(), &policy);
+        let (path, places) = (Path::new("/dev/sdb"), Places::default());
+        let report = HoldersReport::find(path, &wanted, &table(HOST), &others, &Pods::default(), &places);
         let ways: Vec<_> =
             report.holders.iter().flat_map(|holder| &holder.release).map(|way| way.command.as_str()).collect();
         assert_eq!(ways[0], "umount '/mnt/disk;reboot'");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{Device, MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 
 /// Directories of the node, in addition to those of the kubelet and the runtimes, whose mounts the node needs.
 const DIRECTORIES: [&str; 8] = ["/boot", "/boot/efi", "/etc", "/run/lock", "/tmp", "/usr", "/var/log", "/var/tmp"];
@@ -17,21 +17,21 @@ const OF_THE_KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];
 /// The system mounts of a node.
 #[derive(Debug)]
 pub(super) struct SystemMounts<'p> {
-    policy: &'p Policy,
+    places: &'p Places,
     shown: HashSet<(Device, PathBuf)>,
 }
 
 impl<'p> SystemMounts<'p> {
     /// Finds them among the reader's own mounts.
-    pub fn of(own: &MountTable, policy: &'p Policy) -> Self {
-        let found = own.entries().iter().filter(|entry| is_system(&entry.mount_point, policy));
+    pub fn of(own: &MountTable, places: &'p Places) -> Self {
+        let found = own.entries().iter().filter(|entry| is_system(&entry.mount_point, places));
         let shown = found.map(|entry| (entry.device, entry.root.path.clone())).collect();
-        Self { policy, shown }
+        Self { places, shown }
     }
 
     /// True for the path of a system mount, or of a directory in or below which the kubelet or a runtime mounts things.
     pub fn is_at(&self, path: &Path) -> bool {
-        is_system(path, self.policy)
+        is_system(path, self.places)
     }
 
     /// True if a mount of any namespace is its root, a kernel mount, or shows the same as a system mount.
@@ -42,8 +42,8 @@ impl<'p> SystemMounts<'p> {
     }
 }
 
-fn is_system(path: &Path, policy: &Policy) -> bool {
-    let is_above = policy.directories().any(|directory| lies_in(directory, path));
+fn is_system(path: &Path, places: &Places) -> bool {
+    let is_above = places.directories().any(|directory| lies_in(directory, path));
     is_above || DIRECTORIES.iter().any(|directory| path == Path::new(directory)) || is_of_the_kernel(path)
 }
 

@@ -16,6 +16,7 @@ use bindguard_core::evidence::{Observed, VolumeMount};
 use bindguard_core::judge::{Finding, Verdict, judge_plain_volume, judge_reach, judge_volume};
 use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
 use bindguard_core::mount_table::MountTable;
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
@@ -24,7 +25,7 @@ use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
 use bindguard_sys::{Mounts, read_mount_table};
 
 use self::roots::Roots;
-use self::subpaths::{AT_A_TIME, detach_node, diagnose_subpaths, repair_node};
+use self::subpaths::{AT_A_TIME, detach_subpaths, diagnose_subpaths, rebind_subpaths};
 
 pub use recorded::survey_recorded;
 pub use roots::{kubelets_here, named_subpath};
@@ -33,7 +34,7 @@ pub use roots::{kubelets_here, named_subpath};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// Nothing: report the effect of a re-bind.
-    Look,
+    Check,
     /// Bind the current target in their place.
     Rebind,
     /// Detach the stale mount, and leave the rest to the kubelet.
@@ -41,41 +42,47 @@ pub enum Act {
 }
 
 /// Judges the volumes and subpaths of this node whose paths are `wanted`.
-pub fn survey_node(policy: &Policy, pods: &Pods, wanted: impl Fn(&Path) -> bool) -> NodeReport {
+pub fn survey_node(policy: &Policy, places: &Places, pods: &Pods, wanted: impl Fn(&Path) -> bool) -> NodeReport {
     let start = Instant::now();
     let probes = Probes::for_operator();
-    let roots = Roots::of(policy);
+    let roots = Roots::of(places);
     let mut report = diagnose_subpaths(&for_operators(policy), &roots, &probes, |subpath| wanted(&subpath.path()));
     let mut volumes = diagnose_volumes(&roots, &probes, &wanted);
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
     report.set_duration(start.elapsed());
-    with_table(report, read_mount_table().map_err(|error| error_chain(&error)), roots, policy, pods)
+    with_table(report, read_mount_table().map_err(|error| error_chain(&error)), roots, places, pods)
 }
 
 /// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired from here.
-pub fn mend_node(policy: &Policy, pods: &Pods, act: Act, wanted: impl Fn(&VolumeSubpath) -> bool) -> NodeReport {
+pub fn repair_node(
+    policy: &Policy,
+    places: &Places,
+    pods: &Pods,
+    act: Act,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+) -> NodeReport {
     // Read before the repair: the report names the sources that the mounts had then.
     let table = read_mount_table();
-    let roots = Roots::of(policy);
+    let roots = Roots::of(places);
     let report = match act {
-        Act::Look => diagnose_subpaths(&for_operators(policy), &roots, &Probes::for_operator(), wanted),
-        Act::Rebind => repair_node(policy, &roots, wanted),
-        Act::Detach => detach_node(&roots, wanted),
+        Act::Check => diagnose_subpaths(&for_operators(policy), &roots, &Probes::for_operator(), wanted),
+        Act::Rebind => rebind_subpaths(policy, &roots, wanted),
+        Act::Detach => detach_subpaths(&roots, wanted),
     };
-    with_table(report, table.map_err(|error| error_chain(&error)), roots, policy, pods)
+    with_table(report, table.map_err(|error| error_chain(&error)), roots, places, pods)
 }
 
 /// Overrides the policy of admissions: an operator's request is always inspected, and can be repaired.
 fn for_operators(policy: &Policy) -> Policy {
-    Policy { stale_subpaths: Mode::Repair, ..policy.clone() }
+    Policy { stale_subpaths: Mode::Repair, ..*policy }
 }
 
 fn with_table(
     mut report: Report,
     table: Result<MountTable, String>,
     roots: Roots,
-    policy: &Policy,
+    places: &Places,
     pods: &Pods,
 ) -> NodeReport {
     let table = table.unwrap_or_else(|problem| {
@@ -84,7 +91,7 @@ fn with_table(
     });
     let table = roots.name_mounts(table);
     report.problems.extend(roots.problems);
-    NodeReport::from_report(report, &table, pods, policy)
+    NodeReport::from_report(report, &table, pods, places)
 }
 
 fn diagnose_volumes(roots: &Roots, probes: &Probes, wanted: impl Fn(&Path) -> bool) -> Report {

@@ -10,6 +10,7 @@ use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Verdict, judge_subpath, judge_volume};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
+use bindguard_core::places::Places;
 use bindguard_core::plan::Plan;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::Report;
@@ -22,16 +23,17 @@ use crate::support_bundle::Recorded;
 /// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files below `root`.
 pub fn survey_recorded(
     policy: &Policy,
+    places: &Places,
     pods: &Pods,
     table: &MountTable,
     root: &Path,
     wanted: impl Fn(&Path) -> bool,
 ) -> NodeReport {
     let start = Instant::now();
-    let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
+    let policy = Policy { stale_subpaths: Mode::Repair, ..*policy };
     let (recorded, mut report) = (Recorded::new(table, root), Report::default());
-    let mut findings = subpaths(&policy, table, &recorded, &mut report);
-    let (mounted, mut plain) = volumes(&policy, root, &recorded, &mut report);
+    let mut findings = subpaths(places, table, &recorded, &mut report);
+    let (mounted, mut plain) = volumes(places, root, &recorded, &mut report);
     findings.extend(mounted);
     findings.retain(|finding| wanted(&finding.source));
     plain.retain(|directory| wanted(directory));
@@ -40,15 +42,15 @@ pub fn survey_recorded(
         planned_outcome(finding, &Plan::from_findings(slice::from_ref(finding), &policy), &policy)
     });
     report.set_duration(start.elapsed());
-    NodeReport::from_report(report, table, pods, &policy)
+    NodeReport::from_report(report, table, pods, places)
 }
 
 /// The mounted subpaths, and those of which only the directory is left.
-fn subpaths(policy: &Policy, table: &MountTable, recorded: &Recorded<'_>, report: &mut Report) -> Vec<Finding> {
+fn subpaths(places: &Places, table: &MountTable, recorded: &Recorded<'_>, report: &mut Report) -> Vec<Finding> {
     let mounted =
-        table.entries().iter().filter_map(|e| VolumeSubpath::from_path(&e.mount_point, policy.kubelet_roots()));
+        table.entries().iter().filter_map(|e| VolumeSubpath::from_path(&e.mount_point, places.kubelet_roots()));
     let mut found: Vec<VolumeSubpath> = mounted.collect();
-    for root in policy.kubelet_roots() {
+    for root in places.kubelet_roots() {
         match list_subpaths(&recorded.copy_of(root)) {
             Ok(copies) => found.extend(copies.iter().map(|copy| copy.at_root(root))),
             Err(error) => report.problems.push(error_chain(&error)),
@@ -72,9 +74,9 @@ fn plain_volume(source: PathBuf) -> Finding {
 }
 
 /// The volumes that must be mounted, judged by the mount table, and the directories of the others.
-fn volumes(policy: &Policy, root: &Path, recorded: &Recorded<'_>, report: &mut Report) -> (Vec<Finding>, Vec<PathBuf>) {
+fn volumes(places: &Places, root: &Path, recorded: &Recorded<'_>, report: &mut Report) -> (Vec<Finding>, Vec<PathBuf>) {
     let (mut mounted, mut plain) = (Vec::new(), Vec::new());
-    for kubelet_root in policy.kubelet_roots() {
+    for kubelet_root in places.kubelet_roots() {
         match list_volumes(&recorded.copy_of(kubelet_root)) {
             Ok(copies) => {
                 mounted.extend(copies.mounted.iter().filter_map(|copy| copy.without_prefix(root)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_guard::{Probes, in_real_folder};
 use bindguard_sys::probe::{Answer, probe_side_by_side};
 
@@ -25,7 +25,7 @@ pub(crate) struct Roots {
 /// A kubelet's root.
 #[derive(Debug)]
 struct Root {
-    /// The first name that the policy has for it.
+    /// The first name that the places have for it.
     named: PathBuf,
     /// The kernel's name.
     real: PathBuf,
@@ -33,8 +33,8 @@ struct Root {
 
 impl Roots {
     /// Probes each root in a separate process.
-    pub(crate) fn of(policy: &Policy) -> Self {
-        let names: Vec<PathBuf> = policy.kubelet_roots().map(Path::to_owned).collect();
+    pub(crate) fn of(places: &Places) -> Self {
+        let names: Vec<PathBuf> = places.kubelet_roots().map(Path::to_owned).collect();
         let mut roots = Self::default();
         // If no process can be started, the configured names are used unchecked.
         let Ok(answers) = probe_side_by_side(&names, PATIENCE) else {
@@ -81,18 +81,18 @@ impl Roots {
     }
 }
 
-/// A policy with only those kubelet roots that exist and answer, and the reasons why others are not inspected.
-pub fn kubelets_here(policy: &Policy) -> (Policy, Vec<String>) {
-    let roots = Roots::of(policy);
-    (Policy { kubelet_roots: roots.names().map(Path::to_owned).collect(), ..policy.clone() }, roots.problems)
+/// The kubelet roots that exist and answer, and the reasons why others are not inspected.
+pub fn kubelets_here(places: &Places) -> (Vec<PathBuf>, Vec<String>) {
+    let roots = Roots::of(places);
+    (roots.names().map(Path::to_owned).collect(), roots.problems)
 }
 
 /// The volume-subpath at an operator's path, given by any name of a kubelet's root.
 ///
 /// # Errors
 /// If the path is no volume-subpath, or, in one line, if the kubelet's directories do not answer.
-pub fn named_subpath(path: &Path, policy: &Policy) -> Result<VolumeSubpath, String> {
-    let roots = Roots::of(policy);
+pub fn named_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, String> {
+    let roots = Roots::of(places);
     let found = roots.subpath(path).or_else(|| roots.subpath(&in_real_folder(path, &Probes::for_create())?));
     found.ok_or_else(|| {
         let not_one = format!(

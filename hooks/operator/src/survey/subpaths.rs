@@ -31,8 +31,8 @@ pub(crate) fn diagnose_subpaths(
 
 /// Re-binds every stale subpath that is `wanted`, whatever policy says of admissions: an operator requested it. Other
 /// subpaths are not inspected.
-pub(crate) fn repair_node(policy: &Policy, roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
+pub(crate) fn rebind_subpaths(policy: &Policy, roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    let policy = Policy { stale_subpaths: Mode::Repair, ..*policy };
     let probes = Probes::for_operator();
     judge_subpaths(roots, &probes, wanted, |finding| {
         Rebind::from_finding(finding, &policy).map(|order| repaired(&order))
@@ -40,7 +40,7 @@ pub(crate) fn repair_node(policy: &Policy, roots: &Roots, wanted: impl Fn(&Volum
 }
 
 /// Detaches the stale mount of every subpath that is `wanted`. Only stale subpaths are detached.
-pub(crate) fn detach_node(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+pub(crate) fn detach_subpaths(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
     judge_subpaths(roots, &Probes::for_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
         (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
             Ok(()) => Outcome::Detached,

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
+use bindguard_config::Config;
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::{PodAsked, Pods};
 use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
@@ -57,10 +58,10 @@ pub enum Format {
 
 impl Diagnose {
     /// Runs it.
-    pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
+    pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let mountinfo = self.mountinfo()?;
         let table = self.table(&mountinfo)?;
-        let report = self.report(policy, &table)?;
+        let report = self.report(config, &table)?;
         match (self.format, self.json) {
             (Format::Kubediag, _) => kubediag::print_diagnosis(&report, &mountinfo, &table)?,
             (Format::Json, _) | (_, true) => show::print_node(&self.trimmed(&report), true)?,
@@ -69,19 +70,20 @@ impl Diagnose {
         Ok(show::node_exit_code(&report))
     }
 
-    fn report(&self, policy: &Policy, table: &MountTable) -> anyhow::Result<NodeReport> {
+    fn report(&self, config: &Config, table: &MountTable) -> anyhow::Result<NodeReport> {
+        let (policy, places) = (config.policy(), config.places());
         let Some(root) = &self.root else {
-            has_a_kubelet(policy)?;
+            has_a_kubelet(places)?;
             let pods = self.pods.pods();
-            let wanted = self.wanted(&pods, policy)?;
-            return self.unless_unknown(survey_node(policy, &pods, wanted), &pods);
+            let wanted = self.wanted(&pods, places)?;
+            return self.unless_unknown(survey_node(policy, places, &pods, wanted), &pods);
         };
         if !fs::metadata(root).with_context(|| format!("read {}", root.display()))?.is_dir() {
             bail!("{} is no folder: --root takes the copy of a node's files", root.display());
         }
         let pods = recorded(root);
-        let wanted = self.wanted(&pods, policy)?;
-        self.unless_unknown(survey_recorded(policy, &pods, table, root, wanted), &pods)
+        let wanted = self.wanted(&pods, places)?;
+        self.unless_unknown(survey_recorded(policy, places, &pods, table, root, wanted), &pods)
     }
 
     /// An unknown pod is an error: the operator expects it here, and an empty report would mislead. A known pod may have
@@ -96,12 +98,12 @@ impl Diagnose {
         }
     }
 
-    fn wanted<'a>(&self, pods: &Pods, policy: &'a Policy) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
+    fn wanted<'a>(&self, pods: &Pods, places: &'a Places) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
         let asked = self.pod.as_deref().map(|pod| uids(pods, &PodAsked::from_argument(pod))).transpose()?;
         Ok(move |path: &Path| match &asked {
             None => true,
             Some(uids) => {
-                let path = PodPath::from_path(path, policy.kubelet_roots());
+                let path = PodPath::from_path(path, places.kubelet_roots());
                 path.is_some_and(|path| uids.iter().any(|wanted| wanted == path.pod_uid()))
             }
         })
@@ -132,11 +134,11 @@ impl Diagnose {
 }
 
 /// A node without a kubelet's folders is an error: an empty report would mislead.
-fn has_a_kubelet(policy: &Policy) -> anyhow::Result<()> {
-    let (here, problems) = kubelets_here(policy);
+fn has_a_kubelet(places: &Places) -> anyhow::Result<()> {
+    let (here, problems) = kubelets_here(places);
     // A folder that is unreadable or does not answer exists.
-    if here.kubelet_roots.is_empty() && problems.is_empty() {
-        let looked: Vec<String> = policy.kubelet_roots().map(|root| root.display().to_string()).collect();
+    if here.is_empty() && problems.is_empty() {
+        let looked: Vec<String> = places.kubelet_roots().map(|root| root.display().to_string()).collect();
         bail!("no kubelet has its folders at {}: name it in [kubelet] roots of config.toml", looked.join(" or "));
     }
     Ok(())

@@ -11,7 +11,6 @@ use bindguard_config::Loaded;
 use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::policy::Policy;
 use bindguard_operator::doctor::{self, Daemon, Distribution, DoctorReport, Point, Status};
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{Process, processes_named, setting, with_open};
@@ -36,8 +35,8 @@ pub struct Doctor {
 impl Doctor {
     /// Runs it.
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
-        let policy = loaded.config.policy();
-        let (here, problems) = kubelets_here(policy);
+        let (policy, places) = (loaded.config.policy(), loaded.config.places());
+        let (here, problems) = kubelets_here(places);
         let mut points = of_the_kernel(&here);
         points.push(helpers(&here, problems));
         points.push(doctor::fuse_daemons(
@@ -47,9 +46,9 @@ impl Doctor {
         points.push(containerd::point());
         points.push(programs::point(loaded.config.runtime()));
         points.push(config(loaded));
-        points.push(doctor::subpaths(&survey_node(policy, &self.pods.pods(), |_| true), policy));
+        points.push(doctor::subpaths(&survey_node(policy, places, &self.pods.pods(), |_| true), policy));
         points.push(match Proc::default().namespaces() {
-            Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, policy),
+            Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, places),
             Err(why) => Point::unknown("pinned", why),
         });
         let report = DoctorReport { points };
@@ -62,9 +61,9 @@ impl Doctor {
     }
 }
 
-fn of_the_kernel(policy: &Policy) -> Vec<Point> {
+fn of_the_kernel(kubelet_roots: &[PathBuf]) -> Vec<Point> {
     let table = read_mount_table();
-    let kubelet_is_shared = table.as_ref().is_ok_and(|table| is_shared(table, policy));
+    let kubelet_is_shared = table.as_ref().is_ok_and(|table| is_shared(table, kubelet_roots));
     vec![
         doctor::kernel(&kernel_features(), kubelet_is_shared),
         match &table {
@@ -76,19 +75,18 @@ fn of_the_kernel(policy: &Policy) -> Vec<Point> {
 }
 
 /// True if the mount of the kubelet's folders has peers, or if the node has no kubelet.
-fn is_shared(table: &MountTable, policy: &Policy) -> bool {
-    let mut roots = policy.kubelet_roots().peekable();
-    roots.peek().is_none()
-        || roots.any(|root| table.mount_over(root).is_some_and(|m| m.propagation.peer_group.is_some()))
+fn is_shared(table: &MountTable, kubelet_roots: &[PathBuf]) -> bool {
+    kubelet_roots.is_empty()
+        || kubelet_roots.iter().any(|root| table.mount_over(root).is_some_and(|m| m.propagation.peer_group.is_some()))
 }
 
-fn helpers(policy: &Policy, problems: Vec<String>) -> Point {
+fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
     if let Some(problem) = problems.into_iter().next() {
         return Point::unknown("mount-helpers", problem);
     }
     const FOLDERS: [&str; 6] = ["/sbin", "/usr/sbin", "/usr/local/sbin", "/bin", "/usr/bin", "/usr/local/bin"];
     let is_there = |name: &str| FOLDERS.iter().any(|folder| Path::new(folder).join(name).symlink_metadata().is_ok());
-    let volumes = policy.kubelet_roots().map(list_volumes).collect::<Result<Vec<_>, _>>();
+    let volumes = kubelet_roots.iter().map(|root| list_volumes(root)).collect::<Result<Vec<_>, _>>();
     match volumes {
         Ok(volumes) => {
             let in_use: BTreeSet<String> = volumes

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
+use bindguard_config::Config;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::policy::Policy;
+use bindguard_core::places::Places;
 use bindguard_operator::block_device;
 use bindguard_operator::holders::{HoldersReport, Wanted};
 use bindguard_operator::namespaces::{Namespaces, Proc};
@@ -36,12 +37,12 @@ pub struct Holders {
 
 impl Holders {
     /// Runs it.
-    pub fn run(self, policy: &Policy) -> anyhow::Result<ExitCode> {
+    pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let proc = self.proc.clone().map_or_else(Proc::default, Proc::at);
         let path = if self.proc.is_some() { self.path.clone() } else { resolved(&self.path)? };
         let seen = proc.namespaces().map_err(|why| anyhow!(why))?;
         let wanted = wanted(&path, &seen.own, self.proc.is_some())?;
-        let report = report(&path, &wanted, seen, &self.pods.pods(), policy);
+        let report = report(&path, &wanted, seen, &self.pods.pods(), config.places());
         if self.json {
             print_json(&report)?
         } else {
@@ -51,8 +52,8 @@ impl Holders {
     }
 }
 
-fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods, policy: &Policy) -> HoldersReport {
-    let mut report = HoldersReport::find(path, wanted, &seen.own, &seen.others, pods, policy);
+fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods, places: &Places) -> HoldersReport {
+    let mut report = HoldersReport::find(path, wanted, &seen.own, &seen.others, pods, places);
     report.checked = seen.looked;
     report.problems.splice(0..0, seen.problems);
     report

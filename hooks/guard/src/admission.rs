@@ -1,0 +1,54 @@
+//! The beginning of an admission, a check and a verification: one read of config.json, and the policy for its pod.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::policy::Policy;
+use bindguard_core::report::{Container, Report};
+use bindguard_core::spec::{SpecError, SpecView};
+use bindguard_sys::bundle::{self, BundleError};
+
+/// Why a bundle could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    /// config.json could not be read.
+    #[error(transparent)]
+    Read(#[from] BundleError),
+    /// It is not a spec.
+    #[error(transparent)]
+    Parse(#[from] SpecError),
+}
+
+/// A bundle whose spec is parsed, and the policy for its pod.
+pub(crate) struct OpenBundle<'b> {
+    /// The bundle's path.
+    pub path: &'b Path,
+    /// A view of its spec.
+    pub spec: SpecView<'b>,
+    /// The node's policy, with the changes of the pod's annotations.
+    pub policy: Cow<'b, Policy>,
+    /// Annotations that are not followed.
+    not_followed: Vec<String>,
+}
+
+/// Opens a bundle and runs `work` on it.
+pub(crate) fn with_bundle<T>(
+    path: &Path,
+    node: &Policy,
+    work: impl FnOnce(OpenBundle<'_>) -> T,
+) -> Result<T, OpenError> {
+    let bytes = bundle::read_spec(path)?;
+    let spec = SpecView::from_bytes(&bytes)?;
+    let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
+    Ok(work(OpenBundle { path, spec, policy, not_followed }))
+}
+
+impl OpenBundle<'_> {
+    /// Adds the container's names, the parts that are not checked, and the annotations that are not followed.
+    pub fn describe(&self, report: &mut Report) {
+        report.container = Container::from_spec(&self.spec);
+        report.problems.extend(self.spec.overlooked());
+        report.problems.extend(self.not_followed.iter().cloned());
+    }
+}
