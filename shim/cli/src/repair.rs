@@ -79,7 +79,6 @@ impl Repair {
         match self.format {
             Format::Kubediag => kubediag::print_recovery(report),
             Format::Text => show::print_node(report, self.json),
-            Format::Json => show::print_node(report, true),
         }
     }
 

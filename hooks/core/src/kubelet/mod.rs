@@ -14,10 +14,9 @@ mod fit;
 mod mounted_volume;
 mod payload;
 mod plugin;
-mod plugins;
 mod pod_path;
 mod sub_path;
-mod subpath;
+mod volume_subpath;
 
 pub use fit::Fit;
 pub use mounted_volume::MountedVolume;
@@ -25,4 +24,4 @@ pub use payload::{DATA_LINK, Layout, TimestampDirectory};
 pub use plugin::{Plugin, RequiredMount, Writer};
 pub use pod_path::PodPath;
 pub use sub_path::{NoSubPath, SubPath};
-pub use subpath::VolumeSubpath;
+pub use volume_subpath::VolumeSubpath;

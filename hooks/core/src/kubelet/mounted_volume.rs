@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::plugin::{Plugin, RequiredMount, Writer};
 use super::pod_path::PodPath;
-use super::subpath::VolumeSubpath;
+use super::volume_subpath::VolumeSubpath;
 
 /// `<root>/pods/<uid>/volumes/<plugin>/<volume>`, of a plugin that always mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]

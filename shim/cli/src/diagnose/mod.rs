@@ -50,8 +50,6 @@ pub struct Diagnose {
 pub enum Format {
     /// For people.
     Text,
-    /// For programs.
-    Json,
     /// For kubediag.
     Kubediag,
 }
@@ -64,8 +62,7 @@ impl Diagnose {
         let report = self.report(config, &table)?;
         match (self.format, self.json) {
             (Format::Kubediag, _) => kubediag::print_diagnosis(&report, &mountinfo, &table)?,
-            (Format::Json, _) | (_, true) => show::print_node(&self.trimmed(&report), true)?,
-            (Format::Text, false) => show::print_node(&self.trimmed(&report), false)?,
+            (Format::Text, json) => show::print_node(&self.trimmed(&report), json)?,
         }
         Ok(show::node_exit_code(&report))
     }
