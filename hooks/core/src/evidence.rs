@@ -132,7 +132,7 @@ pub enum Reach {
     /// A probe was due, but there was no time left, or no process to do it.
     NotProbed,
     /// No probe was requested.
-    NotAsked,
+    NotNeeded,
 }
 
 impl Reach {
@@ -142,10 +142,10 @@ impl Reach {
     const DEAD: [i32; 9] = [5, 103, 107, 110, 111, 112, 113, 116, 121];
 
     /// The error text of a source that is certainly dead. A source that is only silent may still answer.
-    pub fn words_of_the_dead(&self) -> Option<&str> {
+    pub fn error_of_dead_source(&self) -> Option<&str> {
         match self {
             Self::Refused { number, words } if Self::DEAD.contains(number) => Some(words),
-            Self::Refused { .. } | Self::Silent(_) | Self::Alive | Self::NotProbed | Self::NotAsked => None,
+            Self::Refused { .. } | Self::Silent(_) | Self::Alive | Self::NotProbed | Self::NotNeeded => None,
         }
     }
 
@@ -158,8 +158,8 @@ impl Reach {
     pub fn is_answer(&self) -> bool {
         match self {
             Self::Alive => true,
-            Self::Refused { .. } => self.words_of_the_dead().is_none(),
-            Self::Silent(_) | Self::NotProbed | Self::NotAsked => false,
+            Self::Refused { .. } => self.error_of_dead_source().is_none(),
+            Self::Silent(_) | Self::NotProbed | Self::NotNeeded => false,
         }
     }
 }

@@ -15,9 +15,9 @@ pub fn lies_in(path: &Path, directory: &Path) -> bool {
 /// The part of `path` after `directory`; `None` if `path` is not in it.
 pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
     match by_bytes(bytes(path), bytes(directory)) {
-        Told::Below(rest) => Some(rest),
-        Told::Elsewhere => None,
-        Told::Nothing => path.strip_prefix(directory).ok(),
+        Compared::Below(rest) => Some(rest),
+        Compared::Elsewhere => None,
+        Compared::Nothing => path.strip_prefix(directory).ok(),
     }
 }
 
@@ -33,28 +33,28 @@ pub fn is_root(path: &Path) -> bool {
 }
 
 /// The result of comparing the bytes of two paths without parsing their names.
-enum Told<'p> {
+enum Compared<'p> {
     Below(&'p Path),
     Elsewhere,
     /// Redundant slashes and dots may be involved, as in `a//b` and `a/./b`.
     Nothing,
 }
 
-fn by_bytes<'p>(path: &'p [u8], directory: &[u8]) -> Told<'p> {
+fn by_bytes<'p>(path: &'p [u8], directory: &[u8]) -> Compared<'p> {
     let shared = path.iter().zip(directory).take_while(|(a, b)| a == b).count();
     let ends_in_name = is_in_name(path[..shared].last());
     match (&path[shared..], &directory[shared..]) {
-        ([], []) => Told::Below(Path::new("")),
+        ([], []) => Compared::Below(Path::new("")),
         ([b'/', rest @ ..], []) if ends_in_name && begins_with_name(rest) && is_in_name(rest.last()) => {
-            Told::Below(Path::new(OsStr::from_bytes(rest)))
+            Compared::Below(Path::new(OsStr::from_bytes(rest)))
         }
         // One name ends where the other continues, or both continue differently. A slash is followed by another name, or nothing.
-        ([b'/', ..], []) => Told::Nothing,
-        ([], [b'/', next @ ..]) if !is_in_name(next.first()) => Told::Nothing,
+        ([b'/', ..], []) => Compared::Nothing,
+        ([], [b'/', next @ ..]) if !is_in_name(next.first()) => Compared::Nothing,
         (path, directory) if ends_in_name || is_in_name(path.first()) && is_in_name(directory.first()) => {
-            Told::Elsewhere
+            Compared::Elsewhere
         }
-        _ => Told::Nothing,
+        _ => Compared::Nothing,
     }
 }
 

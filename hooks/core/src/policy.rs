@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::spec::AskedAccess;
+use crate::spec::RequestedAccess;
 
 /// The action for one kind of finding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -121,11 +121,11 @@ pub struct Policy {
 
 impl Policy {
     /// Why a host-root bind with this access is left unchanged. `rro` always is: Kubernetes requires propagation None for it.
-    pub fn keeps(&self, access: AskedAccess) -> Option<Kept> {
+    pub fn keeps(&self, access: RequestedAccess) -> Option<Kept> {
         match (access, self.read_only_binds) {
-            (AskedAccess::RecursivelyReadOnly, _) => Some(Kept::RecursivelyReadOnly),
-            (AskedAccess::ReadOnly, ReadOnlyBinds::Keep) => Some(Kept::ReadOnly),
-            (AskedAccess::ReadOnly, ReadOnlyBinds::MakeRslave) | (AskedAccess::ReadWrite, _) => None,
+            (RequestedAccess::RecursivelyReadOnly, _) => Some(Kept::RecursivelyReadOnly),
+            (RequestedAccess::ReadOnly, ReadOnlyBinds::Keep) => Some(Kept::ReadOnly),
+            (RequestedAccess::ReadOnly, ReadOnlyBinds::MakeRslave) | (RequestedAccess::ReadWrite, _) => None,
         }
     }
 }

@@ -19,7 +19,7 @@ use bindguard_core::places::Places;
 use bindguard_core::plan::Plan;
 use bindguard_core::policy::{Policy, Scope};
 use bindguard_core::source::{KindName, SourceKind};
-use bindguard_core::spec::{AskedPropagation, SpecView};
+use bindguard_core::spec::{RequestedPropagation, SpecView};
 
 const SHOWN: FileIdentity = FileIdentity { device: 1, inode: 10, kind: FileKind::File };
 
@@ -82,7 +82,7 @@ fn evidence(table: &MountTable, entry: &MountEntry, target: Observed<Target>) ->
         covers_its_equal: false,
     };
     let volume = volume(table, entry, &subpath(entry).unwrap());
-    SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotAsked, volume, target }
+    SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotNeeded, volume, target }
 }
 
 /// A target of the same file, in the payload that the mount shows.
@@ -235,7 +235,7 @@ fn a_captured_host_root_bind_is_made_rslave_once() {
         let view = SpecView::from_bytes(&json).unwrap();
         let plan = Plan::from_findings(&findings(&view), &Policy::default());
         let root_binds = || view.binds().iter().filter(|bind| bind.source() == Path::new("/"));
-        let asked_rprivate = root_binds().any(|bind| bind.propagation() == AskedPropagation::Private);
+        let asked_rprivate = root_binds().any(|bind| bind.propagation() == RequestedPropagation::Private);
         assert_eq!(!plan.is_empty(), asked_rprivate, "{}", path.display());
         let edited = view.edited(&plan.edits).unwrap();
         let again = SpecView::from_bytes(&edited).unwrap();

@@ -14,7 +14,7 @@ use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit};
+use bindguard_core::spec::{RequestedPropagation, RootfsPropagation, SpecEdit};
 use proptest::prelude::*;
 
 const SUBPATH: &str = "/var/lib/kubelet/pods/u/volume-subpaths/v/c/0";
@@ -35,7 +35,7 @@ fn reach() -> impl Strategy<Value = Reach> {
     let refused = |number| Just(Reach::Refused { number, words: "no".into() });
     prop_oneof![
         1 => Just(Reach::NotProbed),
-        4 => Just(Reach::NotAsked),
+        4 => Just(Reach::NotNeeded),
         2 => Just(Reach::Alive),
         1 => Just(Reach::Silent(700)),
         1 => refused(2),
@@ -176,8 +176,8 @@ proptest! {
 fn a_shared_bind_is_never_lowered() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
     let judge = |asked, rootfs: &RootfsPropagation| judge_host_root(asked, None, rootfs, true, &host);
-    assert_eq!(judge(AskedPropagation::Shared, &RootfsPropagation::Unset), Verdict::Current);
-    let beside = judge(AskedPropagation::Private, &RootfsPropagation::Set("shared".into()));
+    assert_eq!(judge(RequestedPropagation::Shared, &RootfsPropagation::Unset), Verdict::Current);
+    let beside = judge(RequestedPropagation::Private, &RootfsPropagation::Set("shared".into()));
     let mut finding = finding(beside);
     finding.kind = SourceKind::HostRoot;
     assert_eq!(Plan::from_findings(&[finding], &Policy::default()).edits, [SpecEdit::BindRslave { bind: 0 }]);
@@ -187,7 +187,7 @@ fn a_shared_bind_is_never_lowered() {
 fn a_host_root_that_is_only_to_be_reported_is_not_edited() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
     let mut finding =
-        finding(judge_host_root(AskedPropagation::Private, None, &RootfsPropagation::Unset, false, &host));
+        finding(judge_host_root(RequestedPropagation::Private, None, &RootfsPropagation::Unset, false, &host));
     finding.kind = SourceKind::HostRoot;
     for (host_root, edits) in [(Mode::Repair, 2), (Mode::Report, 0), (Mode::Off, 0)] {
         let plan = Plan::from_findings(std::slice::from_ref(&finding), &Policy { host_root, ..Policy::default() });
@@ -219,16 +219,16 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
         };
         let target = Target { timestamp: None, file: Observed::Seen(file(2)) };
         let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
-        SubpathEvidence { mount, reach: Reach::NotAsked, volume, target }
+        SubpathEvidence { mount, reach: Reach::NotNeeded, volume, target }
     };
-    let is_mended = |evidence| matches!(judge_subpath(&subpath(), &evidence), Verdict::Stale { remedy: Ok(_), .. });
-    assert!(is_mended(evidence("kubernetes.io~local-volume", true, "ext4", true)));
-    assert!(!is_mended(evidence("kubernetes.io~local-volume", true, "xfs", true)));
-    assert!(!is_mended(evidence("kubernetes.io~empty-dir", true, "ext4", true)));
-    assert!(!is_mended(evidence("kubernetes.io~empty-dir", false, "ext4", true)));
+    let is_repaired = |evidence| matches!(judge_subpath(&subpath(), &evidence), Verdict::Stale { remedy: Ok(_), .. });
+    assert!(is_repaired(evidence("kubernetes.io~local-volume", true, "ext4", true)));
+    assert!(!is_repaired(evidence("kubernetes.io~local-volume", true, "xfs", true)));
+    assert!(!is_repaired(evidence("kubernetes.io~empty-dir", true, "ext4", true)));
+    assert!(!is_repaired(evidence("kubernetes.io~empty-dir", false, "ext4", true)));
     // The volume was mounted before the subpath was bound: the subpath shows something else.
-    assert!(!is_mended(evidence("kubernetes.io~local-volume", true, "ext4", false)));
-    assert!(!is_mended(evidence("kubernetes.io~empty-dir", true, "tmpfs", false)));
+    assert!(!is_repaired(evidence("kubernetes.io~local-volume", true, "ext4", false)));
+    assert!(!is_repaired(evidence("kubernetes.io~empty-dir", true, "tmpfs", false)));
 }
 
 /// A payload that an update stranded still exists, and its name identifies it.
@@ -259,7 +259,7 @@ fn an_older_payload_is_told_by_its_name() {
     };
     let target = Target { timestamp: Some(current.clone()), file: Observed::Seen(file(2)) };
     let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
-    let verdict = judge_subpath(&subpath(), &SubpathEvidence { mount, reach: Reach::NotAsked, volume, target });
+    let verdict = judge_subpath(&subpath(), &SubpathEvidence { mount, reach: Reach::NotNeeded, volume, target });
     let told = StaleCause::OlderPayload { shown, current };
     assert!(matches!(&verdict, Verdict::Stale { cause, remedy: Ok(_) } if *cause == told), "{verdict:?}");
 }
@@ -284,8 +284,13 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
 #[test]
 fn a_host_root_bind_of_a_private_mount_is_still_told_of_when_it_is_rslave() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: false });
-    let verdict =
-        judge_host_root(AskedPropagation::RecursiveSlave, None, &RootfsPropagation::Set("rslave".into()), false, &host);
+    let verdict = judge_host_root(
+        RequestedPropagation::RecursiveSlave,
+        None,
+        &RootfsPropagation::Set("rslave".into()),
+        false,
+        &host,
+    );
     assert!(verdict.reason().unwrap().contains("private"), "{verdict:?}");
     assert!(Plan::from_findings(&[finding(verdict)], &Policy::default()).is_empty());
 }

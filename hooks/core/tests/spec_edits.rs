@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit, SpecView};
+use bindguard_core::spec::{RequestedPropagation, RootfsPropagation, SpecEdit, SpecView};
 use oci_spec::runtime::Spec;
 use proptest::prelude::*;
 
@@ -108,7 +108,7 @@ proptest! {
         let spec = serde_json::json!({"mounts": [{"type": "bind", "source": "/", "options": options}]}).to_string();
         let once = edited(&spec, &[SpecEdit::BindRslave { bind: 0 }, SpecEdit::RootfsRslave]);
         let view = SpecView::from_bytes(once.as_bytes()).unwrap();
-        prop_assert_eq!(view.binds()[0].propagation(), AskedPropagation::RecursiveSlave);
+        prop_assert_eq!(view.binds()[0].propagation(), RequestedPropagation::RecursiveSlave);
         prop_assert_eq!(view.rootfs_propagation(), &RootfsPropagation::Set("rslave".into()));
     }
 }

@@ -96,7 +96,7 @@ fn a_mount_that_cannot_even_be_held_is_dead_by_its_own_answer_alone() {
     };
     assert_eq!(judged(&unheld(stale_handle())).0, "dead");
     assert_eq!(judged(&unheld(Reach::Alive)).0, "unknown");
-    assert_eq!(judged(&unheld(Reach::NotAsked)).0, "unknown");
+    assert_eq!(judged(&unheld(Reach::NotNeeded)).0, "unknown");
 }
 
 #[test]

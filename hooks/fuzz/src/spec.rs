@@ -6,7 +6,7 @@ use std::path::Path;
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::policy::{Alarm, PodsMay, Policy};
 use bindguard_core::report::{Container, Report};
-use bindguard_core::spec::{AskedPropagation, RootfsPropagation, SpecEdit, SpecView, Text};
+use bindguard_core::spec::{RequestedPropagation, RootfsPropagation, SpecEdit, SpecView, Text};
 use serde_json::value::RawValue;
 
 /// Panics when that is not so.
@@ -71,7 +71,7 @@ fn made_rslave(view: &SpecView<'_>, bind: usize, word: &str, others: &[u8]) {
     assert_eq!(what_else(&edited, word), others);
     let again = SpecView::from_bytes(&edited).unwrap();
     let asked = again.binds().iter().find(|b| b.index() == bind).unwrap().propagation();
-    assert!(matches!(asked, AskedPropagation::RecursiveSlave | AskedPropagation::Shared), "{asked:?}");
+    assert!(matches!(asked, RequestedPropagation::RecursiveSlave | RequestedPropagation::Shared), "{asked:?}");
     assert_eq!(again.rootfs_propagation(), &RootfsPropagation::Set("rslave".into()));
     assert!(again.edited(&edits).is_ok());
 }

@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::places::Places;
-use bindguard_sys::{Handle, Mounts, hold_known};
+use bindguard_sys::{Handle, Mounts, open_without_waiting};
 
 use crate::probes::Probes;
 use crate::roots_in_use::RootsInUse;
@@ -39,14 +39,14 @@ pub fn in_real_folder(path: &Path, probes: &Probes) -> Option<PathBuf> {
 /// may have to answer. The kernel counts reading a link as an access, so it may have a link in its cache and not follow it.
 fn real_names(paths: &[&Path], probes: &Probes) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
-    let known: Vec<_> = paths.iter().map(|path| hold_known(path, |folder| mounts.is_local(folder))).collect();
+    let known: Vec<_> = paths.iter().map(|path| open_without_waiting(path, |folder| mounts.is_local(folder))).collect();
     let is_cold = |known: &io::Result<Handle>| known.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
     let cold = paths.iter().zip(&known).filter(|(_, known)| is_cold(known)).map(|(path, _)| vec![path.to_path_buf()]);
-    let mut told = probes.ask(&cold.collect::<Vec<_>>()).into_iter();
+    let mut probed = probes.probe(&cold.collect::<Vec<_>>()).into_iter();
     let mut name = |known: io::Result<Handle>| match known {
         Ok(handle) => handle.resolved_path().ok(),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(_) => told.next()?.resolved().map(Path::to_owned),
+        Err(_) => probed.next()?.resolved().map(Path::to_owned),
     };
     known.into_iter().map(&mut name).collect()
 }

@@ -10,7 +10,7 @@ use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{AskedPropagation, Bind, SpecView};
+use bindguard_core::spec::{Bind, RequestedPropagation, SpecView};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
 use bindguard_sys::{Handle, HandleError, Mounts};
 
@@ -43,7 +43,7 @@ impl<'a> Held<'a> {
             }
             SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(&source.path)),
             SourceKind::Foreign if choice.is_worth_probing(bind, &source.path) => {
-                let cached = Handle::cached(&source.path).map(Handle::wary);
+                let cached = Handle::cached(&source.path).map(Handle::unqueried);
                 Self::Somewhere(source.path, cached)
             }
             SourceKind::InVolume => Self::InVolume,
@@ -65,11 +65,11 @@ impl<'a> Held<'a> {
 
     /// The paths to probe: those not on a local filesystem, for which the kernel itself answers. If the check for dead
     /// sources is off, only those that cannot be judged otherwise: a subpath, and a path whose links are unknown.
-    fn to_ask(&self, look: &Look<'_>) -> Vec<PathBuf> {
+    fn paths_to_probe(&self, look: &Look<'_>) -> Vec<PathBuf> {
         let is_local = |handle| look.mounts.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
         let is_to_answer = |handle| look.choice.policy.dead_sources != Alarm::Off && !is_local(handle);
         match self {
-            Self::Subpath(held) => held.to_ask(&look.mounts),
+            Self::Subpath(held) => held.paths_to_probe(&look.mounts),
             Self::Volume(volume, held) if held.handle().is_some_and(is_to_answer) => {
                 vec![volume.mount_point().to_owned()]
             }
@@ -182,7 +182,7 @@ impl Look<'_> {
     }
 
     fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, HandleError>) -> Verdict {
-        let any_shared = self.spec.binds().iter().any(|bind| bind.propagation() == AskedPropagation::Shared);
+        let any_shared = self.spec.binds().iter().any(|bind| bind.propagation() == RequestedPropagation::Shared);
         let host = observe_host_mount(source, &self.mounts);
         let kept = self.choice.policy.keeps(bind.access());
         judge_host_root(bind.propagation(), kept, self.spec.rootfs_propagation(), any_shared, &host)
@@ -248,9 +248,9 @@ fn judged(
             *held = Held::hold(bind, source, &directories, &choice);
         }
     }
-    let look = Look { spec, choice, mounts: mounts.for_what_is_held(), roots };
-    let to_ask: Vec<_> = held.iter().map(|held| held.to_ask(&look)).collect();
-    let judged = binds.iter().zip(held).zip(probes.ask(&to_ask)).map(|((bind, held), answers)| {
+    let look = Look { spec, choice, mounts: mounts.for_newly_opened(), roots };
+    let paths_to_probe: Vec<_> = held.iter().map(|held| held.paths_to_probe(&look)).collect();
+    let judged = binds.iter().zip(held).zip(probes.probe(&paths_to_probe)).map(|((bind, held), answers)| {
         let (kind, verdict) = held.judge(bind, &look, &answers);
         let (source, destination) = (bind.source().to_owned(), Some(bind.destination().to_owned()));
         Finding { bind: Some(bind.index()), source, destination, kind, verdict }

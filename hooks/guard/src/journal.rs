@@ -11,7 +11,7 @@ use time::format_description::well_known::Rfc3339;
 
 /// One entry of the journal.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry<'a> {
+pub struct JournalEntry<'a> {
     /// The container's id, as the runtime gets it.
     pub id: Option<&'a str>,
     /// Which create of the container this was, counted from 0.
@@ -36,17 +36,17 @@ const MOST_PROBLEMS: usize = 16;
 ///
 /// # Errors
 /// The reason in one line.
-pub fn record(journal: &Path, entry: &Entry<'_>) -> Result<(), String> {
+pub fn record(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), String> {
     let mut line = written(entry, None)?;
     if line.len() > LONGEST {
         let (report, omitted_binds) = shortened(entry.report);
         let id = entry.id.map(cut);
-        line = written(&Entry { id: id.as_deref(), report: &report, ..*entry }, Some(omitted_binds))?;
+        line = written(&JournalEntry { id: id.as_deref(), report: &report, ..*entry }, Some(omitted_binds))?;
     }
     append(journal, &line).map_err(|error| error_chain(&error))
 }
 
-fn written(entry: &Entry<'_>, omitted_binds: Option<usize>) -> Result<String, String> {
+fn written(entry: &JournalEntry<'_>, omitted_binds: Option<usize>) -> Result<String, String> {
     let mut line = JournalLine::new(entry.report);
     line.time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
     line.id = entry.id.map(str::to_owned);

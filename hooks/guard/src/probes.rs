@@ -41,14 +41,14 @@ impl Answers {
 
     /// The answer of the first path.
     pub fn reach(&self) -> Reach {
-        self.0.first().map_or(Reach::NotAsked, reach)
+        self.0.first().map_or(Reach::NotNeeded, reach)
     }
 
     /// The first path with its symlinks followed, if it was reached.
     pub fn resolved(&self) -> Option<&Path> {
         match self.0.first()? {
             Answer::Reached(path) => Some(path),
-            Answer::Refused(_) | Answer::Silent(_) | Answer::NotAsked => None,
+            Answer::Refused(_) | Answer::Silent(_) | Answer::NotProbed => None,
         }
     }
 }
@@ -86,16 +86,16 @@ impl Probes {
     }
 
     /// Probes every source's paths; returns one set of answers for each source, in the same order.
-    pub fn ask(&self, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
-        let mut answers = self.ask_all(&sources.concat()).into_iter();
+    pub fn probe(&self, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
+        let mut answers = self.probe_all(&sources.concat()).into_iter();
         sources.iter().map(|paths| Answers(answers.by_ref().take(paths.len()).collect())).collect()
     }
 
     /// The answer of each path, in their order. The paths are probed one after the other. Once one is silent, the others are
     /// probed side by side, until no time is left.
-    fn ask_all(&self, paths: &[PathBuf]) -> Vec<Answer> {
+    fn probe_all(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(paths.len());
-        let mut heard_of: fn(&Self, &[PathBuf]) -> Vec<Answer> = Self::one_after_the_other;
+        let mut run_next: fn(&Self, &[PathBuf]) -> Vec<Answer> = Self::one_after_the_other;
         while let Some(next) = paths.get(answers.len()) {
             if let Some(patience) = self.silence_above(next) {
                 answers.push(Answer::Silent(patience));
@@ -106,32 +106,32 @@ impl Probes {
             }
             let rest = &paths[answers.len()..];
             let run = rest.iter().take_while(|path| self.silence_above(path).is_none()).count();
-            let heard = heard_of(self, &rest[..run]);
-            self.note_silence(rest, &heard);
-            answers.extend(heard);
-            heard_of = Self::side_by_side;
+            let answers_now = run_next(self, &rest[..run]);
+            self.note_silence(rest, &answers_now);
+            answers.extend(answers_now);
+            run_next = Self::side_by_side;
         }
-        answers.resize_with(paths.len(), || Answer::NotAsked);
+        answers.resize_with(paths.len(), || Answer::NotProbed);
         answers
     }
 
     /// Probes one after the other, up to the first that is silent.
     fn one_after_the_other(&self, paths: &[PathBuf]) -> Vec<Answer> {
-        let heard = probe(paths, Patience { each: EACH, all: self.left() }).unwrap_or_default();
-        heard.into_iter().take_while(|answer| !matches!(answer, Answer::NotAsked)).collect()
+        let answers_now = probe(paths, Patience { each: EACH, all: self.left() }).unwrap_or_default();
+        answers_now.into_iter().take_while(|answer| !matches!(answer, Answer::NotProbed)).collect()
     }
 
     /// Probes the first of them side by side. If no process can be started, no source is called dead.
     fn side_by_side(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let group = &paths[..paths.len().min(SIDE_BY_SIDE)];
-        let heard = probe_side_by_side(group, self.left().min(EACH));
-        heard.unwrap_or_else(|_| group.iter().map(|_| Answer::NotAsked).collect())
+        let answers_now = probe_side_by_side(group, self.left().min(EACH));
+        answers_now.unwrap_or_else(|_| group.iter().map(|_| Answer::NotProbed).collect())
     }
 
-    fn note_silence(&self, paths: &[PathBuf], heard: &[Answer]) {
-        let silent = paths.iter().zip(heard).filter_map(|(path, answer)| match answer {
+    fn note_silence(&self, paths: &[PathBuf], answers_now: &[Answer]) {
+        let silent = paths.iter().zip(answers_now).filter_map(|(path, answer)| match answer {
             Answer::Silent(patience) => Some((path.clone(), *patience)),
-            Answer::Reached(_) | Answer::Refused(_) | Answer::NotAsked => None,
+            Answer::Reached(_) | Answer::Refused(_) | Answer::NotProbed => None,
         });
         self.silent.borrow_mut().extend(silent);
     }
@@ -144,18 +144,18 @@ impl Probes {
 
     /// The answer of each path, as evidence.
     pub fn reaches(&self, paths: &[PathBuf]) -> Vec<Reach> {
-        self.ask_all(paths).iter().map(reach).collect()
+        self.probe_all(paths).iter().map(reach).collect()
     }
 
     /// Observes subpaths; probes those on servers first.
     pub fn observe(&self, held: &[HeldSubpath], mounts: &Mounts) -> Vec<SubpathEvidence> {
-        let paths: Vec<_> = held.iter().map(|held| held.to_ask(mounts)).collect();
-        held.iter().zip(self.ask(&paths)).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
+        let paths: Vec<_> = held.iter().map(|held| held.paths_to_probe(mounts)).collect();
+        held.iter().zip(self.probe(&paths)).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
     }
 
     /// Observes one subpath.
     pub fn observe_one(&self, held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
-        held.observe(mounts, &self.reaches(&held.to_ask(mounts)))
+        held.observe(mounts, &self.reaches(&held.paths_to_probe(mounts)))
     }
 
     fn left(&self) -> Duration {
@@ -171,7 +171,7 @@ fn reach(answer: &Answer) -> Reach {
         }
         Answer::Silent(patience) => Reach::Silent(patience.as_millis() as u64),
         // Only paths that must be probed get here.
-        Answer::NotAsked => Reach::NotProbed,
+        Answer::NotProbed => Reach::NotProbed,
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     fn what_there_is_no_time_to_probe_is_not_taken_for_what_need_not_be_probed() {
         let too_late = Probes::within(Duration::ZERO);
         assert_eq!(too_late.reaches(&[PathBuf::from("/")]), [Reach::NotProbed]);
-        let answers = too_late.ask(&[vec![PathBuf::from("/")], Vec::new()]);
-        assert_eq!(answers.iter().map(Answers::reach).collect::<Vec<_>>(), [Reach::NotProbed, Reach::NotAsked]);
+        let answers = too_late.probe(&[vec![PathBuf::from("/")], Vec::new()]);
+        assert_eq!(answers.iter().map(Answers::reach).collect::<Vec<_>>(), [Reach::NotProbed, Reach::NotNeeded]);
     }
 }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_sys::{Handle, Mounts, hold_known};
+use bindguard_sys::{Handle, Mounts, open_without_waiting};
 
 use crate::probes::Probes;
 
@@ -25,15 +25,15 @@ impl RootsInUse {
     pub(crate) fn of(places: &Places, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts, probes: &Probes) -> Self {
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for root in places.kubelet_roots().filter(|root| is_wanted(root)) {
-            match hold_known(root, |handle| mounts.is_local(handle)) {
+            match open_without_waiting(root, |handle| mounts.is_local(handle)) {
                 Ok(handle) if mounts.is_local(&handle) => held.push(handle),
                 // It does not exist, or the kernel cannot detect that.
                 Err(error) if error.kind() != ErrorKind::WouldBlock => {}
                 Ok(_) | Err(_) => others.push(root.to_owned()),
             }
         }
-        let to_ask: Vec<_> = others.iter().map(|root| vec![root.join("pods")]).collect();
-        let answers = probes.ask(&to_ask);
+        let paths_to_probe: Vec<_> = others.iter().map(|root| vec![root.join("pods")]).collect();
+        let answers = probes.probe(&paths_to_probe);
         let silent = others.into_iter().zip(answers).filter(|(_, answers)| !answers.reach().is_answer());
         Self { held, silent: silent.map(|(root, _)| root).collect(), mounts: OnceCell::new() }
     }

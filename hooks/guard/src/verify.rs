@@ -11,7 +11,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Container, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{AskedPropagation, Bind};
+use bindguard_core::spec::{Bind, RequestedPropagation};
 use bindguard_sys::in_container::ContainerMounts;
 use bindguard_sys::{Handle, Mounts};
 
@@ -59,7 +59,7 @@ fn verify(bundle: &OpenBundle<'_>, places: &Places, mounts: &ContainerMounts) ->
             _ => is_another_name(),
         }
     };
-    let made_rslave = |bind: &&Bind<'_>| bind.propagation() == AskedPropagation::RecursiveSlave;
+    let made_rslave = |bind: &&Bind<'_>| bind.propagation() == RequestedPropagation::RecursiveSlave;
     let checked = bundle.spec.binds().iter().filter(made_rslave).filter(|bind| is_host_root(bind));
     checked.map(|bind| in_container(bind, &mounts.at(bind.destination()))).collect()
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
-use bindguard_guard::{Attempt, Entry, admit, check_bundle, read_file, record};
+use bindguard_guard::{Attempt, JournalEntry, admit, check_bundle, read_file, record};
 use fuse::Fuse;
 use nix::mount::{MntFlags, umount2};
 use pod::{Pod, mount_of, own_namespace};
@@ -260,7 +260,7 @@ fn a_journal_that_never_answers_is_not_waited_for() {
     }
     let Some(mut fuse) = Fuse::mounted() else { return };
     fuse.take_request();
-    let entry = Entry { id: None, attempt: 0, pid: None, report: &Report::default() };
+    let entry = JournalEntry { id: None, attempt: 0, pid: None, report: &Report::default() };
     for name in ["journal.jsonl", "new/journal.jsonl"] {
         let why = record(&fuse.path().join(name), &entry).unwrap_err();
         assert!(why.contains("did not answer within 300 ms"), "{why}");

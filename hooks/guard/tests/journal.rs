@@ -13,7 +13,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, Container, Outcome, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{Entry, record};
+use bindguard_guard::{JournalEntry, record};
 use serde_json::Value;
 
 fn bind(source: &str, verdict: Verdict) -> BindReport {
@@ -52,7 +52,7 @@ fn a_line_is_as_documented() {
     };
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
-    record(&journal, &Entry { id: Some("bb344d713010"), attempt: 0, pid: None, report: &report }).unwrap();
+    record(&journal, &JournalEntry { id: Some("bb344d713010"), attempt: 0, pid: None, report: &report }).unwrap();
 
     let line = fs::read_to_string(&journal).unwrap();
     assert_eq!(line.matches('\n').count(), 1);
@@ -67,7 +67,7 @@ fn a_bundle_whose_path_is_no_text_is_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
     let report = Report::about_bundle(Path::new(OsStr::from_bytes(b"/run/\xff")));
-    record(&journal, &Entry { id: None, attempt: 0, pid: None, report: &report }).unwrap();
+    record(&journal, &JournalEntry { id: None, attempt: 0, pid: None, report: &report }).unwrap();
     let written: Value = serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap();
     assert_eq!(written["bundle"], "/run/\u{fffd}");
 }
@@ -89,7 +89,7 @@ fn a_line_has_an_end() {
     };
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
-    record(&journal, &Entry { id: long.as_deref(), attempt: 0, pid: None, report: &report }).unwrap();
+    record(&journal, &JournalEntry { id: long.as_deref(), attempt: 0, pid: None, report: &report }).unwrap();
     let line = fs::read_to_string(&journal).unwrap();
     assert!(line.len() < 1 << 20, "{} bytes", line.len());
     let written: Value = serde_json::from_str(&line).unwrap();

@@ -12,7 +12,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{Entry, record};
+use bindguard_guard::{JournalEntry, record};
 use json_schema::Schema;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn schema() -> Schema {
 }
 
 /// The line that the journal gets.
-fn line_of(entry: &Entry<'_>) -> Value {
+fn line_of(entry: &JournalEntry<'_>) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
     record(&journal, entry).unwrap();
@@ -89,7 +89,7 @@ fn full() -> Report {
 }
 
 fn created(report: &Report) -> Value {
-    line_of(&Entry { id: Some("bb344d713010"), attempt: 1, pid: None, report })
+    line_of(&JournalEntry { id: Some("bb344d713010"), attempt: 1, pid: None, report })
 }
 
 /// Longer than a line may be.
@@ -100,7 +100,7 @@ fn cut_off() -> Value {
 
 fn lines() -> Vec<Value> {
     let clean = Report { binds: vec![bind("/", Verdict::Current, None)], ..Report::default() };
-    let verified = Entry { id: None, attempt: 0, pid: Some(4242), report: &full() };
+    let verified = JournalEntry { id: None, attempt: 0, pid: Some(4242), report: &full() };
     let each = of_every_verdict().into_iter().map(|bind| created(&Report { binds: vec![bind], ..Report::default() }));
     each.chain([created(&Report::default()), created(&clean), created(&full()), line_of(&verified), cut_off()])
         .collect()

@@ -1,7 +1,7 @@
 //! Pods by the names that people use and by the uids in the kubelet's folders.
 //!
 //! The kubelet's folders contain only a pod's uid; an operator knows its name. Code that knows both (a container runtime's
-//! CRI, the annotations of bundles) fills in [`PodName`]s. All other code selects pods with [`PodAsked`].
+//! CRI, the annotations of bundles) fills in [`PodName`]s. All other code selects pods with [`PodSelector`].
 
 use std::fmt;
 
@@ -128,12 +128,12 @@ impl Pods {
 
 /// A pod named on the command line: `UID`, `NAME` or `NAMESPACE/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodAsked {
+pub struct PodSelector {
     namespace: Option<String>,
     name: String,
 }
 
-impl PodAsked {
+impl PodSelector {
     /// Parses an argument. Neither uids nor names contain a slash.
     pub fn from_argument(argument: &str) -> Self {
         match argument.split_once('/') {
@@ -174,7 +174,7 @@ mod tests {
         for (asked, is_meant) in
             [("u-1", true), ("web", true), ("shop/web", true), ("shop/u-1", false), ("other/web", false), ("we", false)]
         {
-            assert_eq!(PodAsked::from_argument(asked).is(&web()), is_meant, "{asked}");
+            assert_eq!(PodSelector::from_argument(asked).is(&web()), is_meant, "{asked}");
         }
     }
 

@@ -47,7 +47,7 @@ impl<'r> Recorded<'r> {
         let stack = self.table.stack_at(&path);
         let Some(entry) = stack.last() else {
             let (mount, volume, target) = (Observed::Absent, Observed::Absent, Observed::Absent);
-            return SubpathEvidence { mount, reach: Reach::NotAsked, volume, target };
+            return SubpathEvidence { mount, reach: Reach::NotNeeded, volume, target };
         };
         let mut mount = SubpathMount {
             root: entry.root.clone(),
@@ -65,7 +65,7 @@ impl<'r> Recorded<'r> {
             // A copy does not show which file is mounted, only which file has the name.
             mount.identity = Observed::Seen(*file);
         }
-        SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotAsked, volume, target }
+        SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotNeeded, volume, target }
     }
 
     /// The volume of its name that fits best. A volume that is not in the copy is derived from the subpath's own mount.
@@ -77,9 +77,9 @@ impl<'r> Recorded<'r> {
             Observed::Seen(volume) => Fit::of(mount, volume),
             Observed::Absent | Observed::Unreadable(_) => Fit::None,
         });
-        let told = || Plugin::all().find(|plugin| in_root(subpath, *plugin, entry).is_some()).map(of_plugin);
+        let by_mount = || Plugin::all().find(|plugin| in_root(subpath, *plugin, entry).is_some()).map(of_plugin);
         let nowhere = || Observed::Unreadable("the copy does not hold its volume".to_owned());
-        match volumes.into_iter().next().or_else(told).unwrap_or_else(nowhere) {
+        match volumes.into_iter().next().or_else(by_mount).unwrap_or_else(nowhere) {
             Observed::Seen(volume) => Observed::Seen(Volume { layout: self.layout(mount, &volume), ..volume }),
             other => other,
         }

@@ -123,5 +123,6 @@ pub fn denies_setattr() -> bool {
 
 #[cfg(feature = "fault-points")]
 fn asks_for(fault: &str) -> bool {
-    std::env::var(bindguard_core::fault_points::VARIABLE).is_ok_and(|asked| asked.split(',').any(|word| word == fault))
+    std::env::var(bindguard_core::fault_points::VARIABLE)
+        .is_ok_and(|faults| faults.split(',').any(|word| word == fault))
 }

@@ -16,12 +16,12 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::apart::Apart;
-use crate::at_hand;
+use crate::cached_path;
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
-use crate::probe::{Patience, listen};
+use crate::probe::{Patience, read_until};
+use crate::separate_process::SeparateProcess;
 use crate::size_errors::with_size_errors;
 
 /// Size from which the journal is rotated, in bytes.
@@ -43,7 +43,8 @@ pub struct JournalError {
 /// # Errors
 /// When the journal cannot be opened or written.
 pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
-    let appended = if is_at_hand(journal) { try_append(journal, line) } else { append_apart(journal, line) };
+    let appended =
+        if cannot_wait(journal) { try_append(journal, line) } else { append_in_separate_process(journal, line) };
     appended.map_err(|source| JournalError { path: journal.to_owned(), source })
 }
 
@@ -52,26 +53,26 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 /// True if the journal and its directory are on a local filesystem. Also true before Linux 5.12, where that cannot be
 /// detected without waiting.
-fn is_at_hand(journal: &Path) -> bool {
+fn cannot_wait(journal: &Path) -> bool {
     let mounts = Mounts::default();
     let folder = match Handle::try_cached(journal.parent().unwrap_or(journal)) {
         Ok(folder) => mounts.is_local(&folder),
         Err(error) => error.kind() == io::ErrorKind::InvalidInput,
     };
     // The journal may be a symlink to a server's file.
-    folder && at_hand::is_at_hand(journal, |handle| mounts.is_local(handle))
+    folder && cached_path::cannot_wait(journal, |handle| mounts.is_local(handle))
 }
 
 /// Appends in a separate process, which may hang in this one's place.
-fn append_apart(journal: &Path, line: &str) -> io::Result<()> {
-    let mut apart = Apart::start(|pipe| {
+fn append_in_separate_process(journal: &Path, line: &str) -> io::Result<()> {
+    let mut process = SeparateProcess::start(|pipe| {
         let failed = |error: io::Error| error.raw_os_error().unwrap_or_else(|| Errno::INVAL.raw_os_error());
         let answer = try_append(journal, line).map_or_else(failed, |()| 0);
         // If the reader is gone, the answer is not needed.
         let _ = pipe.write_all(&answer.to_ne_bytes());
     })?;
-    let (heard, _) = listen(apart.said(), Patience { each: PATIENCE, all: PATIENCE })?;
-    match heard.first_chunk().map(|number| i32::from_ne_bytes(*number)) {
+    let (received, _) = read_until(process.output(), Patience { each: PATIENCE, all: PATIENCE })?;
+    match received.first_chunk().map(|number| i32::from_ne_bytes(*number)) {
         Some(0) => Ok(()),
         Some(number) => Err(io::Error::from_raw_os_error(number)),
         None => Err(io::Error::new(

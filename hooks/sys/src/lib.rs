@@ -2,7 +2,7 @@
 //!
 //! An open `O_PATH` descriptor refers to each file while it is inspected. A path can lead elsewhere a moment later, and a
 //! mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, statmount and `statx` with
-//! `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon. On SMB and 9p statx does wait; [`Handle::wary`] avoids
+//! `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon. On SMB and 9p statx does wait; [`Handle::unqueried`] avoids
 //! it there. Calls that may wait run in a [separate process](probe), which can be abandoned.
 #![deny(unsafe_code)]
 
@@ -16,8 +16,7 @@ pub mod probe;
 pub mod stranded;
 pub mod swap;
 
-mod apart;
-mod at_hand;
+mod cached_path;
 mod directories;
 mod handle;
 mod kernel_features;
@@ -27,11 +26,12 @@ mod mountinfo;
 mod mounts;
 mod payload;
 mod read_file;
+mod separate_process;
 mod size_errors;
 mod statmount;
 mod target;
 
-pub use at_hand::hold_known;
+pub use cached_path::open_without_waiting;
 pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};
 pub use kernel_features::{KernelFeatures, kernel_features};

@@ -23,13 +23,13 @@ use crate::statmount::statmount;
 pub struct Mounts {
     only_table: bool,
     /// Results of statmount(2) by unique id: most sources of a node share a few mounts.
-    told: Rc<RefCell<HashMap<u64, Told>>>,
+    cached: Rc<RefCell<HashMap<u64, Cached>>>,
     table: OnceCell<Result<MountTable, MountinfoError>>,
 }
 
 /// A mount, and the unique id of its parent.
 #[derive(Debug, Clone)]
-struct Told {
+struct Cached {
     entry: Rc<MountEntry>,
     unique_parent: u64,
 }
@@ -61,8 +61,8 @@ impl Mounts {
 
     /// The same for files that were opened since. Keeps the results of statmount(2), whose ids are never reused, and reads
     /// the mount table again when it is needed.
-    pub fn for_what_is_held(&self) -> Self {
-        Self { only_table: self.only_table, told: Rc::clone(&self.told), table: OnceCell::new() }
+    pub fn for_newly_opened(&self) -> Self {
+        Self { only_table: self.only_table, cached: Rc::clone(&self.cached), table: OnceCell::new() }
     }
 
     /// Returns the mount that a handle is on.
@@ -71,11 +71,11 @@ impl Mounts {
     /// The reason in one line.
     pub fn mount_of(&self, handle: &Handle) -> Result<MountOf, String> {
         // statmount(2) needs the mount's id from statx(2), which the filesystem answers.
-        if handle.is_wary() {
+        if handle.is_unqueried() {
             return self.by_table(handle);
         }
         match self.by_statmount(handle).filter(|_| !self.only_table) {
-            Some(mount) if !is_half_told(&mount.entry.fs_type) => Ok(mount),
+            Some(mount) if !is_incomplete(&mount.entry.fs_type) => Ok(mount),
             _ => self.by_table(handle),
         }
     }
@@ -120,7 +120,7 @@ impl Mounts {
         let unique_id = handle.unique_mount_id().ok()??;
         let is_mount_point = handle.is_mount_root().ok()?;
         let known_point = handle.path_as_written().filter(|_| is_mount_point);
-        let Told { entry, unique_parent } = self.statmount(unique_id, known_point).ok()?;
+        let Cached { entry, unique_parent } = self.statmount(unique_id, known_point).ok()?;
         let parent = match is_namespace_root(&entry) {
             true => None,
             false => match self.statmount(unique_parent, None) {
@@ -133,14 +133,14 @@ impl Mounts {
         Some(MountOf { entry, parent, is_mount_point })
     }
 
-    fn statmount(&self, unique_id: u64, mount_point: Option<&Path>) -> io::Result<Told> {
-        if let Some(told) = self.told.borrow().get(&unique_id) {
-            return Ok(told.clone());
+    fn statmount(&self, unique_id: u64, mount_point: Option<&Path>) -> io::Result<Cached> {
+        if let Some(cached) = self.cached.borrow().get(&unique_id) {
+            return Ok(cached.clone());
         }
         let StatmountEntry { entry, unique_parent } = statmount(unique_id, mount_point)?;
-        let told = Told { entry: Rc::new(entry), unique_parent };
-        self.told.borrow_mut().insert(unique_id, told.clone());
-        Ok(told)
+        let cached = Cached { entry: Rc::new(entry), unique_parent };
+        self.cached.borrow_mut().insert(unique_id, cached.clone());
+        Ok(cached)
     }
 
     fn by_table(&self, handle: &Handle) -> Result<MountOf, String> {
@@ -148,7 +148,7 @@ impl Mounts {
         let id = handle.mount_id().map_err(|error| error_chain(&error))?;
         let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
         let parent = table.mount(entry.parent).filter(|_| !is_namespace_root(entry));
-        let is_mount_point = match entry.fs_type.asks_for_attributes() {
+        let is_mount_point = match entry.fs_type.queries_server_for_attributes() {
             true => handle.is_at(&entry.mount_point),
             false => handle.is_mount_root().map_err(|error| error_chain(&error))?,
         };
@@ -159,7 +159,7 @@ impl Mounts {
 
 /// True if mountinfo has more: the FUSE subtype, and the part of an NFS export that is mounted. statmount(2) reports these
 /// since Linux 6.13, but only for a larger request.
-fn is_half_told(fs_type: &FsType) -> bool {
+fn is_incomplete(fs_type: &FsType) -> bool {
     fs_type.0 == "fuse" || fs_type.has_root_in_source()
 }
 

@@ -13,8 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 
-use crate::apart::Apart;
 use crate::handle::Handle;
+use crate::separate_process::SeparateProcess;
 
 /// The result of one probe.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub enum Answer {
     /// No answer within this time.
     Silent(Duration),
     /// It was not probed, or not for long enough: the one before it gave no answer, or there are too many.
-    NotAsked,
+    NotProbed,
 }
 
 /// The time limits of a probe.
@@ -34,7 +34,7 @@ pub enum Answer {
 pub struct Patience {
     /// For one path. One that takes longer is silent.
     pub each: Duration,
-    /// For all paths. A path without an answer by then is [`Answer::NotAsked`]: it did not get its full time.
+    /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: it did not get its full time.
     pub all: Duration,
 }
 
@@ -46,13 +46,14 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     if paths.is_empty() {
         return Ok(Vec::new());
     }
-    let mut apart = Apart::start(|pipe| paths.iter().for_each(|path| tell(pipe, ask(path))))?;
-    let (heard, end) = listen(apart.said(), patience)?;
-    let mut answers = answers(&heard);
+    let mut process =
+        SeparateProcess::start(|pipe| paths.iter().for_each(|path| write_answer(pipe, probe_path(path))))?;
+    let (received, end) = read_until(process.output(), patience)?;
+    let mut answers = answers(&received);
     if answers.len() < paths.len() && end == End::Silence {
         answers.push(Answer::Silent(patience.each));
     }
-    answers.resize_with(paths.len(), || Answer::NotAsked);
+    answers.resize_with(paths.len(), || Answer::NotProbed);
     Ok(answers)
 }
 
@@ -62,22 +63,22 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
 /// # Errors
 /// When no process can be made.
 pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
-    let asked = paths.iter().map(|path| Apart::start(|pipe| tell(pipe, ask(path))));
-    let mut asked = asked.collect::<io::Result<Vec<_>>>()?;
+    let processes = paths.iter().map(|path| SeparateProcess::start(|pipe| write_answer(pipe, probe_path(path))));
+    let mut processes = processes.collect::<io::Result<Vec<_>>>()?;
     let start = Instant::now();
-    let mut answer = |apart: &mut Apart| {
+    let mut answer = |process: &mut SeparateProcess| {
         let left = patience.saturating_sub(start.elapsed());
-        let (heard, end) = listen(apart.said(), Patience { each: left, all: left })?;
-        Ok(answers(&heard).pop().unwrap_or(if end == End::Closed {
-            Answer::NotAsked
+        let (received, end) = read_until(process.output(), Patience { each: left, all: left })?;
+        Ok(answers(&received).pop().unwrap_or(if end == End::Closed {
+            Answer::NotProbed
         } else {
             Answer::Silent(patience)
         }))
     };
-    asked.iter_mut().map(&mut answer).collect()
+    processes.iter_mut().map(&mut answer).collect()
 }
 
-fn ask(path: &Path) -> Result<PathBuf, i32> {
+fn probe_path(path: &Path) -> Result<PathBuf, i32> {
     match walk(path) {
         // The client trusts a name for up to a minute. A statx(2) of the path itself makes the kernel walk again and query
         // the server for each name: by now another file may have it.
@@ -100,7 +101,7 @@ fn walk(path: &Path) -> Result<PathBuf, i32> {
 }
 
 /// An answer on the pipe: error number, length, path.
-fn tell(pipe: &mut File, answer: Result<PathBuf, i32>) {
+fn write_answer(pipe: &mut File, answer: Result<PathBuf, i32>) {
     let (number, path) = match answer {
         Ok(path) => (0, path.into_os_string().into_vec()),
         Err(number) => (number, Vec::new()),
@@ -121,36 +122,36 @@ pub(crate) enum End {
 }
 
 /// Reads until the pipe closes or patience ends.
-pub(crate) fn listen(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>, End)> {
-    let (start, mut heard, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
+pub(crate) fn read_until(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>, End)> {
+    let (start, mut received, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
     loop {
         let left = patience.all.saturating_sub(start.elapsed());
         let wait = left.min(patience.each);
         let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) if wait < patience.each => return Ok((heard, End::OutOfTime)),
-            Ok(0) => return Ok((heard, End::Silence)),
+            Ok(0) if wait < patience.each => return Ok((received, End::OutOfTime)),
+            Ok(0) => return Ok((received, End::Silence)),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
             Ok(_) => match pipe.read(&mut buffer)? {
-                0 => return Ok((heard, End::Closed)),
-                count => heard.extend_from_slice(&buffer[..count]),
+                0 => return Ok((received, End::Closed)),
+                count => received.extend_from_slice(&buffer[..count]),
             },
         }
     }
 }
 
 /// The answers that arrived completely.
-fn answers(mut heard: &[u8]) -> Vec<Answer> {
+fn answers(mut received: &[u8]) -> Vec<Answer> {
     let mut answers = Vec::new();
-    while let Some((number, rest)) = heard.split_first_chunk() {
+    while let Some((number, rest)) = received.split_first_chunk() {
         let Some((length, rest)) = rest.split_first_chunk() else { break };
         let Some((path, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize) else { break };
         answers.push(match i32::from_ne_bytes(*number) {
             0 => Answer::Reached(PathBuf::from(std::ffi::OsStr::from_bytes(path))),
             number => Answer::Refused(io::Error::from_raw_os_error(number)),
         });
-        heard = rest;
+        received = rest;
     }
     answers
 }
@@ -175,7 +176,7 @@ mod tests {
         let patience = Patience { each: Duration::from_secs(1), all: Duration::from_millis(30) };
         let answers = probe(&paths, patience).unwrap();
         assert_eq!(answers.len(), paths.len());
-        assert!(answers.iter().all(|answer| matches!(answer, Answer::Reached(_) | Answer::NotAsked)));
+        assert!(answers.iter().all(|answer| matches!(answer, Answer::Reached(_) | Answer::NotProbed)));
     }
 
     #[test]

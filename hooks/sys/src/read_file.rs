@@ -12,10 +12,10 @@ use std::time::Duration;
 use nix::libc;
 use rustix::io::Errno;
 
-use crate::apart::Apart;
-use crate::at_hand::is_at_hand;
+use crate::cached_path::cannot_wait;
 use crate::mounts::Mounts;
-use crate::probe::{End, Patience, listen};
+use crate::probe::{End, Patience, read_until};
+use crate::separate_process::SeparateProcess;
 
 /// Time limit for a server.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -25,14 +25,14 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// # Errors
 /// The kernel's errors, `TimedOut` if a server does not answer, and `InvalidInput` for a fifo: its writer may never come.
 pub fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    if is_on_this_node(path) { read_here(path, most) } else { read_apart(path, most) }
+    if is_on_this_node(path) { read_here(path, most) } else { read_in_separate_process(path, most) }
 }
 
 /// True if the file can be read without waiting for a server. Before Linux 6.8 only the mount table shows that, which costs
 /// more than a small file is worth: the answer is true then.
 fn is_on_this_node(path: &Path) -> bool {
     let mounts = Mounts::default();
-    is_at_hand(path, |handle| !mounts.is_on_a_server(handle))
+    cannot_wait(path, |handle| !mounts.is_on_a_server(handle))
 }
 
 fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
@@ -45,8 +45,8 @@ fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn read_apart(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut apart = Apart::start(|pipe| {
+fn read_in_separate_process(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut process = SeparateProcess::start(|pipe| {
         let (number, bytes) = match read_here(path, most) {
             Ok(bytes) => (0, bytes),
             Err(error) => (error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error()), Vec::new()),
@@ -54,8 +54,8 @@ fn read_apart(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         // If the reader is gone, the answer is not needed.
         let _ = pipe.write_all(&[&number.to_ne_bytes(), bytes.as_slice()].concat());
     })?;
-    let (heard, end) = listen(apart.said(), Patience { each: PATIENCE, all: PATIENCE })?;
-    match heard.split_first_chunk().filter(|_| end == End::Closed) {
+    let (received, end) = read_until(process.output(), Patience { each: PATIENCE, all: PATIENCE })?;
+    match received.split_first_chunk().filter(|_| end == End::Closed) {
         Some((number, bytes)) if i32::from_ne_bytes(*number) == 0 => Ok(bytes.to_vec()),
         Some((number, _)) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(*number))),
         None => {
@@ -81,14 +81,14 @@ mod tests {
         fs::write(&file, "x".repeat(100_000)).unwrap();
         symlink(&file, &link).unwrap();
         for path in [&file, &link] {
-            for read in [read_file, read_here, read_apart] {
+            for read in [read_file, read_here, read_in_separate_process] {
                 assert_eq!(read(path, 200_000).unwrap().len(), 100_000);
                 assert_eq!(read(path, 10).unwrap().len(), 10);
             }
         }
         for path in [folder.path().join("missing"), folder.path().join("deep/er/missing")] {
             assert!(is_on_this_node(&path), "a process would be made each time: {}", path.display());
-            for read in [read_file, read_here, read_apart] {
+            for read in [read_file, read_here, read_in_separate_process] {
                 assert_eq!(read(&path, 10).unwrap_err().kind(), ErrorKind::NotFound);
             }
         }

@@ -34,15 +34,15 @@ struct Request {
 pub(crate) fn statmount(unique_id: u64, mount_point: Option<&Path>) -> io::Result<StatmountEntry> {
     let param = StatmountEntry::mask(mount_point);
     let request = Request { size: size_of::<Request>() as u32, spare: 0, mnt_id: unique_id, param };
-    match ask(&request, &mut [0; USUAL], mount_point) {
+    match query(&request, &mut [0; USUAL], mount_point) {
         Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
-            ask(&request, &mut vec![0; LARGEST], mount_point)
+            query(&request, &mut vec![0; LARGEST], mount_point)
         }
         answer => answer,
     }
 }
 
-fn ask(request: &Request, buffer: &mut [u8], mount_point: Option<&Path>) -> io::Result<StatmountEntry> {
+fn query(request: &Request, buffer: &mut [u8], mount_point: Option<&Path>) -> io::Result<StatmountEntry> {
     // SAFETY: the request is of the size that it says, and the buffer is writable for the length that is passed;
     // the kernel keeps neither.
     let result = unsafe { libc::syscall(SYS_STATMOUNT, &raw const *request, buffer.as_mut_ptr(), buffer.len(), 0) };

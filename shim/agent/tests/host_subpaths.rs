@@ -17,7 +17,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use pod::{Pod, bind, own_namespace};
 
 fn config(pod: &Pod) -> String {
-    format!("kubelet.roots = ['{}']\n", pod.policy().kubelet_roots[0].display())
+    format!("kubelet.roots = ['{}']\n", pod.places().kubelet_roots[0].display())
 }
 
 fn content(pod: &Pod, key: u32) -> String {

@@ -8,8 +8,8 @@ use bindguard_config::Config;
 use bindguard_guard::check_bundle;
 use clap::Args;
 
-use crate::ask::answers;
 use crate::show;
+use crate::time_limits::check_answers;
 
 /// The place of containerd's bundles.
 const A_BUNDLE: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/ID";
@@ -29,7 +29,7 @@ impl Check {
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         // The report names the bundle: a relative path is useless to a reader in another folder.
         let bundle = std::path::absolute(&self.bundle)?;
-        answers(&bundle.join("config.json"))?;
+        check_answers(&bundle.join("config.json"))?;
         let report = check_bundle(&bundle, config.policy(), config.places());
         if let ([problem], true, false) = (&report.problems[..], report.binds.is_empty(), self.json) {
             bail!("{problem}: BUNDLE is a folder with a container's config.json, such as {A_BUNDLE}");

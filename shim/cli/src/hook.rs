@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use bindguard_config::Config;
 use bindguard_core::report::BindReport;
-use bindguard_guard::{Admission, Attempt, Entry, admit, record};
+use bindguard_guard::{Admission, Attempt, JournalEntry, admit, record};
 use clap::Subcommand;
 
 /// Verbs of `hook`.
@@ -69,7 +69,7 @@ fn tell(admission: &Admission, config: &Config) {
     for problem in &admission.report.problems {
         eprintln!("bindguard: {problem}");
     }
-    let entry = Entry { id: None, pid: None, attempt: 0, report: &admission.report };
+    let entry = JournalEntry { id: None, pid: None, attempt: 0, report: &admission.report };
     if let Some(problem) = config.journal().and_then(|journal| record(journal, &entry).err()) {
         eprintln!("bindguard: {problem}");
     }

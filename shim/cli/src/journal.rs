@@ -11,15 +11,15 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow, bail};
 use bindguard_config::Config;
 use bindguard_core::report::{BindRecord, Container, JournalLine, UnreadLine};
-use bindguard_operator::pods::{PodAsked, PodName};
+use bindguard_operator::pods::{PodName, PodSelector};
 use clap::Args;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
-use crate::ask::answers;
 use crate::show::{self, Lines, print_bind, print_json, print_text};
+use crate::time_limits::check_answers;
 
 /// Arguments of `journal`.
 #[derive(Debug, Args)]
@@ -123,7 +123,7 @@ impl Journal {
         };
         let mut read = self.read(&journal)?;
         read.admissions.retain(|admission| since.is_none_or(|since| admission.time() >= Some(since)));
-        let pod = self.pod.as_deref().map(PodAsked::from_argument);
+        let pod = self.pod.as_deref().map(PodSelector::from_argument);
         read.admissions.retain(|admission| pod.as_ref().is_none_or(|pod| pod.is(&admission.pod())));
         if self.json {
             print_json(&read)?;
@@ -138,7 +138,7 @@ impl Journal {
         let rotated = PathBuf::from(format!("{}.1", journal.display()));
         let mut found = false;
         for file in [rotated.as_path(), journal] {
-            answers(file)?;
+            check_answers(file)?;
             match fs::read(file) {
                 Ok(bytes) => {
                     found = true;

@@ -2,7 +2,6 @@
 //!
 //! Exit codes: 0 no findings, 1 findings, 2 incomplete: a part could not be checked.
 
-mod ask;
 mod check;
 mod config;
 mod diagnose;
@@ -15,6 +14,7 @@ mod journal;
 mod pods;
 mod repair;
 mod show;
+mod time_limits;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -132,7 +132,7 @@ fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
 }
 
 fn loaded(asked: Option<PathBuf>) -> anyhow::Result<Loaded> {
-    ask::answers(&asked.clone().unwrap_or_else(config::in_force))?;
+    time_limits::check_answers(&asked.clone().unwrap_or_else(config::in_force))?;
     match asked {
         Some(path) => Ok(Loaded { config: Config::from_file(&path)?, problem: None }),
         None => Ok(load()),

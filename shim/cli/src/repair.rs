@@ -10,7 +10,7 @@ use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::places::Places;
 use bindguard_core::report::BindReport;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::PodAsked;
+use bindguard_operator::pods::PodSelector;
 use bindguard_operator::{Act, named_subpath, repair_node};
 use bindguard_sys::Handle;
 use clap::{ArgGroup, Args};
@@ -52,8 +52,12 @@ impl Repair {
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let named = self.paths.iter().map(|path| subpath(path, config.places())).collect::<anyhow::Result<Vec<_>>>()?;
         let pods = self.pods.pods();
-        let uids =
-            self.pod.as_deref().map(|pod| uids(&pods, &PodAsked::from_argument(pod))).transpose()?.unwrap_or_default();
+        let uids = self
+            .pod
+            .as_deref()
+            .map(|pod| uids(&pods, &PodSelector::from_argument(pod)))
+            .transpose()?
+            .unwrap_or_default();
         let wanted = |subpath: &VolumeSubpath| {
             self.all || uids.iter().any(|uid| uid == subpath.pod_uid()) || named.contains(subpath)
         };

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use bindguard_config::{Config, load_by};
 use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
-use bindguard_guard::{Admission, Attempt, Entry, admit, read_file, record};
+use bindguard_guard::{Admission, Attempt, JournalEntry, admit, read_file, record};
 
 use argv::Invocation;
 use handover::Handover;
@@ -77,7 +77,7 @@ fn admit_and_record(invocation: &Invocation, config: &Config, attempt: u32, mess
     let admission = admit(&invocation.bundle, config.policy(), config.places(), which);
     // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
-        let entry = Entry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };
+        let entry = JournalEntry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };
         if let Err(problem) = record(journal, &entry)
             && privilege::is_root_of_node()
         {

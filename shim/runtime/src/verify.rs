@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use bindguard_config::Config;
 use bindguard_core::handover::VERIFY_VERB;
 use bindguard_core::judge::Verdict;
-use bindguard_guard::{Entry, record, verify_container};
+use bindguard_guard::{JournalEntry, record, verify_container};
 
 use crate::argv::Invocation;
 use crate::messages::Messages;
@@ -35,7 +35,8 @@ impl Verification {
         messages.report_findings(&report);
         let all_current = report.binds.iter().all(|bind| bind.finding.verdict == Verdict::Current);
         if let Some(journal) = config.journal().filter(|_| !all_current) {
-            let entry = Entry { id: self.invocation.id.as_deref(), attempt: 0, pid: Some(self.pid), report: &report };
+            let entry =
+                JournalEntry { id: self.invocation.id.as_deref(), attempt: 0, pid: Some(self.pid), report: &report };
             if let Err(problem) = record(journal, &entry) {
                 messages.problem(&problem);
             }

@@ -10,20 +10,20 @@
 
 use crate::evidence::{HostMount, Observed};
 use crate::policy::Kept;
-use crate::spec::{AskedPropagation, RootfsPropagation};
+use crate::spec::{RequestedPropagation, RootfsPropagation};
 
 use super::verdict::{Pinning, Verdict};
 
 /// Judges one host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of the same spec requests
 /// shared propagation.
 pub fn judge_host_root(
-    asked: AskedPropagation,
+    requested: RequestedPropagation,
     kept: Option<Kept>,
     rootfs: &RootfsPropagation,
     any_shared: bool,
     host: &Observed<HostMount>,
 ) -> Verdict {
-    if asked == AskedPropagation::Shared {
+    if requested == RequestedPropagation::Shared {
         return Verdict::Current;
     }
     // A root made `shared` for a shared bind stays: rslave there would also lower that bind.
@@ -33,10 +33,10 @@ pub fn judge_host_root(
         Observed::Absent => return Verdict::Unknown("its source does not exist".to_owned()),
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
-    let kept = kept.filter(|_| asked.keeps_host_mounts_alive());
+    let kept = kept.filter(|_| requested.keeps_host_mounts_alive());
     let pinning = match kept {
         Some(_) => Pinning { bind: true, rootfs: false, private_mount: None, kept },
-        None => Pinning { bind: asked.keeps_host_mounts_alive(), rootfs: !rootfs_may_stay, private_mount, kept },
+        None => Pinning { bind: requested.keeps_host_mounts_alive(), rootfs: !rootfs_may_stay, private_mount, kept },
     };
     let is_pinning = pinning.bind || pinning.rootfs || pinning.private_mount.is_some();
     if is_pinning { Verdict::Pinning(pinning) } else { Verdict::Current }

@@ -9,7 +9,7 @@ pub fn judge_reach(reach: &Reach) -> Option<Verdict> {
     match reach {
         Reach::Silent(milliseconds) => Some(Verdict::Dead(format!("it did not answer within {milliseconds} ms"))),
         Reach::NotProbed => Some(Verdict::NotProbed),
-        reach => reach.words_of_the_dead().map(|words| Verdict::Dead(format!("it answers: {words}"))),
+        reach => reach.error_of_dead_source().map(|words| Verdict::Dead(format!("it answers: {words}"))),
     }
 }
 
@@ -22,6 +22,6 @@ mod tests {
         let refused = |number| judge_reach(&Reach::Refused { number, words: String::new() });
         assert_eq!((refused(2), refused(13), refused(20)), (None, None, None));
         assert!(refused(107).is_some() && refused(116).is_some());
-        assert_eq!((judge_reach(&Reach::NotProbed), judge_reach(&Reach::NotAsked)), (Some(Verdict::NotProbed), None));
+        assert_eq!((judge_reach(&Reach::NotProbed), judge_reach(&Reach::NotNeeded)), (Some(Verdict::NotProbed), None));
     }
 }

@@ -153,7 +153,7 @@ impl Comparison<'_> {
 
     /// The difference between the file that is shown and the one that the kubelet would bind today.
     fn difference(&self, target: &Target, shown: &FileIdentity, file: &FileIdentity) -> Option<StaleCause> {
-        if let Some(words) = self.reach.words_of_the_dead() {
+        if let Some(words) = self.reach.error_of_dead_source() {
             return Some(StaleCause::DeadMount(words.to_owned()));
         }
         if self.mount.root.deleted {
@@ -185,7 +185,7 @@ impl Comparison<'_> {
     }
 
     fn orphaned(&self, lacks: Lack, remake: Option<Remedy>) -> Verdict {
-        let cause = match self.reach.words_of_the_dead() {
+        let cause = match self.reach.error_of_dead_source() {
             Some(words) => StaleCause::DeadMount(words.to_owned()),
             None if self.mount.root.deleted => StaleCause::DeletedRoot,
             None if self.is_placeholder() => StaleCause::Placeholder,

@@ -137,7 +137,7 @@ impl FsType {
     const ASKING: [&'static str; 7] = ["9p", "cifs", "coda", "gfs2", "ocfs2", "orangefs", "smb3"];
 
     /// True if even the cheapest stat of a file may wait for a server: then only the kernel's own tables may be used.
-    pub fn asks_for_attributes(&self) -> bool {
+    pub fn queries_server_for_attributes(&self) -> bool {
         Self::ASKING.contains(&self.0.as_str())
     }
 

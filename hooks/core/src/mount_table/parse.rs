@@ -78,7 +78,7 @@ impl MountEntry {
             return Err(WrongField::TooLong);
         }
         let attributes = MountAttributes::from_options(&options);
-        let told = Self {
+        let entry = Self {
             id,
             parent,
             device,
@@ -91,7 +91,7 @@ impl MountEntry {
             source,
             super_options,
         };
-        Ok(told.with_root_of_source())
+        Ok(entry.with_root_of_source())
     }
 
     fn with_root_of_source(mut self) -> Self {

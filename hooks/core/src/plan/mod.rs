@@ -27,7 +27,7 @@ impl Plan {
             match &finding.verdict {
                 Verdict::Stale { remedy: Err(_), .. } => plan.refuse(finding, policy),
                 Verdict::Stale { .. } | Verdict::Orphaned { .. } if policy.stale_subpaths == Mode::Repair => {
-                    plan.mend_subpath(finding, policy);
+                    plan.repair_subpath(finding, policy);
                 }
                 Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, pinning),
                 Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::NotProbed => plan.refuse(finding, policy),
@@ -61,7 +61,7 @@ impl Plan {
         self.refusal = self.refusal.take().or(refusal);
     }
 
-    fn mend_subpath(&mut self, finding: &Finding, policy: &Policy) {
+    fn repair_subpath(&mut self, finding: &Finding, policy: &Policy) {
         let Some(rebind) = Rebind::from_finding(finding, policy) else { return };
         match rebind.way() {
             Way::Rebind | Way::Remake => self.rebinds.push(rebind),
@@ -85,7 +85,7 @@ impl Plan {
 /// Why policy refuses a container that could not be checked in full, if it does: the unchecked part may be what it refuses.
 pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
     let refuses =
-        policy.unmounted_volumes == Alarm::Refuse || policy.dead_sources == Alarm::Refuse || refuses_unmended(policy);
+        policy.unmounted_volumes == Alarm::Refuse || policy.dead_sources == Alarm::Refuse || refuses_unrepaired(policy);
     refuses.then(|| format!("{unseen}: policy refuses what may be there"))
 }
 
@@ -98,8 +98,8 @@ pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
             }
             Unmounted::Volume { .. } => unmounted.to_string(),
         }),
-        Verdict::Stale { cause, remedy: Err(why) } if refuses_unmended(policy) => {
-            Some(unmended(finding, &format!("{cause}; {why}")))
+        Verdict::Stale { cause, remedy: Err(why) } if refuses_unrepaired(policy) => {
+            Some(unrepaired(finding, &format!("{cause}; {why}")))
         }
         Verdict::Dead(why) if policy.dead_sources == Alarm::Refuse => {
             Some(format!("the bind source {} is dead: {why}", finding.source.display()))
@@ -113,14 +113,14 @@ pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
 
 /// Why policy refuses a container with this finding, whose repair failed for this reason, if it does.
 pub fn refusal_of_failed(finding: &Finding, why: &str, policy: &Policy) -> Option<String> {
-    (policy.failed_repairs == FailedRepair::Refuse).then(|| unmended(finding, why))
+    (policy.failed_repairs == FailedRepair::Refuse).then(|| unrepaired(finding, why))
 }
 
-fn refuses_unmended(policy: &Policy) -> bool {
+fn refuses_unrepaired(policy: &Policy) -> bool {
     policy.stale_subpaths == Mode::Repair && policy.failed_repairs == FailedRepair::Refuse
 }
 
-fn unmended(finding: &Finding, why: &str) -> String {
+fn unrepaired(finding: &Finding, why: &str) -> String {
     format!(
         "the bind source {} is {} and could not be repaired: {why}",
         finding.source.display(),

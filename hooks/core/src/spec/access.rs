@@ -2,7 +2,7 @@
 
 /// The combined access that the options of one bind request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AskedAccess {
+pub enum RequestedAccess {
     /// The default.
     ReadWrite,
     /// `ro`: the bind's own mount is read-only. Mounts below it stay writable.
@@ -11,7 +11,7 @@ pub enum AskedAccess {
     RecursivelyReadOnly,
 }
 
-impl AskedAccess {
+impl RequestedAccess {
     /// The access that these mount options request. runc and crun treat `ro` and `rro` separately. Of `ro` and `rw` the last option
     /// counts. With both `rro` and `rrw`, crun and runc before 1.2 pass both to mount_setattr(2), and the kernel clears a flag
     /// before it sets it: `rro` applies in any order.
@@ -39,13 +39,13 @@ mod tests {
 
     #[test]
     fn the_last_of_ro_and_rw_counts_and_rro_in_any_order() {
-        assert_eq!(AskedAccess::from_options(["rbind", "rw"]), AskedAccess::ReadWrite);
-        assert_eq!(AskedAccess::from_options(["ro", "rw"]), AskedAccess::ReadWrite);
-        assert_eq!(AskedAccess::from_options(["rw", "rbind", "ro"]), AskedAccess::ReadOnly);
-        assert_eq!(AskedAccess::from_options(["rro", "ro", "rw"]), AskedAccess::RecursivelyReadOnly);
+        assert_eq!(RequestedAccess::from_options(["rbind", "rw"]), RequestedAccess::ReadWrite);
+        assert_eq!(RequestedAccess::from_options(["ro", "rw"]), RequestedAccess::ReadWrite);
+        assert_eq!(RequestedAccess::from_options(["rw", "rbind", "ro"]), RequestedAccess::ReadOnly);
+        assert_eq!(RequestedAccess::from_options(["rro", "ro", "rw"]), RequestedAccess::RecursivelyReadOnly);
         for options in [["ro", "rro", "rrw"], ["rrw", "rro", "ro"], ["rro", "rw", "rrw"]] {
-            assert_eq!(AskedAccess::from_options(options), AskedAccess::RecursivelyReadOnly, "{options:?}");
+            assert_eq!(RequestedAccess::from_options(options), RequestedAccess::RecursivelyReadOnly, "{options:?}");
         }
-        assert_eq!(AskedAccess::from_options(["ro", "rrw"]), AskedAccess::ReadOnly);
+        assert_eq!(RequestedAccess::from_options(["ro", "rrw"]), RequestedAccess::ReadOnly);
     }
 }

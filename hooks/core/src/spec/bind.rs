@@ -7,9 +7,9 @@ use std::path::Path;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::access::AskedAccess;
+use super::access::RequestedAccess;
 use super::object::Text;
-use super::propagation::AskedPropagation;
+use super::propagation::RequestedPropagation;
 
 /// A mount of the spec that runc would bind.
 ///
@@ -20,8 +20,8 @@ pub struct Bind<'a> {
     index: usize,
     source: Cow<'a, str>,
     destination: Cow<'a, str>,
-    propagation: AskedPropagation,
-    access: AskedAccess,
+    propagation: RequestedPropagation,
+    access: RequestedAccess,
     is_recursive: bool,
     written: Written<'a>,
 }
@@ -50,8 +50,8 @@ impl<'a> Bind<'a> {
                 index,
                 source: decoded(source)?,
                 destination: entry.destination.unwrap_or_default(),
-                propagation: AskedPropagation::from_options(options()),
-                access: AskedAccess::from_options(options()),
+                propagation: RequestedPropagation::from_options(options()),
+                access: RequestedAccess::from_options(options()),
                 is_recursive,
                 written: Written { source: source.get(), options: entry.options.map(RawValue::get) },
             })
@@ -75,12 +75,12 @@ impl<'a> Bind<'a> {
     }
 
     /// The propagation that its options request.
-    pub fn propagation(&self) -> AskedPropagation {
+    pub fn propagation(&self) -> RequestedPropagation {
         self.propagation
     }
 
     /// The access that its options request.
-    pub fn access(&self) -> AskedAccess {
+    pub fn access(&self) -> RequestedAccess {
         self.access
     }
 

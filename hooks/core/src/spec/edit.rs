@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::bind::Bind;
 use super::object::{RawObject, Text, place};
-use super::propagation::AskedPropagation;
+use super::propagation::RequestedPropagation;
 use super::view::SpecView;
 
 const RSLAVE: &str = "\"rslave\"";
@@ -156,6 +156,6 @@ fn options(written: &str) -> Vec<&str> {
 
 fn keeps_host_mounts_alive(option: &str) -> bool {
     let option: Option<Text<'_>> = serde_json::from_str(option).unwrap_or_default();
-    let asked = option.and_then(|Text(option)| AskedPropagation::from_option(&option));
-    asked.is_some_and(AskedPropagation::keeps_host_mounts_alive)
+    let requested = option.and_then(|Text(option)| RequestedPropagation::from_option(&option));
+    requested.is_some_and(RequestedPropagation::keeps_host_mounts_alive)
 }

@@ -16,9 +16,9 @@ mod propagation;
 mod read;
 mod view;
 
-pub use access::AskedAccess;
+pub use access::RequestedAccess;
 pub use bind::Bind;
 pub use edit::{EditError, SpecEdit};
 pub use object::{RawObject, Text};
-pub use propagation::{AskedPropagation, RootfsPropagation};
+pub use propagation::{RequestedPropagation, RootfsPropagation};
 pub use view::{SpecError, SpecView};

@@ -5,7 +5,7 @@
 /// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it changes which mounts a
 /// host umount reaches. With plain `slave` the submounts stay as they were cloned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AskedPropagation {
+pub enum RequestedPropagation {
     /// No propagation option at all: runc and crun make the bind rprivate.
     Nothing,
     /// `private` or `rprivate`.
@@ -20,7 +20,7 @@ pub enum AskedPropagation {
     Unbindable,
 }
 
-impl AskedPropagation {
+impl RequestedPropagation {
     /// The propagation that these mount options request. Any shared option wins: such a bind is never treated as less.
     /// Otherwise the option that lowers most wins: runc applies all of them in turn, and a private mount made slave stays
     /// private.
@@ -91,9 +91,9 @@ mod tests {
 
     #[test]
     fn shared_is_never_taken_for_less() {
-        assert_eq!(AskedPropagation::from_options(["rprivate", "rshared", "rslave"]), AskedPropagation::Shared);
-        assert_eq!(AskedPropagation::from_options(["rbind", "ro"]), AskedPropagation::Nothing);
-        assert_eq!(AskedPropagation::from_options(["slave", "rbind"]), AskedPropagation::Slave);
-        assert_eq!(AskedPropagation::from_options(["rprivate", "rslave"]), AskedPropagation::Private);
+        assert_eq!(RequestedPropagation::from_options(["rprivate", "rshared", "rslave"]), RequestedPropagation::Shared);
+        assert_eq!(RequestedPropagation::from_options(["rbind", "ro"]), RequestedPropagation::Nothing);
+        assert_eq!(RequestedPropagation::from_options(["slave", "rbind"]), RequestedPropagation::Slave);
+        assert_eq!(RequestedPropagation::from_options(["rprivate", "rslave"]), RequestedPropagation::Private);
     }
 }

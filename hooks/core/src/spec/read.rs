@@ -196,8 +196,8 @@ impl<'de> Deserialize<'de> for Linux<'de> {
                 while let Some(Text(key)) = map.next_key()? {
                     match &*key {
                         "rootfsPropagation" => {
-                            let asked: Option<Text<'de>> = map.next_value()?;
-                            propagation = asked.map(|Text(word)| word).or(propagation);
+                            let requested: Option<Text<'de>> = map.next_value()?;
+                            propagation = requested.map(|Text(word)| word).or(propagation);
                         }
                         _ => drop(map.next_value::<IgnoredAny>()?),
                     }

@@ -41,8 +41,9 @@ impl<'a> SpecView<'a> {
         let not_text = |error| SpecError::NotAnObject(serde_json::Error::custom(error));
         let values = Values::from_text(str::from_utf8(bytes).map_err(not_text)?)?;
         // For Go, an empty string means "not set".
-        let asked = values.rootfs_propagation.as_deref().filter(|word| !word.is_empty());
-        let rootfs_propagation = asked.map_or(RootfsPropagation::Unset, |word| RootfsPropagation::Set(word.to_owned()));
+        let requested = values.rootfs_propagation.as_deref().filter(|word| !word.is_empty());
+        let rootfs_propagation =
+            requested.map_or(RootfsPropagation::Unset, |word| RootfsPropagation::Set(word.to_owned()));
         Ok(Self { bytes, values, rootfs_propagation })
     }
 
@@ -78,7 +79,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::spec::AskedPropagation;
+    use crate::spec::RequestedPropagation;
 
     #[test]
     fn only_binds_are_seen() {
@@ -115,7 +116,7 @@ mod tests {
         let view = SpecView::from_bytes(json).unwrap();
         let bind = &view.binds()[0];
         assert_eq!((bind.source(), bind.destination()), (Path::new("/y"), Path::new("/b")));
-        assert_eq!(bind.propagation(), AskedPropagation::Nothing);
+        assert_eq!(bind.propagation(), RequestedPropagation::Nothing);
 
         let json = br#"{"annotations":{"a":"1","b":"1"},"annotations":{"a":"2"},
             "linux":{"rootfsPropagation":"rslave"},"linux":{"rootfsPropagation":null},"mounts":[{}],"mounts":null}"#;

@@ -355,7 +355,7 @@ impl World {
             Some(top) if self.is_dead(top.device) => refused(107, "Transport endpoint is not connected"),
             Some(top) if top.is_forgotten => refused(116, "Stale file handle"),
             Some(_) if self.storage == Storage::Server => Reach::Alive,
-            Some(_) | None => Reach::NotAsked,
+            Some(_) | None => Reach::NotNeeded,
         }
     }
 

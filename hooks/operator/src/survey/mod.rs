@@ -127,9 +127,9 @@ fn judged<V>(
         let mounts = Mounts::default();
         let held: Vec<_> = volumes.iter().map(|volume| HeldVolume::hold(place(volume))).collect();
         let on_server: Vec<bool> = held.iter().map(|held| held.is_on_a_server(&mounts)).collect();
-        let to_ask = volumes.iter().zip(&on_server).filter(|(_, on_server)| **on_server);
-        let to_ask: Vec<PathBuf> = to_ask.map(|(volume, _)| place(volume).to_owned()).collect();
-        let mut answers = probes.reaches(&to_ask).into_iter();
+        let paths_to_probe = volumes.iter().zip(&on_server).filter(|(_, on_server)| **on_server);
+        let paths_to_probe: Vec<PathBuf> = paths_to_probe.map(|(volume, _)| place(volume).to_owned()).collect();
+        let mut answers = probes.reaches(&paths_to_probe).into_iter();
         let mut verdict = |((volume, held), on_server): ((&V, &HeldVolume), &bool)| {
             let dead = on_server.then(|| answers.next()).flatten().as_ref().and_then(judge_reach);
             dead.unwrap_or_else(|| judge(volume, &held.observe(&mounts)))

@@ -48,7 +48,7 @@ impl Roots {
                 Answer::Reached(_) => {}
                 Answer::Refused(error) if error.kind() == ErrorKind::NotFound => {}
                 Answer::Refused(error) => roots.problems.push(format!("probe {}: {error}", named.display())),
-                Answer::Silent(_) | Answer::NotAsked => roots.problems.push(format!(
+                Answer::Silent(_) | Answer::NotProbed => roots.problems.push(format!(
                     "{} did not answer within {} ms: its pods are not checked",
                     named.display(),
                     PATIENCE.as_millis()

@@ -1,7 +1,7 @@
 //! A reference to a file that does not open its content: `O_PATH`, see open(2).
 
 mod error;
-mod wary;
+mod unqueried;
 
 use std::fs;
 use std::io;
@@ -32,7 +32,7 @@ pub struct Handle {
     /// No link was followed: the kernel's own path is the same.
     is_as_written: bool,
     /// Its mount is read from the kernel's own tables, because its filesystem may query a server.
-    is_wary: bool,
+    is_unqueried: bool,
     lasting: OnceLock<Lasting>,
 }
 
@@ -116,7 +116,7 @@ impl Handle {
     }
 
     pub(crate) fn from_fd(fd: OwnedFd, path: PathBuf) -> Self {
-        Self { fd, path, is_as_written: false, is_wary: false, lasting: OnceLock::new() }
+        Self { fd, path, is_as_written: false, is_unqueried: false, lasting: OnceLock::new() }
     }
 
     /// The path that it was opened by.
@@ -129,7 +129,7 @@ impl Handle {
     /// # Errors
     /// statx(2)'s, and a kernel before 5.8.
     pub fn mount_id(&self) -> Result<MountId, HandleError> {
-        if self.is_wary() {
+        if self.is_unqueried() {
             return self.mount_id_of_descriptor();
         }
         let stat = self.statx(StatxFlags::MNT_ID)?;

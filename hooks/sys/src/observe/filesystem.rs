@@ -50,7 +50,7 @@ fn find_mount(mount: &MountEntry, mounts: &Mounts, wanted: impl Fn(&MountEntry) 
         table.entries().iter().filter(|host| holds(host, mount) && wanted(host)).collect();
     holding.sort_by_key(|host| likeness(host, mount));
     holding.into_iter().take(TRIED).find_map(|host| {
-        let handle = Handle::of(&host.mount_point).ok()?.wary();
+        let handle = Handle::of(&host.mount_point).ok()?.unqueried();
         // By now the path may lead to another mount, for example one that covers it.
         let found = Mounts::default().mount_of(&handle).ok()?;
         let is_the_one = found.is_mount_point

@@ -112,7 +112,7 @@ impl Bound<'_> {
             Err(error) => return Origin { volume: Observed::Unreadable(error.to_string()), ..Origin::unknown() },
         };
         // Some were opened after the last reading of the mount table.
-        let mounts = &mounts.for_what_is_held();
+        let mounts = &mounts.for_newly_opened();
         let holds = |it: &&Rc<HeldVolumeDirectory>| self.fit(&it.observe(mounts)) == Some(Fit::Holds);
         if let Some(directory) = directories.iter().find(holds) {
             return self.held_by(directory, mounts);

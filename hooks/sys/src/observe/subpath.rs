@@ -42,7 +42,7 @@ impl HeldSubpath {
     pub fn hold_among(subpath: VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
         let (directory, itself) = (directories.of(&subpath), Handle::as_written(&subpath.path()));
         let is_the_kubelets = directory.as_ref().is_some_and(|directory| directory.writer() == Writer::Kubelet);
-        let itself = if is_the_kubelets { itself } else { itself.map(Handle::wary) };
+        let itself = if is_the_kubelets { itself } else { itself.map(Handle::unqueried) };
         Self { subpath, itself, directory, seen: OnceCell::new() }
     }
 
@@ -78,7 +78,7 @@ impl HeldSubpath {
 
     /// The paths to probe first, because a server or a daemon may have to answer: the subpath's own, then that of its target
     /// if it is known. Empty on a local filesystem.
-    pub fn to_ask(&self, mounts: &Mounts) -> Vec<PathBuf> {
+    pub fn paths_to_probe(&self, mounts: &Mounts) -> Vec<PathBuf> {
         let (mount, volume) = match self.look(mounts) {
             Seen { mount: Observed::Seen(mount), origin } => (mount, &origin.volume),
             Seen { mount: Observed::Absent, .. } => return Vec::new(),
@@ -96,11 +96,11 @@ impl HeldSubpath {
         [self.subpath.path()].into_iter().chain(target).collect()
     }
 
-    /// Observes both. `answers` belong to the paths of [`HeldSubpath::to_ask`], in its order.
+    /// Observes both. `answers` belong to the paths of [`HeldSubpath::paths_to_probe`], in its order.
     pub fn observe(&self, mounts: &Mounts, answers: &[Reach]) -> SubpathEvidence {
-        let asked = self.to_ask(mounts).len();
+        let probed = self.paths_to_probe(mounts).len();
         let Seen { mount, origin } = self.look(mounts);
-        let is_silent = asked > 0 && !answers.get(1).is_some_and(Reach::is_answer);
+        let is_silent = probed > 0 && !answers.get(1).is_some_and(Reach::is_answer);
         let (volume, target) = match (mount, &origin.volume) {
             (Observed::Seen(_), Observed::Seen(_)) if is_silent => {
                 (origin.volume.clone(), Observed::Unreadable("its volume did not answer".to_owned()))
@@ -112,9 +112,9 @@ impl HeldSubpath {
             }
             _ => (origin.volume.clone(), Observed::Absent),
         };
-        let reach = answers.first().cloned().unwrap_or(Reach::NotAsked);
+        let reach = answers.first().cloned().unwrap_or(Reach::NotNeeded);
         let mount = match mount.clone() {
-            Observed::Seen(mount) if mount.fs_type.asks_for_attributes() => {
+            Observed::Seen(mount) if mount.fs_type.queries_server_for_attributes() => {
                 Observed::Seen(SubpathMount { identity: self.identity_after(&reach), ..mount })
             }
             mount => mount,
@@ -133,10 +133,10 @@ impl HeldSubpath {
             Err(error) => unreadable(&error),
         };
         match reach {
-            Reach::Silent(_) | Reach::NotProbed | Reach::NotAsked => {
+            Reach::Silent(_) | Reach::NotProbed | Reach::NotNeeded => {
                 Observed::Unreadable("its server did not answer".to_owned())
             }
-            Reach::Refused { .. } if reach.words_of_the_dead().is_some() || reach.is_not_found() => gone(),
+            Reach::Refused { .. } if reach.error_of_dead_source().is_some() || reach.is_not_found() => gone(),
             Reach::Refused { words, .. } => Observed::Unreadable(words.clone()),
             Reach::Alive => identity_of(handle),
         }
@@ -179,7 +179,7 @@ impl HeldSubpath {
             Observed::Unreadable(why) => return Observed::Unreadable(why.clone()),
         };
         let identity = match &self.itself {
-            _ if entry.fs_type.asks_for_attributes() => {
+            _ if entry.fs_type.queries_server_for_attributes() => {
                 Observed::Unreadable("its server was not probed yet".to_owned())
             }
             Ok(handle) => identity_of(handle),

@@ -17,7 +17,7 @@ pub struct HeldVolume(Result<Handle, HandleError>);
 impl HeldVolume {
     /// Opens it. Anything may be mounted there.
     pub fn hold(directory: &Path) -> Self {
-        Self(Handle::of(directory).map(Handle::wary))
+        Self(Handle::of(directory).map(Handle::unqueried))
     }
 
     /// Opens a volume whose writer is known: a kubelet-written volume is on this node.

@@ -64,15 +64,15 @@ impl HeldVolumeDirectory {
 
     /// A CSI driver that unmounts removes the directory `mount`; the directory around it is the kubelet's.
     fn in_folder(plugin: Plugin, directory: &Path) -> Option<Self> {
-        let around = || directory.parent().filter(|_| !plugin.below().is_empty());
-        Self::try_hold(plugin, directory).or_else(|| Self::try_hold(plugin, around()?))
+        let above = || directory.parent().filter(|_| !plugin.below().is_empty());
+        Self::try_hold(plugin, directory).or_else(|| Self::try_hold(plugin, above()?))
     }
 
     fn try_hold(plugin: Plugin, directory: &Path) -> Option<Self> {
         let hold = || match plugin.writer() {
             Writer::Kubelet => Handle::as_written(directory),
             // Anything may be mounted there.
-            Writer::Containers => Handle::as_written(directory).map(Handle::wary),
+            Writer::Containers => Handle::as_written(directory).map(Handle::unqueried),
         };
         match hold() {
             Err(error) if error.is_not_found() => None,

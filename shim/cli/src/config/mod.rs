@@ -13,8 +13,8 @@ use bindguard_core::error_chain;
 use clap::Subcommand;
 use toml::Table;
 
-use crate::ask::answers;
 use crate::show::{print_json, print_text};
+use crate::time_limits::check_answers;
 
 /// Verbs of `config`.
 #[derive(Debug, Subcommand)]
@@ -40,7 +40,7 @@ impl ConfigVerb {
         match self {
             Self::Check { file } => {
                 let file = file.or(asked).unwrap_or_else(in_force);
-                answers(&file)?;
+                check_answers(&file)?;
                 check(&file)
             }
             Self::Show { json } => show(asked, json),
@@ -66,7 +66,7 @@ fn check(path: &Path) -> anyhow::Result<ExitCode> {
 fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let is_named = asked.is_some() || std::env::var_os(ENVIRONMENT).is_some();
     let path = asked.unwrap_or_else(in_force);
-    answers(&path)?;
+    check_answers(&path)?;
     let table = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !is_named => None,
         text => {

@@ -13,7 +13,7 @@ use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::{PodAsked, Pods};
+use bindguard_operator::pods::{PodSelector, Pods};
 use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 
@@ -86,7 +86,7 @@ impl Diagnose {
     /// An unknown pod is an error: the operator expects it here, and an empty report would mislead. A known pod may have
     /// nothing to check.
     fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
-        let is_here = |pod: &str| pods.containers.iter().any(|one| PodAsked::from_argument(pod).is(&one.pod));
+        let is_here = |pod: &str| pods.containers.iter().any(|one| PodSelector::from_argument(pod).is(&one.pod));
         match &self.pod {
             Some(pod) if report.checked == 0 && report.problems.is_empty() && !is_here(pod) => {
                 bail!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
@@ -96,7 +96,7 @@ impl Diagnose {
     }
 
     fn wanted<'a>(&self, pods: &Pods, places: &'a Places) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
-        let asked = self.pod.as_deref().map(|pod| uids(pods, &PodAsked::from_argument(pod))).transpose()?;
+        let asked = self.pod.as_deref().map(|pod| uids(pods, &PodSelector::from_argument(pod))).transpose()?;
         Ok(move |path: &Path| match &asked {
             None => true,
             Some(uids) => {

@@ -6,7 +6,7 @@ use bindguard_operator::doctor::{self, ContainerdSeen, Point, RuntimeEntry};
 use bindguard_operator::node::{Process, processes_named};
 use toml::{Table, Value};
 
-use crate::ask::said;
+use crate::time_limits::output_of;
 
 /// The CRI plugin's tables: of version 2, and of version 3 of the config.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
@@ -21,7 +21,7 @@ pub fn point() -> Point {
 
 fn seen(process: &Process) -> Result<ContainerdSeen, String> {
     let program = process.file("exe");
-    let version = said(&program, &["--version"])?;
+    let version = output_of(&program, &["--version"])?;
     let arguments = process.arguments();
     let config = config_of(&arguments);
     let mut words = vec!["config", "dump"];
@@ -29,7 +29,7 @@ fn seen(process: &Process) -> Result<ContainerdSeen, String> {
     if let Some(path) = &path {
         words.splice(0..0, ["--config", path.as_str()]);
     }
-    let dump = said(&program, &words)?;
+    let dump = output_of(&program, &words)?;
     let table: Table = dump.parse().map_err(|error| format!("understand what containerd dumps: {error}"))?;
     let (runtimes, default_runtime) = runtimes(&table);
     Ok(ContainerdSeen { version: number(&version), runtimes, default_runtime })

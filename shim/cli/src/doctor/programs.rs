@@ -5,7 +5,7 @@ use std::path::Path;
 use bindguard_operator::doctor::{self, Point, ProgramSeen};
 
 use super::find;
-use crate::ask::said;
+use crate::time_limits::output_of;
 
 /// The point on them. `runtime`: the OCI runtime that the config names.
 pub fn point(runtime: &Path) -> Point {
@@ -13,7 +13,7 @@ pub fn point(runtime: &Path) -> Point {
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);
     let version = |program: &Path, words: &[&str]| {
-        let said = said(program, words).unwrap_or_else(|why| why);
+        let said = output_of(program, words).unwrap_or_else(|why| why);
         said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
     };
     let shim = find(Path::new("containerd-shim-bindguard-v2"), beside);
@@ -35,6 +35,6 @@ pub fn point(runtime: &Path) -> Point {
 
 /// The whole output: the version is on a line of its own.
 fn shims_version(path: &Path) -> String {
-    let said = said(path, &["-v"]).unwrap_or_else(|why| why);
+    let said = output_of(path, &["-v"]).unwrap_or_else(|why| why);
     said.split_whitespace().collect::<Vec<_>>().join(" ")
 }

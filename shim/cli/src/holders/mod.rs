@@ -16,9 +16,9 @@ use bindguard_operator::pods::Pods;
 use bindguard_sys::Handle;
 use clap::Args;
 
-use crate::ask::answers;
 use crate::pods::PodsFrom;
 use crate::show::{self, print_json, print_text};
+use crate::time_limits::check_answers;
 
 /// Arguments of `holders`.
 #[derive(Debug, Args)]
@@ -63,7 +63,7 @@ fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods, places: &
 fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
     // A hung mount is opened without a request to its server. The folders above it are not.
     if let Some(folder) = std::path::absolute(path)?.parent() {
-        answers(folder)?;
+        check_answers(folder)?;
     }
     let handle = Handle::follow(path)?;
     handle.resolved_path().with_context(|| format!("resolve {}", path.display()))

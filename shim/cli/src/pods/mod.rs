@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use bindguard_operator::pods::{PodAsked, PodContainer, PodName, Pods};
+use bindguard_operator::pods::{PodContainer, PodName, PodSelector, Pods};
 use clap::Args;
 
 /// The sources of the names.
@@ -66,7 +66,7 @@ pub fn recorded(root: &Path) -> Pods {
 ///
 /// # Errors
 /// If pods of several namespaces have this name.
-pub fn uids(pods: &Pods, asked: &PodAsked) -> anyhow::Result<Vec<String>> {
+pub fn uids(pods: &Pods, asked: &PodSelector) -> anyhow::Result<Vec<String>> {
     let meant: Vec<&PodName> =
         pods.containers.iter().map(|container| &container.pod).filter(|pod| asked.is(pod)).collect();
     let names: BTreeSet<String> = meant.iter().filter_map(|pod| pod.for_people()).collect();

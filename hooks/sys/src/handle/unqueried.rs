@@ -13,26 +13,29 @@ use rustix::fs::OFlags;
 
 use super::{Handle, HandleError};
 
-/// True if this kernel has a filesystem that [queries its server](FsType::asks_for_attributes) for attributes. These are
+/// True if this kernel has a filesystem that [queries its server](FsType::queries_server_for_attributes) for attributes. These are
 /// modules that few nodes need. proc_filesystems(5) is far smaller than one read(2) here.
-static HAS_ASKING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
+static HAS_QUERYING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
     let mut known = [0; 4096];
     let length = File::open("/proc/filesystems").and_then(|mut file| file.read(&mut known)).unwrap_or(0);
     let name = |line: &str| line.split('\t').nth(1).map(|name| FsType(name.to_owned()));
-    String::from_utf8_lossy(&known[..length]).lines().filter_map(name).any(|fs_type| fs_type.asks_for_attributes())
+    String::from_utf8_lossy(&known[..length])
+        .lines()
+        .filter_map(name)
+        .any(|fs_type| fs_type.queries_server_for_attributes())
 });
 
 impl Handle {
     /// The same file, but its mount is read from the kernel's own tables if a filesystem of this kernel may query a server.
     /// That is slower.
     #[must_use]
-    pub fn wary(self) -> Self {
-        Self { is_wary: true, ..self }
+    pub fn unqueried(self) -> Self {
+        Self { is_unqueried: true, ..self }
     }
 
     /// True if its filesystem may query a server before it answers.
-    pub(crate) fn is_wary(&self) -> bool {
-        self.is_wary && *HAS_ASKING_FILESYSTEM
+    pub(crate) fn is_unqueried(&self) -> bool {
+        self.is_unqueried && *HAS_QUERYING_FILESYSTEM
     }
 
     /// The id of the mount that it is on, as the kernel's table of open files has it: proc_pid_fdinfo(5).

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// If the server is silent, in one line.
-pub fn answers(path: &Path) -> anyhow::Result<()> {
+pub fn check_answers(path: &Path) -> anyhow::Result<()> {
     const PATIENCE_OF_FILES: Duration = Duration::from_millis(700);
     match probe_side_by_side(&[path.to_owned()], PATIENCE_OF_FILES).as_deref() {
         Ok([Answer::Silent(patience)]) => {
@@ -30,7 +30,7 @@ pub fn answers(path: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If the program cannot be run, fails, or does not end: the reason, in one line.
-pub fn said(program: &Path, words: &[&str]) -> Result<String, String> {
+pub fn output_of(program: &Path, words: &[&str]) -> Result<String, String> {
     let line = format!("run {} {}", program.display(), words.join(" "));
     let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -19,14 +19,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A separate process, and the pipe with its output.
 #[derive(Debug)]
-pub(crate) struct Apart {
-    said: File,
+pub(crate) struct SeparateProcess {
+    output: File,
     /// `None` if the process ended before its pidfd was opened.
     process: Option<OwnedFd>,
 }
 
-impl Apart {
-    /// Starts `work`; its output can be read from [`Apart::said`]. `work` must not use anything that another thread may have
+impl SeparateProcess {
+    /// Starts `work`; its output can be read from [`SeparateProcess::output`]. `work` must not use anything that another thread may have
     /// locked.
     pub(crate) fn start(work: impl FnOnce(&mut File)) -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -53,21 +53,21 @@ impl Apart {
         }
     }
 
-    fn hold(mut said: File) -> io::Result<Self> {
+    fn hold(mut output: File) -> io::Result<Self> {
         let mut pid = [0; 4];
-        said.read_exact(&mut pid)?;
+        output.read_exact(&mut pid)?;
         let pid = Pid::from_raw(i32::from_ne_bytes(pid));
         let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Ok(Self { said, process })
+        Ok(Self { output, process })
     }
 
     /// The pipe's read end.
-    pub(crate) fn said(&mut self) -> &mut File {
-        &mut self.said
+    pub(crate) fn output(&mut self) -> &mut File {
+        &mut self.output
     }
 }
 
-impl Drop for Apart {
+impl Drop for SeparateProcess {
     fn drop(&mut self) {
         if let Some(process) = &self.process {
             // The process may have ended, or ends when its server answers. Nothing waits for it.
@@ -103,24 +103,24 @@ mod tests {
         // Some with lower numbers than that pipe gets, and some with higher ones.
         let mut more: Vec<_> = (0..8).map(|_| pipe_with(PipeFlags::empty()).unwrap()).collect();
         drop(more.drain(2..6));
-        let mut apart = Apart::start(|pipe| {
+        let mut process = SeparateProcess::start(|pipe| {
             // Beside the pipe there is the one by which the folder is read.
             let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
             pipe.write_all(&[open as u8]).unwrap();
         })
         .unwrap();
         let mut open = [0];
-        apart.said().read_exact(&mut open).unwrap();
+        process.output().read_exact(&mut open).unwrap();
         assert_eq!(open, [2]);
     }
 
     #[test]
     fn it_is_ended_when_nobody_listens_any_more() {
-        let apart = Apart::start(|_| sleep(Duration::from_secs(1000))).unwrap();
-        let process = apart.process.as_ref().unwrap().try_clone().unwrap();
-        drop(apart);
+        let process = SeparateProcess::start(|_| sleep(Duration::from_secs(1000))).unwrap();
+        let pidfd = process.process.as_ref().unwrap().try_clone().unwrap();
+        drop(process);
         let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
-        let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience)).unwrap();
+        let ended = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&patience)).unwrap();
         assert_eq!(ended, 1, "it still works");
     }
 }

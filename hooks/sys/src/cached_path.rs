@@ -17,7 +17,7 @@ use crate::handle::Handle;
 /// # Errors
 /// `WouldBlock` if the walk may have to wait; `InvalidInput` before Linux 5.12, which has no `RESOLVE_CACHED`; otherwise the
 /// kernel's error, which is certain.
-pub fn hold_known(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
+pub fn open_without_waiting(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
     match Handle::try_cached(path) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => one_step_more(path, is_local).unwrap_or(Err(error)),
         known => known,
@@ -25,8 +25,8 @@ pub fn hold_known(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result
 }
 
 /// True if neither the walk to a path nor a call on its file can wait. Also true where the kernel cannot detect that.
-pub(crate) fn is_at_hand(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
-    match hold_known(path, &is_local) {
+pub(crate) fn cannot_wait(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
+    match open_without_waiting(path, &is_local) {
         Ok(handle) => is_local(&handle),
         Err(error) => error.kind() != ErrorKind::WouldBlock,
     }
@@ -56,16 +56,16 @@ mod tests {
         fs::write(folder.path().join("file"), "").unwrap();
         // /proc caches no missing names.
         for missing in ["missing", "deep/er/missing"].map(|name| Path::new("/proc/self").join(name)) {
-            let kind = |is_local: bool| hold_known(&missing, |_| is_local).unwrap_err().kind();
+            let kind = |is_local: bool| open_without_waiting(&missing, |_| is_local).unwrap_err().kind();
             assert_eq!(kind(true), ErrorKind::NotFound);
-            assert!(is_at_hand(&missing, |_| true));
+            assert!(cannot_wait(&missing, |_| true));
             if Handle::try_cached(&missing).unwrap_err().kind() == ErrorKind::WouldBlock {
                 assert_eq!(kind(false), ErrorKind::WouldBlock);
-                assert!(!is_at_hand(&missing, |_| false));
+                assert!(!cannot_wait(&missing, |_| false));
             }
         }
         let file = folder.path().join("file");
-        assert!(hold_known(&file, |_| false).is_ok(), "its name is known, wherever it lies");
-        assert!(is_at_hand(&file, |_| true) && !is_at_hand(&file, |_| false));
+        assert!(open_without_waiting(&file, |_| false).is_ok(), "its name is known, wherever it lies");
+        assert!(cannot_wait(&file, |_| true) && !cannot_wait(&file, |_| false));
     }
 }
