@@ -40,7 +40,7 @@ impl Scene {
 
     /// The steps of the agent after `..data` was renamed.
     fn refresh(&self, container: &Container) -> Refreshed {
-        let kubelet_root = self.pod.policy().kubelet_roots[0].clone();
+        let kubelet_root = self.pod.places().kubelet_roots[0].clone();
         let volume = VolumeOfPod { kubelet_root, pod_uid: "uid-1".to_owned(), volume: "conf".to_owned() };
         let report = rebind_volume(&volume, &self.pod.policy());
         assert!(report.problems.is_empty(), "{report:?}");

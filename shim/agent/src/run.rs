@@ -61,7 +61,7 @@ fn config(args: &Args) -> Result<Config> {
 async fn serve(config: Config) -> Result<()> {
     let config = Arc::new(config);
     let metrics = Metrics::new();
-    let surveyor = Arc::new(Surveyor::new(config.policy().clone(), config.places().clone(), Arc::clone(&metrics)));
+    let surveyor = Arc::new(Surveyor::new(*config.policy(), config.places().clone(), Arc::clone(&metrics)));
     let served = Arc::new(Served { metrics: Arc::clone(&metrics), surveyor, ready: AtomicBool::new(false) });
     let agent = config.agent();
     http::serve_socket(&agent.socket, Arc::clone(&served))

@@ -79,7 +79,7 @@ fn reported(finding: Finding, policy: &Policy) -> Option<BindReport> {
         },
         // The effect that a repair would have: policy only keeps it from being done.
         Mode::Report | Mode::Off => {
-            let policy = Policy { stale_subpaths: Mode::Repair, ..policy.clone() };
+            let policy = Policy { stale_subpaths: Mode::Repair, ..*policy };
             planned_outcome(&finding, &Plan::from_findings(slice::from_ref(&finding), &policy), &policy)
         }
     };
