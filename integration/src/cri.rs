@@ -99,6 +99,28 @@ impl Cri {
 
     /// The same in another of the cluster's namespaces.
     pub fn run_pod_in(&self, namespace: &str, handler: &str, name: &str, uid: &str) -> Result<Sandbox> {
+        self.run_annotated_pod_in(namespace, handler, name, uid, &[])
+    }
+
+    /// A pod with annotations.
+    pub fn run_annotated_pod(
+        &self,
+        handler: &str,
+        name: &str,
+        uid: &str,
+        annotations: &[(&str, &str)],
+    ) -> Result<Sandbox> {
+        self.run_annotated_pod_in("default", handler, name, uid, annotations)
+    }
+
+    fn run_annotated_pod_in(
+        &self,
+        namespace: &str,
+        handler: &str,
+        name: &str,
+        uid: &str,
+        annotations: &[(&str, &str)],
+    ) -> Result<Sandbox> {
         let config = PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: name.to_owned(),
@@ -108,6 +130,7 @@ impl Cri {
             }),
             log_directory: format!("/run/pods/{uid}"),
             labels: labels(namespace, name, uid).into(),
+            annotations: annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
             linux: Some(LinuxPodSandboxConfig {
                 cgroup_parent: format!("/{}", self.cgroup),
                 security_context: Some(LinuxSandboxSecurityContext {
@@ -180,6 +203,16 @@ impl Cri {
         let response =
             self.call(&format!("ask for the status of {id}"), self.runtime_service().container_status(request))?;
         response.status.with_context(|| format!("the answer about {id} has no status"))
+    }
+
+    /// The pid of a container's init.
+    pub fn pid(&self, id: &str) -> Result<u32> {
+        let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
+        let answer =
+            self.call(&format!("ask for the pid of {id}"), self.runtime_service().container_status(request))?;
+        let info: serde_json::Value = serde_json::from_str(answer.info.get("info").context("it has no info")?)?;
+        let pid = info["pid"].as_u64().context("its info has no pid")?;
+        u32::try_from(pid).context("its pid is too large")
     }
 
     /// Waits until a container has exited, and returns its exit code.

@@ -14,6 +14,7 @@
 //!
 //! Nothing here depends on bindguard's own crates: a harness that shared the code under test would share its mistakes.
 
+pub mod agent;
 pub mod bundle;
 pub mod cluster;
 pub mod cri;
@@ -46,6 +47,7 @@ pub mod stopped;
 pub mod systemd;
 pub mod waiting;
 
+pub use agent::Agent;
 pub use ctr::{Bind, Ctr, Runtime};
 pub use kubelet::{Kubelet, KubeletRoot, Pod, Volume, VolumeKind};
 pub use node::{Node, Setup};

@@ -18,6 +18,8 @@ pub const SHIM: &str = "containerd-shim-bindguard-v2";
 pub const GUARD: &str = "bindguard-runtime";
 /// The operator's command line.
 pub const CLI: &str = "bindguard";
+/// The node agent.
+pub const AGENT: &str = "bindguard-agent";
 
 /// A generation of containerd, with the shim, runc and crun of its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

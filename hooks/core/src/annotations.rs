@@ -87,7 +87,7 @@ mod tests {
     fn a_pod_gets_what_it_asks_for_only_where_the_node_allows_it() {
         let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
         let (policy, problems) = asked(&strict, MODE, "off");
-        assert_eq!((policy, problems.len()), (strict.clone(), 1));
+        assert_eq!((policy, problems.len()), (strict, 1));
 
         let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..strict };
         let (policy, problems) = asked(&open, MODE, "report");

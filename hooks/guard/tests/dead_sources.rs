@@ -180,7 +180,7 @@ fn each_check_is_made_whatever_the_others_are() {
         dead_sources: Alarm::Refuse,
         ..pod.policy()
     };
-    let only_unmounted = Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Off, ..only_dead.clone() };
+    let only_unmounted = Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Off, ..only_dead };
     for source in [&volume, &subpath] {
         pod.write_spec(&[mount_of(source, "/data", "rprivate")]);
         let admission = admit(&pod.bundle(), &only_dead, &pod.places(), Attempt::First);

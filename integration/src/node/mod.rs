@@ -133,6 +133,11 @@ impl Node {
         self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
+    /// The folder of the programs under test.
+    pub fn under_test(&self) -> &Path {
+        &self.under_test
+    }
+
     /// Runs the operator's command line with these words.
     pub fn bindguard<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Result<Finished> {
         let mut command = self.command(self.under_test.join(CLI))?;

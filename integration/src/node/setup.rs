@@ -17,7 +17,9 @@ use crate::kubelet::{Kubelet, KubeletRoot};
 use crate::mount_calls::{own_copy, tmpfs};
 use crate::privilege;
 use crate::process::write_program;
-use crate::programs::{CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, folder_with_fault_points};
+use crate::programs::{
+    AGENT, CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, folder_with_fault_points,
+};
 use crate::runtime::ObedientRuntime;
 use crate::systemd;
 
@@ -256,7 +258,7 @@ impl Setup {
         // not a link: the shim looks for the guard beside its own executable
         let shim = broken.join(SHIM);
         fs::copy(&shim, folder.join(SHIM)).with_context(|| format!("copy {}", shim.display()))?;
-        [(broken.join(GUARD), GUARD), (built.join(CLI), CLI)]
+        [(broken.join(GUARD), GUARD), (built.join(CLI), CLI), (built.join(AGENT), AGENT)]
             .into_iter()
             .try_for_each(|(program, name)| link(&program, &folder.join(name)))
     }

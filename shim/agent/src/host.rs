@@ -51,18 +51,22 @@ pub enum HostError {
     Enter(#[source] io::Error),
 }
 
-/// The socket of the CRI: the one that was named, or the first that exists below `root`.
-pub fn cri_socket(asked: Option<&Path>, root: &Path) -> Option<PathBuf> {
+/// The socket of a runtime that is not there yet.
+pub const USUAL_SOCKET: &str = "/run/containerd/containerd.sock";
+
+/// The socket of the CRI: the one that was named, or the first that exists, on a node whose `/` is at `root`.
+pub fn cri_socket(named: Option<&Path>, root: &Path) -> Option<PathBuf> {
     let usual = || SOCKETS.iter().map(|socket| root.join(socket)).find(|socket| socket.symlink_metadata().is_ok());
-    asked.map(Path::to_owned).or_else(usual)
+    let on_host = |socket: &Path| root.join(socket.strip_prefix("/").unwrap_or(socket));
+    named.map(on_host).or_else(usual)
 }
 
 /// Moves this process, which has one thread, to the mount namespace of the runtime. Does nothing if it is there already.
 ///
 /// # Errors
 /// If the runtime or its namespace cannot be found or entered.
-pub fn enter(asked: Option<&Path>, root: &Path) -> Result<(), HostError> {
-    let socket = cri_socket(asked, root).ok_or_else(|| HostError::NoSocket(root.to_owned()))?;
+pub fn enter(named: Option<&Path>, root: &Path) -> Result<(), HostError> {
+    let socket = cri_socket(named, root).ok_or_else(|| HostError::NoSocket(root.to_owned()))?;
     let stream =
         UnixStream::connect(&socket).map_err(|source| HostError::Connect { socket: socket.clone(), source })?;
     let failed = |source| HostError::Peer { socket: socket.clone(), source };

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bindguard_core::report::{Outcome, Report};
+use bindguard_guard::refresh::RefreshOutcome;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -25,8 +26,8 @@ pub struct Metrics {
     pub volume_updates: Counter,
     /// Watched volumes of each kubelet root; roots are few.
     pub watched_volumes: Family<RootLabel, Gauge>,
-    /// Overflows of the inotify queue.
-    pub overflows: Counter,
+    /// Surveys because events were lost, or the folder of the pods came or went.
+    pub interruptions: Counter,
     /// Directories that could not be watched.
     pub watch_errors: Counter,
     /// Surveys.
@@ -39,6 +40,9 @@ pub struct Metrics {
     pub silent_roots: Gauge,
     rebinds: Family<OutcomeLabel, Counter>,
     rebind_seconds: Histogram,
+    refreshes: Family<RefreshLabel, Counter>,
+    /// The time to refresh one container.
+    pub refresh_seconds: Histogram,
     /// Subpaths and volumes of the last survey.
     pub sources: Family<SourceLabels, Gauge>,
 }
@@ -64,16 +68,49 @@ struct OutcomeLabel {
     outcome: RebindOutcome,
 }
 
+#[allow(non_camel_case_types, reason = "the label's values")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum RebindOutcome {
-    #[allow(non_camel_case_types, reason = "the label's value")]
     rebound,
-    #[allow(non_camel_case_types, reason = "the label's value")]
     already_current,
-    #[allow(non_camel_case_types, reason = "the label's value")]
     reported,
-    #[allow(non_camel_case_types, reason = "the label's value")]
     failed,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefreshLabel {
+    outcome: RefreshResult,
+}
+
+/// The outcome of a refresh, as a label.
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum RefreshResult {
+    /// The container shows the current file.
+    replaced,
+    /// It is stale, and was left so.
+    reported,
+    /// The volume has no such key any more.
+    key_gone,
+    /// The container mounted over it.
+    hidden,
+    /// It could not be replaced.
+    failed,
+    /// The application was not notified.
+    not_notified,
+}
+
+impl RefreshResult {
+    /// The label of an outcome.
+    pub fn of(outcome: &RefreshOutcome) -> Self {
+        match outcome {
+            RefreshOutcome::Replaced(_) => Self::replaced,
+            RefreshOutcome::Stale => Self::reported,
+            RefreshOutcome::KeyGone => Self::key_gone,
+            RefreshOutcome::Hidden => Self::hidden,
+            RefreshOutcome::NotReplaced(_) => Self::failed,
+        }
+    }
 }
 
 impl Metrics {
@@ -86,7 +123,7 @@ impl Metrics {
             registry,
             volume_updates: Counter::default(),
             watched_volumes: Family::default(),
-            overflows: Counter::default(),
+            interruptions: Counter::default(),
             watch_errors: Counter::default(),
             surveys: Counter::default(),
             last_survey: Gauge::default(),
@@ -94,6 +131,8 @@ impl Metrics {
             silent_roots: Gauge::default(),
             rebinds: Family::default(),
             rebind_seconds: Histogram::new(BUCKETS),
+            refreshes: Family::default(),
+            refresh_seconds: Histogram::new(BUCKETS),
             sources: Family::default(),
         };
         metrics.register();
@@ -104,7 +143,7 @@ impl Metrics {
         let registry = &mut self.registry;
         registry.register("agent_volume_updates", "Updates of volumes with subpaths", self.volume_updates.clone());
         registry.register("agent_watched_volumes", "Volumes with a watch", self.watched_volumes.clone());
-        registry.register("agent_watch_overflows", "Overflows of the inotify queue", self.overflows.clone());
+        registry.register("agent_watch_interruptions", "Surveys because events were lost", self.interruptions.clone());
         registry.register("agent_watch_errors", "Directories that could not be watched", self.watch_errors.clone());
         registry.register("agent_surveys", "Surveys of the node", self.surveys.clone());
         let last = self.last_survey.clone();
@@ -114,6 +153,9 @@ impl Metrics {
         registry.register("subpath_rebinds", "Stale subpaths on the host, by outcome", self.rebinds.clone());
         let seconds = self.rebind_seconds.clone();
         registry.register_with_unit("subpath_rebind", "Time to re-bind a volume's subpaths", Unit::Seconds, seconds);
+        registry.register("refreshes", "Stale mounts of running containers, by outcome", self.refreshes.clone());
+        let seconds = self.refresh_seconds.clone();
+        registry.register_with_unit("refresh", "Time to refresh a running container", Unit::Seconds, seconds);
         registry.register("sources", "Subpaths and volumes of the last survey, by verdict", self.sources.clone());
     }
 
@@ -128,6 +170,11 @@ impl Metrics {
         if any {
             self.rebind_seconds.observe(took.as_secs_f64());
         }
+    }
+
+    /// Counts the outcome of one mount of a running container.
+    pub fn refreshed(&self, outcome: RefreshResult) {
+        self.refreshes.get_or_create(&RefreshLabel { outcome }).inc();
     }
 
     /// The text of `/metrics`.

@@ -6,32 +6,25 @@
 //!
 //! The main thread runs tokio and never touches a kubelet root. Everything that may hang runs in threads of its own.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bindguard_config::{Config, load};
 use bindguard_core::error_chain;
-use bindguard_core::policy::Mode;
-use bindguard_operator::kubelets_here;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::host;
 use crate::http::{self, Served};
-use crate::metrics::{Metrics, RootLabel};
+use crate::metrics::Metrics;
+use crate::pods;
+use crate::roots::Roots;
 use crate::survey::Surveyor;
-use crate::updates::Updates;
-use crate::watch::{self, Cause, Notice};
-
-/// The pause before a thread that failed starts again; it doubles up to the longest.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Runs the agent until a signal ends it.
 ///
@@ -42,8 +35,9 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(root) = &args.host {
         host::enter(args.cri.as_deref(), root)?;
     }
+    let cri = host::cri_socket(args.cri.as_deref(), Path::new("/")).unwrap_or_else(|| host::USUAL_SOCKET.into());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    runtime.block_on(serve(config))
+    runtime.block_on(serve(config, &cri))
 }
 
 /// A config that `--config` names must be valid. An invalid config of the node is ignored, as in an admission.
@@ -58,25 +52,25 @@ fn config(args: &Args) -> Result<Config> {
     Ok(loaded.config)
 }
 
-async fn serve(config: Config) -> Result<()> {
-    let config = Arc::new(config);
+async fn serve(config: Config, cri: &Path) -> Result<()> {
     let metrics = Metrics::new();
     let surveyor = Arc::new(Surveyor::new(*config.policy(), config.places().clone(), Arc::clone(&metrics)));
-    let served = Arc::new(Served { metrics: Arc::clone(&metrics), surveyor, ready: AtomicBool::new(false) });
-    let agent = config.agent();
-    http::serve_socket(&agent.socket, Arc::clone(&served))
+    let served = Arc::new(Served { metrics, surveyor, ready: AtomicBool::new(false) });
+    let settings = config.agent().clone();
+    http::serve_socket(&settings.socket, Arc::clone(&served))
         .await
-        .with_context(|| format!("serve on {}", agent.socket.display()))?;
-    if let Some(address) = agent.metrics {
+        .with_context(|| format!("serve on {}", settings.socket.display()))?;
+    if let Some(address) = settings.metrics {
         http::serve_address(address, Arc::clone(&served)).await.with_context(|| format!("serve on {address}"))?;
     }
-    let roots = Arc::clone(&served);
-    let (for_roots, for_survey) = (Arc::clone(&config), Arc::clone(&served));
-    spawn("roots", move || find_roots(&for_roots, &roots))?;
-    let interval = agent.survey;
-    spawn("survey", move || survey_for_ever(&for_survey, interval))?;
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let (pods, answering) = pods::pods(cri, settings.refresh);
+    tokio::spawn(answering.run());
+    let survey = Arc::clone(&served);
+    spawn("survey", move || survey_for_ever(&survey, settings.survey))?;
     info!("watching the kubelet's volumes, policy {:?}", config.policy().stale_subpaths);
+    let roots = Arc::new(Roots { config, served, pods });
+    spawn("roots", move || roots.find_for_ever())?;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     ended().await
 }
 
@@ -93,7 +87,11 @@ async fn ended() -> Result<()> {
     std::process::exit(0)
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+/// Starts a thread of the agent.
+///
+/// # Errors
+/// If there are too many.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     thread::Builder::new().name(name.to_owned()).spawn(work).with_context(|| format!("start the thread {name}"))?;
     Ok(())
 }
@@ -102,71 +100,5 @@ fn survey_for_ever(served: &Served, interval: Duration) {
     loop {
         served.surveyor.json();
         thread::sleep(interval);
-    }
-}
-
-/// Starts a thread for each kubelet root once it answers: a root may be mounted later, or hang.
-fn find_roots(config: &Arc<Config>, served: &Arc<Served>) {
-    let mut watched: Vec<PathBuf> = Vec::new();
-    loop {
-        let (here, problems) = kubelets_here(config.places());
-        problems.iter().for_each(|problem| warn!("{problem}"));
-        served.metrics.silent_roots.set(problems.len() as i64);
-        for root in &here {
-            if config.policy().stale_subpaths != Mode::Off && !watched.iter().any(|known| known == root) {
-                let (config, served, root) = (Arc::clone(config), Arc::clone(served), root.to_owned());
-                watched.push(root.clone());
-                if let Err(error) = spawn("kubelet-root", move || follow_for_ever(&root, &config, &served)) {
-                    error!("{error:#}");
-                }
-            }
-        }
-        if watched.is_empty() {
-            served.ready.store(true, Ordering::Relaxed);
-        }
-        thread::sleep(config.agent().survey);
-    }
-}
-
-/// Follows a kubelet root. A failure or a panic costs a pause and a survey.
-fn follow_for_ever(root: &Path, config: &Config, served: &Served) {
-    let mut pause = PAUSE;
-    loop {
-        let began = Instant::now();
-        let mut updates = Updates::new(config, &served.metrics);
-        let act = |notice| act(notice, root, &mut updates, served);
-        let follow = || watch::follow(root.to_owned(), config.agent().survey, act);
-        match catch_unwind(AssertUnwindSafe(follow)) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => error!("follow {}: {error}", root.display()),
-            Err(_) => error!("follow {}: the thread panicked", root.display()),
-        }
-        served.metrics.restarts.inc();
-        pause = if began.elapsed() > LONGEST_PAUSE { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
-        thread::sleep(pause);
-    }
-}
-
-fn act(notice: Notice, root: &Path, updates: &mut Updates<'_>, served: &Served) {
-    let metrics = &served.metrics;
-    match notice {
-        Notice::Changed(volume, cause) => {
-            if cause == Cause::Update {
-                metrics.volume_updates.inc();
-            }
-            updates.follow(&volume);
-        }
-        Notice::Surveyed { volumes, took } => {
-            let label = RootLabel { root: root.display().to_string() };
-            metrics.watched_volumes.get_or_create(&label).set(volumes as i64);
-            if !served.ready.swap(true, Ordering::Relaxed) {
-                info!("surveyed {} in {took:?}: {volumes} volumes", root.display());
-            }
-        }
-        Notice::Overflow => drop(metrics.overflows.inc()),
-        Notice::NotWatched(error) => {
-            metrics.watch_errors.inc();
-            warn!("{}", error_chain(&error));
-        }
     }
 }

@@ -11,28 +11,35 @@ use bindguard_guard::refresh::{VolumeOfPod, rebind_volume};
 use tracing::{info, warn};
 
 use crate::metrics::Metrics;
+use crate::refresher::Refreshes;
 
 /// Follows the updates of volumes.
 #[derive(Debug)]
 pub struct Updates<'a> {
     config: &'a Config,
     metrics: &'a Metrics,
+    /// `None` if no running container is refreshed.
+    refreshes: Option<Refreshes>,
     /// The warnings about each volume that has some: a survey finds the same again, and logs only what is new.
     warned: HashMap<VolumeOfPod, Vec<String>>,
 }
 
 impl<'a> Updates<'a> {
     /// A follower that has seen no update.
-    pub fn new(config: &'a Config, metrics: &'a Metrics) -> Self {
-        Self { config, metrics, warned: HashMap::new() }
+    pub fn new(config: &'a Config, metrics: &'a Metrics, refreshes: Option<Refreshes>) -> Self {
+        Self { config, metrics, refreshes, warned: HashMap::new() }
     }
 
-    /// Re-binds the stale subpaths of a volume.
+    /// Re-binds the stale subpaths of a volume, and plans the refresh of its running containers. The host comes first: a
+    /// container that restarts meanwhile starts with the current file.
     pub fn follow(&mut self, volume: &VolumeOfPod) {
         let start = Instant::now();
         let report = rebind_volume(volume, self.config.policy());
         self.metrics.rebound(&report, start.elapsed());
         self.log(volume, &report);
+        if let Some(refreshes) = &self.refreshes {
+            refreshes.plan(volume.clone());
+        }
     }
 
     fn log(&mut self, volume: &VolumeOfPod, report: &Report) {

@@ -14,5 +14,5 @@ pub use host::{VolumeOfPod, rebind_volume};
 pub use outcome::{MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
 pub use volumes::{PodVolumes, VolumesError};
 
-/// A container's init process, held so that no other process is taken for it.
-pub use bindguard_sys::enter::{HeldProcess, ProcessError};
+/// A container's init process, held so that no other process is taken for it; and a child that hangs in a container.
+pub use bindguard_sys::enter::{Abandoned, HeldProcess, ProcessError};

@@ -43,8 +43,8 @@ pub enum Notice {
         /// The time that it took.
         took: Duration,
     },
-    /// Events were lost: a survey follows.
-    Overflow,
+    /// Events were lost, or the folder of the pods came or went: a survey follows.
+    Interrupted,
     /// A directory is not watched.
     NotWatched(WatchError),
 }
@@ -60,9 +60,10 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
     loop {
         let now = Instant::now();
         if now >= next_survey {
-            tell(tree.survey(), Cause::Survey, &mut notify);
+            let changes = tree.survey();
+            next_survey = if changes.survey { now } else { now + survey };
+            tell(changes, Cause::Survey, &mut notify);
             notify(Notice::Surveyed { volumes: tree.volumes(), took: now.elapsed() });
-            next_survey = now + survey;
         }
         rechecks.due(now).into_iter().for_each(|volume| notify(Notice::Changed(volume, Cause::Survey)));
         let until = rechecks.next().map_or(next_survey, |next| next.min(next_survey));
@@ -70,7 +71,7 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
         let changes = tree.follow(events);
         changes.volumes.iter().for_each(|volume| rechecks.plan(volume, Instant::now()));
         if changes.survey {
-            notify(Notice::Overflow);
+            notify(Notice::Interrupted);
             next_survey = Instant::now();
         }
         tell(changes, Cause::Update, &mut notify);

@@ -1,6 +1,7 @@
 //! The watched directories below one kubelet root.
 //!
 //! ```text
+//! .                                 pods appears: a kubelet that starts for the first time
 //! pods                              a new pod appears
 //! pods/UID                          volume-subpaths appears
 //! pods/UID/volume-subpaths          a volume with subpaths appears
@@ -27,6 +28,7 @@ const SUBPATHS: &str = "volume-subpaths";
 /// A watched directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Watched {
+    Root,
     Pods,
     Pod(String),
     Subpaths(String),
@@ -49,7 +51,7 @@ pub struct WatchError {
 pub struct Changes {
     /// The volumes whose subpaths may be stale, each once.
     pub volumes: Vec<VolumeOfPod>,
-    /// Events were lost, or the root was replaced: a survey is due.
+    /// Events were lost, or the folder of the pods came or went: a survey is due.
     pub survey: bool,
     /// Directories that could not be watched. A directory that is gone is none.
     pub errors: Vec<WatchError>,
@@ -85,6 +87,9 @@ impl WatchTree {
         let pods = self.root.join(PODS);
         if self.watch(&pods, Watched::Pods, &mut changes) {
             names(&pods).iter().for_each(|uid| self.add_pod(uid, &mut changes));
+        } else if self.watch(&self.root.clone(), Watched::Root, &mut changes) {
+            // It may have appeared before the watch.
+            changes.survey = pods.symlink_metadata().is_ok();
         }
         changes
     }
@@ -109,12 +114,14 @@ impl WatchTree {
     fn appeared(&mut self, watched: Watched, name: &OsStr, changes: &mut Changes) {
         let text = name.to_str();
         match (watched, text) {
+            (Watched::Root, Some(PODS)) => changes.survey = true,
             (Watched::Pods, Some(uid)) => self.add_pod(uid, changes),
             (Watched::Pod(uid), Some(SUBPATHS)) => self.add_subpaths(&uid, changes),
             (Watched::Subpaths(uid), Some(volume)) => self.add_volume(&uid, volume, changes),
             (Watched::Volume(volume), Some(DATA_LINK)) => changes.add(volume),
             // Other names of the kubelet's, such as `etc-hosts`, `..data_tmp` and the keys of a volume.
-            (Watched::Pod(_) | Watched::Volume(_), _) | (Watched::Pods | Watched::Subpaths(_), None) => {}
+            (Watched::Root | Watched::Pod(_) | Watched::Volume(_), _)
+            | (Watched::Pods | Watched::Subpaths(_), None) => {}
         }
     }
 
@@ -124,7 +131,7 @@ impl WatchTree {
         match self.watched.remove(&watch) {
             Some(Watched::Volume(volume)) => self.add_volume(&volume.pod_uid, &volume.volume, changes),
             Some(Watched::Pods) => changes.survey = true,
-            Some(Watched::Pod(_) | Watched::Subpaths(_)) | None => {}
+            Some(Watched::Root | Watched::Pod(_) | Watched::Subpaths(_)) | None => {}
         }
     }
 
@@ -281,14 +288,26 @@ mod tests {
     }
 
     #[test]
-    fn lost_events_ask_for_a_survey() {
+    fn lost_events_need_a_survey() {
         let mut scene = Scene::new();
         assert!(scene.tree.follow(vec![Event::Overflow]).survey);
     }
 
+    #[test]
+    fn a_kubelet_that_starts_for_the_first_time_needs_a_survey() {
+        let mut scene = Scene::new();
+        fs::remove_dir(scene.root.path().join(PODS)).unwrap();
+        assert!(!scene.tree.survey().survey);
+        scene.make("pods/u-1");
+        let events = scene.tree.inotify().wait(Some(Duration::from_secs(10))).unwrap();
+        assert!(scene.tree.follow(events).survey);
+        scene.tree.survey();
+        assert!(scene.tree.watched.values().any(|watched| *watched == Watched::Pods));
+    }
+
     /// A kubelet's pods may be on a filesystem that is mounted later.
     #[test]
-    fn a_root_that_is_removed_asks_for_a_survey() {
+    fn a_root_that_is_removed_needs_a_survey() {
         let mut scene = Scene::new();
         scene.tree.survey();
         fs::remove_dir(scene.root.path().join(PODS)).unwrap();

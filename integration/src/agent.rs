@@ -1,0 +1,66 @@
+//! The node agent on a node, as a systemd unit starts it: in the node's mount namespace, with the node's privileges.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Child;
+
+use anyhow::{Context, Result};
+
+use crate::node::{Node, SOCKET};
+use crate::programs::AGENT;
+use crate::waiting::until;
+
+/// A running agent; it ends with this value.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Agent {
+    /// Starts it with the kubelet's root of the node and more lines of config, and waits until it is ready.
+    pub fn start(node: &Node, config: &str) -> Result<Self> {
+        let (socket, file) = (PathBuf::from("/run/bindguard-agent.sock"), node.disk().join("agent.toml"));
+        let text = format!(
+            "kubelet.roots = ['{}']\nagent = {{ metrics = 'off', socket = '{}' }}\n{config}",
+            node.kubelet().root().display(),
+            socket.display()
+        );
+        fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+        let mut command = node.command(node.under_test().join(AGENT))?;
+        command.arg("--config").arg(&file).args(["--cri", SOCKET]);
+        let agent = Self { child: command.spawn().context("start the agent")?, socket };
+        until("the agent is ready", || Ok(agent.get("/readyz").starts_with("HTTP/1.1 200")))?;
+        Ok(agent)
+    }
+
+    /// The whole answer to a GET; empty if nothing answers.
+    pub fn get(&self, path: &str) -> String {
+        let Ok(mut stream) = UnixStream::connect(&self.socket) else { return String::new() };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
+        let mut answer = String::new();
+        let _ = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
+        answer
+    }
+
+    /// The value of a figure, its labels included in the name; 0 if there is none.
+    pub fn figure(&self, name: &str) -> f64 {
+        let text = self.get("/metrics");
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.and_then(|value| value.trim().parse().ok()).unwrap_or_default()
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

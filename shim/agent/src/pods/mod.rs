@@ -1,0 +1,126 @@
+//! The pods of this node that requested refreshes, as the CRI knows them.
+//!
+//! Threads send a question, the main thread's tokio answers: a runtime that hangs costs a thread its time limit, and the agent nothing.
+
+mod cri;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use bindguard_config::RefreshMode;
+use bindguard_core::refresh_request::{OptIn, RefreshRequest};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use self::cri::Cri;
+
+pub use self::cri::CriError;
+
+/// Time limit of one question, which is several queries.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The time for which a pod without a request is not queried again: its annotations are fixed, but a sandbox of the same
+/// uid can be created again.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// A pod.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    /// The id of its sandbox.
+    pub sandbox: String,
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// The annotations that it had when the sandbox was made.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A running container.
+#[derive(Debug, Clone)]
+pub struct Container {
+    /// Its id.
+    pub id: String,
+    /// Its name in the pod.
+    pub name: String,
+    /// Its init.
+    pub pid: u32,
+}
+
+/// A pod that requested refreshes, and the containers that they are for.
+#[derive(Debug, Clone)]
+pub struct OptedIn {
+    /// The pod.
+    pub pod: Pod,
+    /// Its request.
+    pub request: RefreshRequest,
+    /// Its running containers, as far as the request names them.
+    pub containers: Vec<Container>,
+}
+
+type Answer = Result<Option<OptedIn>, CriError>;
+
+/// Finds pods, from any thread.
+#[derive(Debug, Clone)]
+pub struct Pods {
+    questions: UnboundedSender<(String, Sender<Answer>)>,
+}
+
+impl Pods {
+    /// The pod with this uid, if it requested refreshes. Waits.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub fn opted_in(&self, uid: &str) -> Answer {
+        let (reply, answer) = channel();
+        self.questions.send((uid.to_owned(), reply)).map_err(|_| CriError::Silent)?;
+        answer.recv_timeout(PATIENCE).map_err(|_| CriError::Silent)?
+    }
+}
+
+/// Answers in the main thread.
+#[derive(Debug)]
+pub struct Answering {
+    cri: Cri,
+    mode: RefreshMode,
+    questions: UnboundedReceiver<(String, Sender<Answer>)>,
+    without_request: HashMap<String, Instant>,
+}
+
+/// Both ends of the questions to the CRI at this socket.
+pub fn pods(socket: &Path, mode: RefreshMode) -> (Pods, Answering) {
+    let (ask, questions) = unbounded_channel();
+    (Pods { questions: ask }, Answering { cri: Cri::of(socket), mode, questions, without_request: HashMap::new() })
+}
+
+impl Answering {
+    /// Answers until no thread can send a question any more.
+    pub async fn run(mut self) {
+        while let Some((uid, reply)) = self.questions.recv().await {
+            let answer = self.answer(&uid).await;
+            // A thread that did not wait any longer needs no answer.
+            let _ = reply.send(answer);
+        }
+    }
+
+    async fn answer(&mut self, uid: &str) -> Answer {
+        let now = Instant::now();
+        self.without_request.retain(|_, until| *until > now);
+        if self.without_request.contains_key(uid) {
+            return Ok(None);
+        }
+        let Some(pod) = self.cri.pod(uid).await? else { return Ok(None) };
+        let mut request = RefreshRequest::from_annotations(|name| pod.annotations.get(name).map(String::as_str));
+        if self.mode == RefreshMode::All {
+            request.containers = OptIn::All;
+        }
+        if request.containers == OptIn::None {
+            self.without_request.insert(uid.to_owned(), now + REMEMBERED);
+            return Ok(None);
+        }
+        let mut containers = self.cri.containers(&pod.sandbox).await?;
+        containers.retain(|container| request.containers.includes(&container.name));
+        Ok(Some(OptedIn { pod, request, containers }))
+    }
+}

@@ -1,0 +1,127 @@
+//! The threads of each kubelet root: one follows its volumes, one refreshes its containers.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindguard_config::{Config, RefreshMode};
+use bindguard_core::error_chain;
+use bindguard_core::policy::Mode;
+use bindguard_operator::kubelets_here;
+use tracing::{error, info, warn};
+
+use crate::http::Served;
+use crate::metrics::RootLabel;
+use crate::pods::Pods;
+use crate::refresher::{Refresher, Refreshes, refreshes};
+use crate::run::spawn;
+use crate::updates::Updates;
+use crate::watch::{self, Cause, Notice};
+
+/// The pause before a thread that failed starts again; it doubles up to the longest.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Everything that the threads share.
+#[derive(Debug)]
+pub struct Roots {
+    /// The settings.
+    pub config: Config,
+    /// The figures, and the state that requests read.
+    pub served: Arc<Served>,
+    /// The pods that requested refreshes.
+    pub pods: Pods,
+}
+
+impl Roots {
+    /// Starts the threads of each kubelet root once it answers: a root may be mounted later, or hang.
+    pub fn find_for_ever(self: &Arc<Self>) {
+        let mut watched: Vec<PathBuf> = Vec::new();
+        loop {
+            let (here, problems) = kubelets_here(self.config.places());
+            problems.iter().for_each(|problem| warn!("{problem}"));
+            self.served.metrics.silent_roots.set(problems.len() as i64);
+            let is_off = self.config.policy().stale_subpaths == Mode::Off;
+            for root in here.into_iter().filter(|_| !is_off) {
+                if !watched.contains(&root) {
+                    watched.push(root.clone());
+                    self.start(root);
+                }
+            }
+            if watched.is_empty() {
+                self.served.ready.store(true, Ordering::Relaxed);
+            }
+            thread::sleep(self.config.agent().survey);
+        }
+    }
+
+    fn start(self: &Arc<Self>, root: PathBuf) {
+        let (plan, planned) = refreshes();
+        let refreshes = (self.config.agent().refresh != RefreshMode::Off).then_some(plan);
+        let (following, refreshing) = (Arc::clone(self), Arc::clone(self));
+        let started = spawn("kubelet-root", move || following.follow_for_ever(&root, &refreshes)).and_then(|()| {
+            spawn("refresh", move || {
+                let mut refresher =
+                    Refresher::new(&refreshing.pods, &refreshing.served.metrics, refreshing.config.policy());
+                refreshing.again_and_again("refresh containers", || {
+                    refresher.run(&planned);
+                    Ok(())
+                });
+            })
+        });
+        if let Err(error) = started {
+            error!("{error:#}");
+        }
+    }
+
+    fn follow_for_ever(&self, root: &Path, refreshes: &Option<Refreshes>) {
+        self.again_and_again(&format!("follow {}", root.display()), || {
+            let mut updates = Updates::new(&self.config, &self.served.metrics, refreshes.clone());
+            watch::follow(root.to_owned(), self.config.agent().survey, |notice| self.act(notice, root, &mut updates))
+        });
+    }
+
+    /// Repeats work that ends only by a failure or a panic. Each costs a pause.
+    fn again_and_again(&self, what: &str, mut work: impl FnMut() -> std::io::Result<()>) {
+        let mut pause = PAUSE;
+        loop {
+            let began = Instant::now();
+            match catch_unwind(AssertUnwindSafe(&mut work)) {
+                // Nothing can come any more.
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error!("{what}: {error}; trying again in {pause:?}"),
+                Err(_) => error!("{what}: the thread panicked; trying again in {pause:?}"),
+            }
+            self.served.metrics.restarts.inc();
+            thread::sleep(pause);
+            pause = if began.elapsed() > LONGEST_PAUSE { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+        }
+    }
+
+    fn act(&self, notice: Notice, root: &Path, updates: &mut Updates<'_>) {
+        let metrics = &self.served.metrics;
+        match notice {
+            Notice::Changed(volume, cause) => {
+                if cause == Cause::Update {
+                    metrics.volume_updates.inc();
+                }
+                updates.follow(&volume);
+            }
+            Notice::Surveyed { volumes, took } => {
+                let label = RootLabel { root: root.display().to_string() };
+                metrics.watched_volumes.get_or_create(&label).set(volumes as i64);
+                if !self.served.ready.swap(true, Ordering::Relaxed) {
+                    info!("surveyed {} in {took:?}: {volumes} volumes", root.display());
+                }
+            }
+            Notice::Interrupted => drop(metrics.interruptions.inc()),
+            Notice::NotWatched(error) => {
+                metrics.watch_errors.inc();
+                warn!("{}", error_chain(&error));
+            }
+        }
+    }
+}
