@@ -36,6 +36,9 @@ pub struct Journal {
     /// Read this journal instead of the node's.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// Read the journal of the node whose root directory this is, from a pod.
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
     /// Print all admissions as JSON, unchanged from the journal.
     #[arg(long)]
     json: bool,
@@ -134,27 +137,38 @@ impl Journal {
     }
 
     fn read(&self, journal: &Path) -> anyhow::Result<Read> {
-        let mut read = Read::default();
-        let rotated = PathBuf::from(format!("{}.1", journal.display()));
-        let mut found = false;
-        for file in [rotated.as_path(), journal] {
-            check_answers(file)?;
-            match fs::read(file) {
-                Ok(bytes) => {
-                    found = true;
-                    read.take(file, &String::from_utf8_lossy(&bytes));
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error).with_context(|| format!("read {}", file.display())),
+        read(journal, self.file.is_some())
+    }
+}
+
+/// The headlines of the newest admissions, the newest first; none if the node has no journal.
+pub fn last_headlines(config: &Config, count: usize) -> anyhow::Result<Vec<String>> {
+    let Some(journal) = config.journal() else { return Ok(Vec::new()) };
+    let admissions = read(journal, false)?.admissions;
+    Ok(admissions.iter().rev().take(count).map(Admission::headline).collect())
+}
+
+fn read(journal: &Path, is_named: bool) -> anyhow::Result<Read> {
+    let mut read = Read::default();
+    let rotated = PathBuf::from(format!("{}.1", journal.display()));
+    let mut found = false;
+    for file in [rotated.as_path(), journal] {
+        check_answers(file)?;
+        match fs::read(file) {
+            Ok(bytes) => {
+                found = true;
+                read.take(file, &String::from_utf8_lossy(&bytes));
             }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("read {}", file.display())),
         }
-        match (found, &self.file) {
-            (false, Some(_)) => bail!("read {}: there is no such file", journal.display()),
-            _ if read.admissions.is_empty() && read.newer_lines == 0 && !read.problems.is_empty() => {
-                bail!("{} is no journal of bindguard's", journal.display())
-            }
-            _ => Ok(read),
+    }
+    match (found, is_named) {
+        (false, true) => bail!("read {}: there is no such file", journal.display()),
+        _ if read.admissions.is_empty() && read.newer_lines == 0 && !read.problems.is_empty() => {
+            bail!("{} is no journal of bindguard's", journal.display())
         }
+        _ => Ok(read),
     }
 }
 

@@ -14,6 +14,7 @@ mod journal;
 mod pods;
 mod repair;
 mod show;
+mod status;
 mod time_limits;
 
 use std::path::PathBuf;
@@ -31,6 +32,7 @@ const CHANGE_CODES: &str = "Exit status: 0 done, 1 work remains, 2 failed.";
 const WHERE_TO_BEGIN: &str = "Where to begin:
   bindguard diagnose --pod default/web   a pod does not start, or shows old files
   bindguard holders /mnt/disk            \"device or resource busy\"
+  bindguard status                       is this node guarded?
   bindguard doctor                       the node itself
   bindguard install --dry-run            what an installation would change
 
@@ -64,6 +66,9 @@ enum Verb {
     /// Check this node, point by point, and print a command for each problem. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Doctor(doctor::Doctor),
+    /// Report whether this node is guarded: runtimes, restart owed, config, pods, last admissions, findings. Changes nothing.
+    #[command(after_help = EXIT_CODES)]
+    Status(status::StatusVerb),
     /// Print the admissions of this node.
     #[command(after_help = EXIT_CODES)]
     Journal(journal::Journal),
@@ -105,6 +110,14 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    match &arguments.verb {
+        Verb::Doctor(doctor::Doctor { root, .. })
+        | Verb::Journal(journal::Journal { root, .. })
+        | Verb::Status(status::StatusVerb { root, .. }) => {
+            install::root::enter_node(root.as_deref())?;
+        }
+        _ => {}
+    }
     let asked = arguments.config;
     match arguments.verb {
         Verb::Check(check) => check.run(&config_in_force(asked)?),
@@ -112,6 +125,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Repair(repair) => repair.run(&config_in_force(asked)?),
         Verb::Holders(holders) => holders.run(&config_in_force(asked)?),
         Verb::Doctor(doctor) => doctor.run(&loaded(asked)?),
+        Verb::Status(status) => status.run(&loaded(asked)?),
         Verb::Journal(journal) => journal.run(&config_in_force(asked)?),
         Verb::Install(install) => install.run(),
         Verb::Uninstall(uninstall) => uninstall.run(),

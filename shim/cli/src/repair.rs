@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Error, bail, ensure};
+use anyhow::{Error, ensure};
 use bindguard_config::Config;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::places::Places;
 use bindguard_core::report::BindReport;
+use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::PodSelector;
 use bindguard_operator::{Act, named_subpath, repair_node};
@@ -50,6 +51,7 @@ pub struct Repair {
 impl Repair {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+        ensure!(self.dry_run || is_root(), "repair mounts: this needs root; run it as root, or with --dry-run");
         let named = self.paths.iter().map(|path| subpath(path, config.places())).collect::<anyhow::Result<Vec<_>>>()?;
         let pods = self.pods.pods();
         let uids = self
@@ -67,7 +69,7 @@ impl Repair {
             "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
         );
         self.print(&report.clone().without_healthy())?;
-        self.refused(&report)?;
+        self.report_untouched(&report);
         Ok(show::node_exit_code(&report))
     }
 
@@ -86,19 +88,20 @@ impl Repair {
         }
     }
 
-    /// A path that the operator named and that is neither stale nor healthy was not touched: report it as an error.
-    fn refused(&self, report: &NodeReport) -> anyhow::Result<()> {
+    /// A path that the operator named and that is neither stale nor healthy was not touched. The exit status is that of `--all`.
+    fn report_untouched(&self, report: &NodeReport) {
         let not_stale = |verdict: VerdictName| match verdict {
             VerdictName::Unmounted | VerdictName::Unknown | VerdictName::Orphaned | VerdictName::Dead => true,
             VerdictName::Current | VerdictName::Stale | VerdictName::Pinning | VerdictName::Foreign => false,
         };
         let untouched = |bind: &&BindReport| not_stale(bind.verdict()) && !bind.is_repaired();
         let untouched = report.binds.iter().map(|bind| &bind.bind).find(untouched);
-        match untouched.filter(|_| !self.paths.is_empty()) {
-            Some(bind) => {
-                bail!("{} is {}, not stale: nothing was done to it", bind.source().display(), bind.verdict())
-            }
-            None => Ok(()),
+        if let Some(bind) = untouched.filter(|_| !self.paths.is_empty()) {
+            eprintln!(
+                "bindguard: {} is {}, not stale: nothing was done to it",
+                bind.source().display(),
+                bind.verdict()
+            );
         }
     }
 }

@@ -13,6 +13,30 @@ pub struct ContainerdSeen {
     pub runtimes: Vec<RuntimeEntry>,
     /// The runtime of pods without a RuntimeClass.
     pub default_runtime: String,
+    /// The pods that run now.
+    pub pods: RunningPods,
+}
+
+/// Running pods, by the shim under which they were created.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RunningPods {
+    /// All of them.
+    pub all: usize,
+    /// Those before whose creates no guard runs.
+    pub unguarded: usize,
+}
+
+impl RunningPods {
+    /// The sentence about pods that an installation does not reach; empty if there are none.
+    pub fn not_reached(self) -> String {
+        match self.unguarded {
+            0 => String::new(),
+            unguarded => format!(
+                "; {unguarded} of {} running pods keep another shim until they are created anew, also for containers that restart: delete them, or use bindguard repair",
+                self.all
+            ),
+        }
+    }
 }
 
 /// A runtime of containerd's CRI plugin.
@@ -79,9 +103,14 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
     let names: Vec<&str> = doors.iter().map(|(entry, _)| entry.name.as_str()).collect();
-    let default =
-        if names.contains(&seen.default_runtime.as_str()) { ", for every pod" } else { ", for pods that select it" };
-    Point::ok(NAME, format!("containerd {version}: bindguard is the runtime {}{default}", names.join(", ")))
+    let default = if names.contains(&seen.default_runtime.as_str()) {
+        ", for every new pod"
+    } else {
+        ", for new pods that select it"
+    };
+    let not_reached = seen.pods.not_reached();
+    let names = names.join(", ");
+    Point::ok(NAME, format!("containerd {version}: bindguard is the runtime {names}{default}{not_reached}"))
 }
 
 /// Finds a bindguard runtime with another cgroup driver than runc's. A runtime of bindguard's own type needs no check: the
@@ -102,7 +131,12 @@ mod tests {
     use super::*;
 
     fn seen(version: &str, entry: RuntimeEntry) -> ContainerdSeen {
-        ContainerdSeen { version: version.to_owned(), runtimes: vec![entry], default_runtime: "runc".to_owned() }
+        ContainerdSeen {
+            version: version.to_owned(),
+            runtimes: vec![entry],
+            default_runtime: "runc".to_owned(),
+            pods: RunningPods::default(),
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod point;
 mod programs;
 mod subpaths;
 
-pub use containerd::{ContainerdSeen, RuntimeEntry, containerd};
+pub use containerd::{ContainerdSeen, RunningPods, RuntimeEntry, containerd};
 pub use detach_mounts::detach_mounts;
 pub use distribution::{Distribution, Packages};
 pub use fuse_daemons::{Daemon, fuse_daemons};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use bindguard_config::{Config, DEFAULT_PATH, ENVIRONMENT, SHIPPED};
+use bindguard_config::{Config, DEFAULT_PATH, ENVIRONMENT, Error, SHIPPED};
 use bindguard_core::error_chain;
 use clap::Subcommand;
 use toml::Table;
@@ -39,9 +39,10 @@ impl ConfigVerb {
     pub fn run(self, asked: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         match self {
             Self::Check { file } => {
-                let file = file.or(asked).unwrap_or_else(in_force);
+                let named = file.or(asked).or_else(|| std::env::var_os(ENVIRONMENT).map(PathBuf::from));
+                let file = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
                 check_answers(&file)?;
-                check(&file)
+                check(&file, named.is_some())
             }
             Self::Show { json } => show(asked, json),
             Self::Default => {
@@ -52,8 +53,13 @@ impl ConfigVerb {
     }
 }
 
-fn check(path: &Path) -> anyhow::Result<ExitCode> {
+/// A node without the file has every default, which is no error.
+fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
     match Config::from_file(path) {
+        Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound && !is_named => {
+            print_text(&format!("no {}: every setting has its default\n", path.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Ok(_) => {
             print_text(&format!("{} is good\n", path.display()))?;
             Ok(ExitCode::SUCCESS)

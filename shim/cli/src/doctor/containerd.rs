@@ -1,51 +1,48 @@
 //! containerd's effective configuration, from `containerd config dump`: imports and defaults are included.
 
-use std::path::{Path, PathBuf};
-
-use bindguard_operator::doctor::{self, ContainerdSeen, Point, RuntimeEntry};
-use bindguard_operator::node::{Process, processes_named};
+use bindguard_operator::doctor::{self, ContainerdSeen, Point, RunningPods, RuntimeEntry};
+use bindguard_operator::pods::{ContainerState, Pods};
 use toml::{Table, Value};
 
+use crate::install::running::{Daemon, containerds, is_hidden};
 use crate::time_limits::output_of;
 
 /// The CRI plugin's tables: of version 2, and of version 3 of the config.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
-/// The point on containerd.
-pub fn point() -> Point {
-    match processes_named("containerd").first().map(seen).transpose() {
+/// The point on containerd. `pods`: those that run.
+pub fn point(pods: &Pods) -> Point {
+    let found = containerds();
+    if found.is_empty() && is_hidden("containerd") {
+        return doctor::containerd(Err("a containerd runs, and only root may read its arguments: run this as root"));
+    }
+    match found.first().map(|containerd| seen(containerd, pods)).transpose() {
         Ok(seen) => doctor::containerd(Ok(seen.as_ref())),
         Err(why) => doctor::containerd(Err(&why)),
     }
 }
 
-fn seen(process: &Process) -> Result<ContainerdSeen, String> {
-    let program = process.file("exe");
+fn seen(containerd: &Daemon, pods: &Pods) -> Result<ContainerdSeen, String> {
+    let program = containerd.program().ok_or("read which program containerd is")?;
     let version = output_of(&program, &["--version"])?;
-    let arguments = process.arguments();
-    let config = config_of(&arguments);
     let mut words = vec!["config", "dump"];
-    let path = config.as_ref().map(|path| path.display().to_string());
+    let path = containerd.config().map(|path| path.display().to_string());
     if let Some(path) = &path {
         words.splice(0..0, ["--config", path.as_str()]);
     }
     let dump = output_of(&program, &words)?;
     let table: Table = dump.parse().map_err(|error| format!("understand what containerd dumps: {error}"))?;
     let (runtimes, default_runtime) = runtimes(&table);
-    Ok(ContainerdSeen { version: number(&version), runtimes, default_runtime })
+    Ok(ContainerdSeen { version: number(&version), runtimes, default_runtime, pods: running_pods(pods) })
 }
 
-/// `-c FILE`, `--config FILE`, `--config=FILE`
-fn config_of(arguments: &[String]) -> Option<PathBuf> {
-    let mut words = arguments.iter();
-    while let Some(word) = words.next() {
-        match word.trim_start_matches('-').split_once('=') {
-            Some(("config" | "c", path)) => return Some(Path::new(path).to_owned()),
-            None if matches!(word.as_str(), "-c" | "-config" | "--config") => return words.next().map(PathBuf::from),
-            _ => {}
-        }
-    }
-    None
+/// The running pods, and those among them before whose creates no guard runs. containerd keeps the shim of a pod, whatever its
+/// files say later.
+fn running_pods(pods: &Pods) -> RunningPods {
+    let sandboxes = pods.containers.iter().filter(|container| container.name.is_none());
+    let running: Vec<_> = sandboxes.filter(|sandbox| sandbox.state == Some(ContainerState::Running)).collect();
+    let unguarded = running.iter().filter(|sandbox| sandbox.guarded == Some(false)).count();
+    RunningPods { all: running.len(), unguarded }
 }
 
 /// `containerd github.com/containerd/containerd 1.7.24 ...`: the word that begins with a digit, without a `v`.
@@ -95,12 +92,8 @@ mod tests {
     }
 
     #[test]
-    fn versions_and_arguments_are_found() {
+    fn versions_are_found() {
         assert_eq!(number("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1"), "1.6.20");
         assert_eq!(number("containerd github.com/containerd/containerd/v2 v2.1.9 abc"), "2.1.9");
-        let of = |words: &[&str]| config_of(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
-        assert_eq!(of(&["containerd", "--config", "/x"]), Some("/x".into()));
-        assert_eq!(of(&["containerd", "--config=/x", "-l", "debug"]), Some("/x".into()));
-        assert_eq!(of(&["containerd"]), None);
     }
 }

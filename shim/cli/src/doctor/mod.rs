@@ -28,6 +28,9 @@ pub struct Doctor {
     /// Print the points as JSON.
     #[arg(long)]
     json: bool,
+    /// Check the node whose root directory this is, from a pod with the node's processes.
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
     #[command(flatten)]
     pods: PodsFrom,
 }
@@ -37,16 +40,17 @@ impl Doctor {
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
         let (policy, places) = (loaded.config.policy(), loaded.config.places());
         let (here, problems) = kubelets_here(places);
+        let pods = self.pods.pods();
         let mut points = of_the_kernel(&here);
         points.push(helpers(&here, problems));
         points.push(doctor::fuse_daemons(
             &processes_named("kubelet").into_iter().map(daemon).collect::<Vec<_>>(),
             &with_open(Path::new("/dev/fuse")).into_iter().map(daemon).collect::<Vec<_>>(),
         ));
-        points.push(containerd::point());
+        points.push(containerd::point(&pods));
         points.push(programs::point(loaded.config.runtime()));
         points.push(config(loaded));
-        points.push(doctor::subpaths(&survey_node(policy, places, &self.pods.pods(), |_| true), policy));
+        points.push(doctor::subpaths(&survey_node(policy, places, &pods, |_| true), policy));
         points.push(match Proc::default().namespaces() {
             Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, places),
             Err(why) => Point::unknown("pinned", why),

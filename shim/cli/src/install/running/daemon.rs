@@ -4,6 +4,7 @@
 //! the root of an image.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -29,16 +30,20 @@ impl Daemon {
     /// The processes of this root with this name, the oldest first.
     pub fn named(name: &str) -> Vec<Self> {
         let Some(own) = run_of(Path::new("/")) else { return Vec::new() };
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let is_named = |pid: &u32| fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name);
-        let is_ours = |pid: &u32| run_of(&file(*pid, "root")) == Some(own);
-        let pids: Vec<u32> = pids.filter(is_named).filter(is_ours).collect();
+        let mut pids = pids_named(name);
+        pids.retain(|pid| run_of(&file(*pid, "root")) == Some(own));
         // a child that is about to execute another program still has its parent's name
         let is_child = |pid: &u32| parent_of(*pid).is_some_and(|parent| pids.contains(&parent));
         let mut found: Vec<Self> = pids.iter().copied().filter(|pid| !is_child(pid)).filter_map(Self::of).collect();
         found.sort_by_key(|daemon| (daemon.started, daemon.pid));
         found
+    }
+
+    /// True if a process has this name and only root may read to which root it belongs.
+    pub fn is_hidden(name: &str) -> bool {
+        pids_named(name).iter().any(|pid| {
+            fs::metadata(file(*pid, "root/run")).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+        })
     }
 
     /// The process with this pid, if there is one.
@@ -102,6 +107,12 @@ pub fn option(words: &[String], names: &[&str]) -> Option<String> {
 fn service_in(cgroup: &str) -> Option<String> {
     let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths.flat_map(|path| path.rsplit('/')).find_map(|part| part.strip_suffix(".service")).map(str::to_owned)
+}
+
+fn pids_named(name: &str) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)).collect()
 }
 
 fn parent_of(pid: u32) -> Option<u32> {

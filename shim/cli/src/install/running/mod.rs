@@ -11,6 +11,7 @@
 
 mod cri_status;
 mod daemon;
+mod guarded;
 mod http;
 mod names;
 
@@ -21,6 +22,7 @@ use anyhow::{Context, Result};
 use super::record::Owner;
 
 pub use self::daemon::{Daemon, option, sees_processes};
+pub use self::guarded::{GuardedRuntimes, guarded_runtimes};
 
 const DOCKER_SOCKET: &str = "/run/docker.sock";
 const CRIO_SOCKET: &str = "/run/crio/crio.sock";
@@ -42,6 +44,11 @@ pub fn containerds() -> Vec<Daemon> {
     Daemon::named("containerd").into_iter().filter(|daemon| !is_dockers(daemon)).collect()
 }
 
+/// True if a daemon runs that only root can inspect.
+pub fn is_hidden(name: &str) -> bool {
+    Daemon::is_hidden(name)
+}
+
 /// The running daemons whose active configuration names this program.
 ///
 /// # Errors
@@ -59,9 +66,8 @@ pub fn daemons_that_name(program: &Path) -> Result<Vec<String>> {
         found.extend(names::json_names(&info, program).then(|| "dockerd".to_owned()));
     }
     for crio in Daemon::named("crio") {
-        let text = http::get(Path::new(CRIO_SOCKET), "/config")
-            .with_context(|| format!("read the active configuration of CRI-O, process {}", crio.pid))?;
-        let config: toml::Table = toml::from_str(&text).context("read CRI-O's answer as TOML")?;
+        let config =
+            crio_config().with_context(|| format!("read the active configuration of CRI-O, process {}", crio.pid))?;
         found.extend(names::toml_names(&toml::Value::Table(config), program).then(|| "crio".to_owned()));
     }
     Ok(found)
@@ -72,6 +78,11 @@ pub fn docker_runtimes() -> Result<Vec<String>> {
     let info = docker_info()?;
     let runtimes = info.get("Runtimes").and_then(serde_json::Value::as_object);
     Ok(runtimes.into_iter().flatten().map(|(name, _)| name.clone()).collect())
+}
+
+fn crio_config() -> Result<toml::Table> {
+    let text = http::get(Path::new(CRIO_SOCKET), "/config")?;
+    toml::from_str(&text).context("read CRI-O's answer as TOML")
 }
 
 fn docker_info() -> Result<serde_json::Value> {

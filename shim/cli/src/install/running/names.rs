@@ -33,12 +33,14 @@ pub fn toml_names(value: &toml::Value, program: &Path) -> bool {
 
 fn is_named(text: &str, program: &Path) -> bool {
     let named = Path::new(text);
-    let is_shim = program.file_name().is_some_and(|name| name == SHIM);
     named == program
-        || is_shim
-            && text == SHIM_RUNTIME_TYPE
-            && search_path::find(SHIM).is_none_or(|found| is_same_file(&found, program))
+        || text == SHIM_RUNTIME_TYPE && is_found_by_type(program, search_path::find(SHIM).as_deref())
         || named.is_absolute() && named.file_name() == program.file_name() && is_same_file(named, program)
+}
+
+/// containerd searches its `PATH` for the shim of a type. If no search shows which one that is, it may be this one.
+fn is_found_by_type(program: &Path, found: Option<&Path>) -> bool {
+    program.file_name().is_some_and(|name| name == SHIM) && found.is_none_or(|found| is_same_file(found, program))
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
@@ -59,7 +61,7 @@ mod tests {
         fs::write(&real, "").unwrap();
         std::os::unix::fs::symlink(folder.path(), &link).unwrap();
         let in_link = link.join(SHIM);
-        for text in [real.to_str().unwrap(), in_link.to_str().unwrap(), SHIM_RUNTIME_TYPE] {
+        for text in [real.to_str().unwrap(), in_link.to_str().unwrap()] {
             assert!(
                 json_names(&serde_json::json!({ "runtimes": [{ "x": { "runtimePath": text } }] }), &real),
                 "{text}"
@@ -69,6 +71,10 @@ mod tests {
         for text in ["/usr/bin/runc", "/elsewhere/containerd-shim-bindguard-v2", "containerd-shim-runc-v2", ""] {
             assert!(!json_names(&serde_json::json!([text]), &real), "{text}");
         }
-        assert!(!json_names(&serde_json::json!([SHIM_RUNTIME_TYPE]), Path::new("/usr/local/bin/bindguard-runtime")));
+        let other = folder.path().join("other");
+        fs::write(&other, "").unwrap();
+        assert!(is_found_by_type(&real, None) && is_found_by_type(&real, Some(&in_link)));
+        assert!(!is_found_by_type(&real, Some(&other)), "another version");
+        assert!(!is_found_by_type(Path::new("/usr/local/bin/bindguard-runtime"), None));
     }
 }

@@ -1,0 +1,205 @@
+//! `bindguard status`: is this node guarded? One screen, from the running daemons, the record of the installation, the pods and
+//! the journal.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bindguard_config::Loaded;
+use bindguard_core::error_chain;
+use bindguard_operator::pods::{ContainerState, Pods};
+use bindguard_operator::survey_node;
+use clap::Args;
+use serde::Serialize;
+
+use crate::config;
+use crate::install::record::Record;
+use crate::install::running::{GuardedRuntimes, guarded_runtimes, is_hidden};
+use crate::journal;
+use crate::pods::PodsFrom;
+use crate::show::{self, FAULTY, HEALTHY, Lines, print_json, print_text};
+
+const LAST_ADMISSIONS: usize = 3;
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+pub struct StatusVerb {
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Check the node whose root directory this is, from a pod with the node's processes.
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    #[command(flatten)]
+    pods: PodsFrom,
+}
+
+/// The state of the node.
+#[derive(Debug, Serialize)]
+struct NodeStatus {
+    version: &'static str,
+    /// The running daemons, and their runtimes that call the guard.
+    daemons: Vec<GuardedRuntimes>,
+    /// The commands that activate changes which the running daemons have not read.
+    restart_owed: Vec<String>,
+    config: ConfigStatus,
+    pods: PodCount,
+    last_admissions: Vec<String>,
+    /// Subpaths and volumes that need attention now.
+    findings: usize,
+    /// Parts that could not be checked.
+    problems: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ConfigStatus {
+    path: PathBuf,
+    /// False if every setting has its default.
+    exists: bool,
+    /// Why it is ignored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct PodCount {
+    running: usize,
+    /// Those that keep a shim without the guard until they are created anew.
+    unguarded: usize,
+}
+
+impl StatusVerb {
+    /// Runs it.
+    pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
+        let status = NodeStatus::read(loaded, &self.pods.pods());
+        if self.json {
+            print_json(&status)?;
+        } else {
+            print_text(status.text().text())?;
+        }
+        Ok(show::code(!status.problems.is_empty(), status.has_findings()))
+    }
+}
+
+impl NodeStatus {
+    fn read(loaded: &Loaded, pods: &Pods) -> Self {
+        let mut problems = Vec::new();
+        let mut daemons = Vec::new();
+        for daemon in guarded_runtimes() {
+            match daemon {
+                Ok(daemon) => daemons.push(daemon),
+                Err(error) => problems.push(format!("{error:#}")),
+            }
+        }
+        if is_hidden("containerd") {
+            problems.push("a containerd runs, and only root may read its arguments".to_owned());
+        }
+        let record = Record::load().map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default();
+        let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
+        let survey = survey_node(loaded.config.policy(), loaded.config.places(), pods, |_| true);
+        problems.extend(survey.problems.iter().cloned());
+        let path = config::in_force();
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            daemons,
+            restart_owed: record.owed().into_iter().map(|owed| owed.command).collect(),
+            config: ConfigStatus {
+                exists: path.symlink_metadata().is_ok(),
+                path,
+                problem: loaded.problem.as_ref().map(|problem| error_chain(problem)),
+            },
+            pods: PodCount::of(pods),
+            last_admissions: admissions.map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default(),
+            findings: survey.without_healthy().binds.len(),
+            problems,
+        }
+    }
+
+    fn is_guarded(&self) -> bool {
+        self.daemons.iter().any(|daemon| !daemon.runtimes.is_empty())
+    }
+
+    fn has_findings(&self) -> bool {
+        !self.is_guarded() || !self.restart_owed.is_empty() || self.config.problem.is_some() || self.findings > 0
+    }
+
+    fn text(&self) -> Lines {
+        let mut lines = Lines::default();
+        let mark = |good: bool| if good { HEALTHY } else { FAULTY };
+        lines.headed("version", mark(true), self.version);
+        for daemon in &self.daemons {
+            let reach = if daemon.default { "for every new pod" } else { "for new pods that select it" };
+            let names = daemon.runtimes.join(", ");
+            match daemon.runtimes.is_empty() {
+                true => {
+                    lines.headed("unguarded", mark(false), &format!("{} has no runtime of bindguard's", daemon.daemon))
+                }
+                false => lines.headed("guarded", mark(true), &format!("{} runs {names}, {reach}", daemon.daemon)),
+            }
+        }
+        if self.daemons.is_empty() {
+            lines.headed("unguarded", mark(false), "no containerd, dockerd or CRI-O with pods was found");
+        }
+        self.restart_owed.iter().for_each(|command| {
+            lines.headed("restart", mark(false), "a running daemon has not read its changed file");
+            lines.run(command);
+        });
+        let path = self.config.path.display();
+        match (&self.config.problem, self.config.exists) {
+            (Some(problem), _) => lines.headed("config", mark(false), &format!("ignored, using defaults: {problem}")),
+            (None, true) => lines.headed("config", mark(true), &path.to_string()),
+            (None, false) => lines.headed("config", mark(true), &format!("no {path}: every setting has its default")),
+        }
+        lines.headed(
+            "pods",
+            mark(true),
+            &format!("{} run, {} of them under another shim", self.pods.running, self.pods.unguarded),
+        );
+        if self.pods.unguarded > 0 {
+            lines.below("these keep it until they are created anew; `bindguard repair` reaches them now");
+        }
+        self.last_admissions.iter().for_each(|admission| lines.headed("admitted", mark(true), admission));
+        lines.headed("findings", mark(self.findings == 0), &self.findings.to_string());
+        if self.findings > 0 {
+            lines.run("bindguard diagnose --all");
+        }
+        self.problems.iter().for_each(|problem| lines.problem(problem));
+        lines
+    }
+}
+
+impl PodCount {
+    fn of(pods: &Pods) -> Self {
+        let sandboxes = pods.containers.iter().filter(|container| container.name.is_none());
+        let running: Vec<_> = sandboxes.filter(|sandbox| sandbox.state == Some(ContainerState::Running)).collect();
+        Self {
+            running: running.len(),
+            unguarded: running.iter().filter(|sandbox| sandbox.guarded == Some(false)).count(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::show::documented;
+
+    #[test]
+    fn json_is_what_the_document_shows() {
+        let expected: serde_json::Value = serde_json::from_str(documented("`status`")).unwrap();
+        let status = NodeStatus {
+            version: "0.1.0",
+            daemons: vec![GuardedRuntimes {
+                daemon: "containerd",
+                runtimes: vec!["bindguard".to_owned()],
+                default: true,
+            }],
+            restart_owed: vec!["systemctl restart containerd".to_owned()],
+            config: ConfigStatus { path: "/etc/bindguard/config.toml".into(), exists: true, problem: None },
+            pods: PodCount { running: 12, unguarded: 3 },
+            last_admissions: vec!["2026-11-21T05:10:00 default/web app (0123456789ab)".to_owned()],
+            findings: 1,
+            problems: Vec::new(),
+        };
+        assert_eq!(serde_json::to_value(&status).unwrap(), expected);
+    }
+}
