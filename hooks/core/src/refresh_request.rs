@@ -98,7 +98,8 @@ impl OptIn {
 }
 
 impl Notify {
-    fn from_text(text: &str) -> Option<Self> {
+    /// Reads `none`, `touch` or `signal:NAME`.
+    pub fn from_text(text: &str) -> Option<Self> {
         match text.trim() {
             "none" => Some(Self::None),
             "touch" => Some(Self::Touch),

@@ -12,6 +12,7 @@ mod hook;
 mod install;
 mod journal;
 mod pods;
+mod refresh;
 mod repair;
 mod show;
 mod status;
@@ -60,6 +61,9 @@ enum Verb {
     /// Bind the current files over stale volume-subpaths, now.
     #[command(after_help = EXIT_CODES)]
     Repair(repair::Repair),
+    /// Show running containers the current files of their subPaths, now.
+    #[command(after_help = EXIT_CODES)]
+    Refresh(refresh::Refresh),
     /// Report who keeps the mounts at or below a path alive: "device or resource busy". Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Holders(holders::Holders),
@@ -123,6 +127,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Check(check) => check.run(&config_in_force(asked)?),
         Verb::Diagnose(diagnose) => diagnose.run(&config_in_force(asked)?),
         Verb::Repair(repair) => repair.run(&config_in_force(asked)?),
+        Verb::Refresh(refresh) => refresh.run(&config_in_force(asked)?),
         Verb::Holders(holders) => holders.run(&config_in_force(asked)?),
         Verb::Doctor(doctor) => doctor.run(&loaded(asked)?),
         Verb::Status(status) => status.run(&loaded(asked)?),

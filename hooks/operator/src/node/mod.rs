@@ -1,7 +1,9 @@
 //! Facts about a node, for its check-up.
 
+mod init;
 mod processes;
 
+pub use init::init_of;
 pub use processes::{Process, processes_named, with_open};
 
 use std::fs;

@@ -55,7 +55,7 @@ fn namespace_of(process: &Path) -> Option<u64> {
     fs::metadata(process.join("ns/mnt")).ok().map(|metadata| metadata.ino())
 }
 
-fn pids() -> Vec<u32> {
+pub(super) fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok())).collect()
 }
