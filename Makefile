@@ -22,6 +22,9 @@ FAULTS := $(CURDIR)/target/fault-points/debug
 
 PROGRAMS := -p containerd-shim-bindguard-v2 -p bindguard-runtime -p bindguard
 
+# Built by a call of its own: cargo unites the features of all packages of a call, and the other programs need few.
+AGENT := -p bindguard-agent
+
 # One file each, for any node: glibc linked in, loaded where it was linked (a static-pie needs relocations at start).
 # `--target` keeps these flags away from build scripts and procedural macros.
 STATIC := -C target-feature=+crt-static -C relocation-model=static
@@ -43,6 +46,7 @@ all: build
 ## the programs a node gets, static
 build: setup
 	RUSTFLAGS="$(STATIC)" cargo build --locked --release --target $(TARGET) $(PROGRAMS)
+	RUSTFLAGS="$(STATIC)" cargo build --locked --release --target $(TARGET) $(AGENT)
 
 ## what the machine lacks
 setup:
@@ -76,7 +80,7 @@ deb: build
 ## what config/Dockerfile is built from, target/image
 image-folder: build
 	mkdir -p target/image
-	cp config/Dockerfile $(BIN)/containerd-shim-bindguard-v2 $(BIN)/bindguard-runtime $(BIN)/bindguard target/image/
+	cp config/Dockerfile $(BIN)/containerd-shim-bindguard-v2 $(BIN)/bindguard-runtime $(BIN)/bindguard $(BIN)/bindguard-agent target/image/
 
 demo: build matrix
 	cargo run --quiet --locked -p bindguard-integration --bin demo

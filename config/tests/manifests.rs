@@ -12,6 +12,7 @@ use serde_json::Value;
 const RUNTIME_CLASS: &str = include_str!("../runtimeclass.yaml");
 const POD: &str = include_str!("../pod.yaml");
 const DAEMON_SET: &str = include_str!("../daemonset.yaml");
+const AGENT: &str = include_str!("../agent.yaml");
 
 fn documents(text: &str) -> Vec<Value> {
     serde_norway::Deserializer::from_str(text).map(|document| Value::deserialize(document).unwrap()).collect()
@@ -34,7 +35,7 @@ fn taken_by_kind(document: &Value) -> Result<Value, serde_json::Error> {
 
 #[test]
 fn every_field_is_the_apis() {
-    for text in [RUNTIME_CLASS, POD, DAEMON_SET] {
+    for text in [RUNTIME_CLASS, POD, DAEMON_SET, AGENT] {
         for document in documents(text) {
             assert_eq!(taken_by_kind(&document).unwrap(), document);
         }
@@ -45,6 +46,7 @@ fn every_field_is_the_apis() {
 fn a_field_that_is_misspelt_or_of_another_kind_is_noticed() {
     for (text, right, wrong) in [
         (DAEMON_SET, "mountPropagation", "mountPropogation"),
+        (AGENT, "appArmorProfile", "apparmorProfile"),
         (DAEMON_SET, "terminationGracePeriodSeconds: 60", "terminationGracePeriodSeconds: soon"),
         (POD, "runtimeClassName", "runtimeclassName"),
         (RUNTIME_CLASS, "handler: bindguard", "handler: [bindguard]"),

@@ -1,5 +1,6 @@
 //! The agent's command line. Everything else is in `config.toml`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -14,6 +15,9 @@ pub struct Args {
     /// The socket of the CRI (default: the first that exists of containerd's, k3s', MicroK8s' and CRI-O's).
     #[arg(long, value_name = "SOCKET")]
     pub cri: Option<PathBuf>,
+    /// Serve figures and health on this address, instead of the config's.
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<SocketAddr>,
     /// The node's root directory, in a pod that mounts it: enter the mount namespace of the process behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]
     pub host: Option<PathBuf>,

@@ -6,6 +6,7 @@
 //!
 //! The main thread runs tokio and never touches a kubelet root. Everything that may hang runs in threads of its own.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,28 +32,28 @@ use crate::survey::Surveyor;
 /// # Errors
 /// If the config that was named is invalid, the host's namespace cannot be entered, or nothing can be served.
 pub fn run(args: &Args) -> Result<()> {
-    let config = config(args)?;
+    // The file that was named is in the agent's own mount namespace, the node's file in the host's.
+    let named = args.config.as_deref().map(Config::from_file).transpose();
+    let named = named.map_err(|error| anyhow::anyhow!(error_chain(&error)))?;
     if let Some(root) = &args.host {
         host::enter(args.cri.as_deref(), root)?;
     }
+    let config = named.unwrap_or_else(node_config);
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/")).unwrap_or_else(|| host::USUAL_SOCKET.into());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    runtime.block_on(serve(config, &cri))
+    runtime.block_on(serve(config, args.metrics, &cri))
 }
 
-/// A config that `--config` names must be valid. An invalid config of the node is ignored, as in an admission.
-fn config(args: &Args) -> Result<Config> {
-    if let Some(path) = &args.config {
-        return Config::from_file(path).map_err(|error| anyhow::anyhow!(error_chain(&error)));
-    }
+/// The node's config. An invalid one is ignored, as in an admission.
+fn node_config() -> Config {
     let loaded = load();
     if let Some(problem) = loaded.problem {
         warn!("ignoring the config, using defaults: {}", error_chain(&problem));
     }
-    Ok(loaded.config)
+    loaded.config
 }
 
-async fn serve(config: Config, cri: &Path) -> Result<()> {
+async fn serve(config: Config, metrics_address: Option<SocketAddr>, cri: &Path) -> Result<()> {
     let metrics = Metrics::new();
     let surveyor = Arc::new(Surveyor::new(*config.policy(), config.places().clone(), Arc::clone(&metrics)));
     let served = Arc::new(Served { metrics, surveyor, ready: AtomicBool::new(false) });
@@ -60,7 +61,7 @@ async fn serve(config: Config, cri: &Path) -> Result<()> {
     http::serve_socket(&settings.socket, Arc::clone(&served))
         .await
         .with_context(|| format!("serve on {}", settings.socket.display()))?;
-    if let Some(address) = settings.metrics {
+    if let Some(address) = metrics_address.or(settings.metrics) {
         http::serve_address(address, Arc::clone(&served)).await.with_context(|| format!("serve on {address}"))?;
     }
     let (pods, answering) = pods::pods(cri, settings.refresh);
