@@ -172,7 +172,7 @@ impl Look<'_> {
             self.choice.may_take_mounts_along(resolved) && (scope == Scope::AnySubmounts || !held.is_some_and(is_file))
         };
         let takes_mounts_along =
-            || bind.is_recursive() && may_hold_mounts() && self.mounts.any_below(resolved) == Ok(true);
+            || bind.is_recursive() && may_hold_mounts() && self.mounts.any_below(resolved).is_ok_and(|any| any);
         self.choice.policy.host_root != Mode::Off && (leads_to_one() || is_another_name() || takes_mounts_along())
     }
 

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use bindguard_core::error_chain;
 use bindguard_core::report::{BindReport, Container, JournalLine, Report};
 use bindguard_core::text;
-use bindguard_sys::journal::append;
+use bindguard_sys::journal::{JournalError, append};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -22,6 +21,17 @@ pub struct JournalEntry<'a> {
     pub report: &'a Report,
 }
 
+/// Why an entry was not recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// It has no JSON form.
+    #[error("write a line of the journal as JSON")]
+    Json(#[from] serde_json::Error),
+    /// The file could not be written.
+    #[error(transparent)]
+    Append(#[from] JournalError),
+}
+
 /// The size limit of a line, in bytes: a journal is rotated only after a line, so one line must not exceed the journal's
 /// limit.
 const LONGEST: usize = 256 << 10;
@@ -35,23 +45,23 @@ const MOST_PROBLEMS: usize = 16;
 /// Appends an entry, with the time in UTC.
 ///
 /// # Errors
-/// The reason in one line.
-pub fn record(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), String> {
+/// If the line cannot be written.
+pub fn record(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), RecordError> {
     let mut line = written(entry, None)?;
     if line.len() > LONGEST {
         let (report, omitted_binds) = shortened(entry.report);
         let id = entry.id.map(cut);
         line = written(&JournalEntry { id: id.as_deref(), report: &report, ..*entry }, Some(omitted_binds))?;
     }
-    append(journal, &line).map_err(|error| error_chain(&error))
+    Ok(append(journal, &line)?)
 }
 
-fn written(entry: &JournalEntry<'_>, omitted_binds: Option<usize>) -> Result<String, String> {
+fn written(entry: &JournalEntry<'_>, omitted_binds: Option<usize>) -> Result<String, serde_json::Error> {
     let mut line = JournalLine::new(entry.report);
     line.time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
     line.id = entry.id.map(str::to_owned);
     (line.attempt, line.pid, line.omitted_binds) = (entry.attempt, entry.pid, omitted_binds);
-    serde_json::to_string(&line).map_err(|error| error_chain(&error))
+    serde_json::to_string(&line)
 }
 
 /// The same report in at most half of a line, and the number of binds left out. Healthy binds are left out first.

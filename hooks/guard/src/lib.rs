@@ -24,7 +24,7 @@ mod verify;
 pub use admit::{Admission, Attempt, admit};
 pub use check::{check_bundle, planned_outcome};
 pub use directories::in_real_folder;
-pub use journal::{JournalEntry, record};
+pub use journal::{JournalEntry, RecordError, record};
 pub use probes::{Answers, Probes};
 pub use rebind::{NotRebound, Rebound, rebind};
 pub use verify::verify_container;

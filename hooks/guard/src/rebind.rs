@@ -233,7 +233,7 @@ impl<'s> Round<'s> {
     }
 
     fn mount_of_stale(&self) -> Result<MountOf, NotRebound> {
-        Mounts::default().mount_of(self.mount()?).map_err(NotRebound::Impossible)
+        Mounts::default().mount_of(self.mount()?).map_err(not_rebound)
     }
 }
 

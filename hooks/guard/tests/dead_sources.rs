@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use bindguard_core::error_chain;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
@@ -263,6 +264,7 @@ fn a_journal_that_never_answers_is_not_waited_for() {
     let entry = JournalEntry { id: None, attempt: 0, pid: None, report: &Report::default() };
     for name in ["journal.jsonl", "new/journal.jsonl"] {
         let why = record(&fuse.path().join(name), &entry).unwrap_err();
+        let why = error_chain(&why);
         assert!(why.contains("did not answer within 300 ms"), "{why}");
     }
 }

@@ -9,14 +9,28 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use bindguard_core::error_chain;
-use bindguard_core::mount_table::{FsType, MountEntry, MountTable, StatmountEntry};
+use bindguard_core::mount_table::{FsType, MountEntry, MountId, MountTable, StatmountEntry};
 use bindguard_core::paths::is_root;
 
-use crate::handle::Handle;
+use crate::handle::{Handle, HandleError};
 use crate::mountinfo::{MountinfoError, read_mount_table};
 use crate::statmount::statmount;
+
+/// Why the mount of a file is unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The file could not be inspected.
+    #[error(transparent)]
+    Handle(#[from] HandleError),
+    /// The mount table could not be read.
+    #[error(transparent)]
+    Table(Arc<MountinfoError>),
+    /// The mount is gone, or belongs to another namespace.
+    #[error("mount {} is not in the mount table", .0.0)]
+    NotListed(MountId),
+}
 
 /// The mounts of the calling thread's namespace. Open the files to be inspected before you create one.
 #[derive(Debug, Default)]
@@ -24,7 +38,7 @@ pub struct Mounts {
     only_table: bool,
     /// Results of statmount(2) by unique id: most sources of a node share a few mounts.
     cached: Rc<RefCell<HashMap<u64, Cached>>>,
-    table: OnceCell<Result<MountTable, MountinfoError>>,
+    table: OnceCell<Result<MountTable, Arc<MountinfoError>>>,
 }
 
 /// A mount, and the unique id of its parent.
@@ -68,8 +82,8 @@ impl Mounts {
     /// Returns the mount that a handle is on.
     ///
     /// # Errors
-    /// The reason in one line.
-    pub fn mount_of(&self, handle: &Handle) -> Result<MountOf, String> {
+    /// If the kernel does not report it.
+    pub fn mount_of(&self, handle: &Handle) -> Result<MountOf, MountError> {
         // statmount(2) needs the mount's id from statx(2), which the filesystem answers.
         if handle.is_unqueried() {
             return self.by_table(handle);
@@ -92,24 +106,25 @@ impl Mounts {
     }
 
     /// The mount table, read at the first call.
-    pub(crate) fn table(&self) -> Result<&MountTable, String> {
-        self.table.get_or_init(read_mount_table).as_ref().map_err(|error| error_chain(&error))
+    pub(crate) fn table(&self) -> Result<&MountTable, MountError> {
+        let table = self.table.get_or_init(|| read_mount_table().map_err(Arc::new));
+        table.as_ref().map_err(|error| MountError::Table(Arc::clone(error)))
     }
 
     /// True if `mount` was made after `than`; both must be open. Reads the mount table.
     ///
     /// # Errors
-    /// The reason in one line.
-    pub(crate) fn is_newer(&self, mount: &MountEntry, than: &MountEntry) -> Result<bool, String> {
+    /// If the kernel does not report it.
+    pub(crate) fn is_newer(&self, mount: &MountEntry, than: &MountEntry) -> Result<bool, MountError> {
         let is_newer = self.table()?.is_listed_after(mount.id, than.id);
-        is_newer.ok_or_else(|| format!("mount {} or {} is not in the mount table", mount.id.0, than.id.0))
+        is_newer.ok_or(MountError::NotListed(mount.id))
     }
 
     /// True if anything is mounted below a directory, hidden mounts included. Reads the mount table.
     ///
     /// # Errors
-    /// The reason why the table cannot be read, in one line.
-    pub fn any_below(&self, directory: &Path) -> Result<bool, String> {
+    /// If the table cannot be read.
+    pub fn any_below(&self, directory: &Path) -> Result<bool, MountError> {
         let table = self.table()?;
         let is_below = |point: &Path| point != directory && point.starts_with(directory);
         Ok(table.entries().iter().any(|entry| is_below(&entry.mount_point)))
@@ -143,14 +158,14 @@ impl Mounts {
         Ok(cached)
     }
 
-    fn by_table(&self, handle: &Handle) -> Result<MountOf, String> {
+    fn by_table(&self, handle: &Handle) -> Result<MountOf, MountError> {
         let table = self.table()?;
-        let id = handle.mount_id().map_err(|error| error_chain(&error))?;
-        let entry = table.mount(id).ok_or_else(|| format!("mount {} is not in the mount table", id.0))?;
+        let id = handle.mount_id()?;
+        let entry = table.mount(id).ok_or(MountError::NotListed(id))?;
         let parent = table.mount(entry.parent).filter(|_| !is_namespace_root(entry));
         let is_mount_point = match entry.fs_type.queries_server_for_attributes() {
             true => handle.is_at(&entry.mount_point),
-            false => handle.is_mount_root().map_err(|error| error_chain(&error))?,
+            false => handle.is_mount_root()?,
         };
         let shared = |entry: &MountEntry| Rc::new(entry.clone());
         Ok(MountOf { entry: shared(entry), parent: parent.map(shared), is_mount_point })

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use bindguard_config::Config;
+use bindguard_core::error_chain;
 use bindguard_core::report::BindReport;
 use bindguard_guard::{Admission, Attempt, JournalEntry, admit, record};
 use clap::Subcommand;
@@ -71,6 +72,6 @@ fn tell(admission: &Admission, config: &Config) {
     }
     let entry = JournalEntry { id: None, pid: None, attempt: 0, report: &admission.report };
     if let Some(problem) = config.journal().and_then(|journal| record(journal, &entry).err()) {
-        eprintln!("bindguard: {problem}");
+        eprintln!("bindguard: {}", error_chain(&problem));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Error, ensure};
+use anyhow::ensure;
 use bindguard_config::Config;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::kubelet::VolumeSubpath;
@@ -108,7 +108,7 @@ impl Repair {
 
 /// Only a subpath may be repaired.
 fn subpath(path: &Path, places: &Places) -> anyhow::Result<VolumeSubpath> {
-    let subpath = named_subpath(path, places).map_err(Error::msg)?;
+    let subpath = named_subpath(path, places)?;
     // Opened, not stat'ed: the path may lead to a server that does not answer.
     Handle::of(path)?;
     Ok(subpath)

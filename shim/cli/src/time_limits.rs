@@ -2,11 +2,11 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, anyhow, bail, ensure};
 use bindguard_sys::probe::{Answer, probe_side_by_side};
 
 /// The time limit for a program.
@@ -29,37 +29,39 @@ pub fn check_answers(path: &Path) -> anyhow::Result<()> {
 /// The output of a program that is run with these arguments.
 ///
 /// # Errors
-/// If the program cannot be run, fails, or does not end: the reason, in one line.
-pub fn output_of(program: &Path, words: &[&str]) -> Result<String, String> {
-    let line = format!("run {} {}", program.display(), words.join(" "));
+/// If the program cannot be run, fails, or does not end in time.
+pub fn output_of(program: &Path, arguments: &[&str]) -> anyhow::Result<String> {
+    run(program, arguments).with_context(|| format!("run {} {}", program.display(), arguments.join(" ")))
+}
+
+fn run(program: &Path, arguments: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(program);
-    command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|error| format!("{line}: {error}"))?;
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
     // Read stdout while the program runs: a config is larger than a pipe.
-    let mut out = child.stdout.take().ok_or_else(|| format!("{line}: it has no stdout"))?;
+    let mut out = child.stdout.take().context("it has no stdout")?;
     let reader = thread::spawn(move || {
         let mut text = Vec::new();
         out.read_to_end(&mut text).map(|_| String::from_utf8_lossy(&text).into_owned())
     });
+    let status = wait(&mut child)?;
+    ensure!(status.success(), "{status}");
+    let text = reader.join().map_err(|_| anyhow!("its output could not be read"))?;
+    Ok(text?)
+}
+
+fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
     let deadline = Instant::now() + PATIENCE;
-    let status = loop {
-        match child.try_wait().map_err(|error| format!("{line}: {error}"))? {
-            Some(status) => break status,
+    loop {
+        match child.try_wait()? {
+            Some(status) => return Ok(status),
             None if Instant::now() > deadline => {
                 // The program may have ended just now; `wait` reaps it either way.
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("{line}: no end after {} s", PATIENCE.as_secs()));
+                bail!("no end after {} s", PATIENCE.as_secs());
             }
             None => thread::sleep(Duration::from_millis(5)),
         }
-    };
-    if !status.success() {
-        return Err(format!("{line}: {status}"));
-    }
-    match reader.join() {
-        Ok(Ok(text)) => Ok(text),
-        Ok(Err(error)) => Err(format!("{line}: {error}")),
-        Err(_) => Err(format!("{line}: its output could not be read")),
     }
 }

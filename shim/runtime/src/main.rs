@@ -81,7 +81,7 @@ fn admit_and_record(invocation: &Invocation, config: &Config, attempt: u32, mess
         if let Err(problem) = record(journal, &entry)
             && privilege::is_root_of_node()
         {
-            messages.problem(&problem);
+            messages.problem(&error_chain(&problem));
         }
     }
     messages.report_findings(&admission.report);

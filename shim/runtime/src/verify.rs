@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use bindguard_config::Config;
+use bindguard_core::error_chain;
 use bindguard_core::handover::VERIFY_VERB;
 use bindguard_core::judge::Verdict;
 use bindguard_guard::{JournalEntry, record, verify_container};
@@ -38,7 +39,7 @@ impl Verification {
             let entry =
                 JournalEntry { id: self.invocation.id.as_deref(), attempt: 0, pid: Some(self.pid), report: &report };
             if let Err(problem) = record(journal, &entry) {
-                messages.problem(&problem);
+                messages.problem(&error_chain(&problem));
             }
         }
         ExitCode::SUCCESS

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{DATA_LINK, Layout, Plugin, TimestampDirectory, Writer};
 use bindguard_core::refresh::PodVolume;
-use bindguard_sys::{Handle, HandleError, Mounts, OpenedTarget, TargetError, open_target};
+use bindguard_sys::{Handle, HandleError, MountError, Mounts, OpenedTarget, TargetError, open_target};
 
 /// Why the volumes of a pod could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -23,13 +23,29 @@ pub enum VolumesError {
     /// A volume could not be opened.
     #[error("open a volume of the pod")]
     Open(#[from] HandleError),
+    /// The path of a volume could not be resolved.
+    #[error("resolve {}", volume.display())]
+    Resolve {
+        /// The volume.
+        volume: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
     /// The mount of a volume could not be read.
-    #[error("find the mount of {}: {why}", volume.display())]
+    #[error("find the mount of {}", volume.display())]
     Mount {
         /// The volume.
         volume: PathBuf,
         /// The reason.
-        why: String,
+        source: MountError,
+    },
+    /// The path of a volume is not below the mount that shows it.
+    #[error("{} is not below its mount at {}", volume.display(), mount_point.display())]
+    NotBelow {
+        /// The volume.
+        volume: PathBuf,
+        /// The mount point.
+        mount_point: PathBuf,
     },
 }
 
@@ -77,11 +93,14 @@ impl OpenVolume {
     fn open(directory: &Path) -> Result<Option<Self>, VolumesError> {
         let Some(current) = current_payload(directory) else { return Ok(None) };
         let handle = Handle::of(directory)?;
-        let failed = |why: String| VolumesError::Mount { volume: directory.to_owned(), why };
-        let mount = Mounts::default().mount_of(&handle).map_err(failed)?.entry;
-        let resolved = handle.resolved_path().map_err(|error| failed(error.to_string()))?;
-        let place = mount.place_in_filesystem(&resolved);
-        let place = place.ok_or_else(|| failed(format!("it is not below {}", mount.mount_point.display())))?;
+        let found = Mounts::default().mount_of(&handle);
+        let mount = found.map_err(|source| VolumesError::Mount { volume: directory.to_owned(), source })?.entry;
+        let resolved = handle.resolved_path();
+        let resolved = resolved.map_err(|source| VolumesError::Resolve { volume: directory.to_owned(), source })?;
+        let place = mount.place_in_filesystem(&resolved).ok_or_else(|| VolumesError::NotBelow {
+            volume: directory.to_owned(),
+            mount_point: mount.mount_point.clone(),
+        })?;
         let seen = PodVolume { directory: directory.to_owned(), device: mount.device, place, current };
         Ok(Some(Self { handle, seen }))
     }

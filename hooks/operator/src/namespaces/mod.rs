@@ -13,15 +13,59 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::holders::{Checked, HeldBy, MountNamespace};
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::error_chain;
+use bindguard_core::mount_table::{MountTable, ParseError};
 
-use self::enter::table_of_namespace;
+use self::enter::mountinfo_of_namespace;
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]
 pub struct Proc {
     folder: PathBuf,
     own: &'static str,
+}
+
+/// Why the namespaces could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespacesError {
+    /// The processes could not be listed.
+    #[error("list {}", path.display())]
+    List {
+        /// The `/proc`.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of the reader's own process could not be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The reader's own mount table is not complete.
+    #[error("parse {}", path.display())]
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: TableError,
+    },
+}
+
+/// Why a mount table was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// A line is not a mount.
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    /// The file ends in the middle of a line.
+    #[error("its last line is cut off")]
+    CutOff,
 }
 
 /// The mount namespaces of a machine.
@@ -54,8 +98,9 @@ impl Proc {
     ///
     /// # Errors
     /// If it is no `/proc`, or the reader's own mounts cannot be read.
-    pub fn namespaces(&self) -> Result<Namespaces, String> {
-        let own_id = self.id_of(self.own).map_err(|error| self.failed(self.own, "ns/mnt", &error))?;
+    pub fn namespaces(&self) -> Result<Namespaces, NamespacesError> {
+        let unreadable = |source| NamespacesError::Read { path: self.file(self.own, "ns/mnt"), source };
+        let own_id = self.id_of(self.own).map_err(unreadable)?;
         let (mut by_id, mut problems, mut looked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Checked::default());
         for pid in self.pids()? {
             looked.processes += 1;
@@ -82,7 +127,7 @@ impl Proc {
         for pid in pids {
             let text = |name: &str| fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default();
             let table = match fs::read(self.file(&pid.to_string(), "mountinfo")) {
-                Ok(bytes) => whole_table(&bytes),
+                Ok(bytes) => whole_table(&bytes).map_err(|error| error_chain(&error)),
                 Err(error) if is_gone(&error) || error.raw_os_error() == Some(EINVAL) => continue,
                 Err(error) => Err(self.failed(&pid.to_string(), "mountinfo", &error)),
             };
@@ -112,7 +157,8 @@ impl Proc {
             }
         }
         let seen = found.into_iter().map(|(id, (held_by, file))| {
-            let table = table_of_namespace(&file).and_then(|bytes| whole_table(&bytes));
+            let bytes = mountinfo_of_namespace(&file).map_err(|error| error_chain(&error));
+            let table = bytes.and_then(|bytes| whole_table(&bytes).map_err(|error| error_chain(&error)));
             MountNamespace { id, held_by, processes: 0, table }
         });
         seen.collect()
@@ -127,8 +173,9 @@ impl Proc {
         pids.iter().flat_map(of).collect()
     }
 
-    fn pids(&self) -> Result<Vec<u32>, String> {
-        let entries = fs::read_dir(&self.folder).map_err(|error| format!("list {}: {error}", self.folder.display()))?;
+    fn pids(&self) -> Result<Vec<u32>, NamespacesError> {
+        let unreadable = |source| NamespacesError::List { path: self.folder.clone(), source };
+        let entries = fs::read_dir(&self.folder).map_err(unreadable)?;
         let mut pids: Vec<u32> = entries
             .flatten()
             .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()))
@@ -142,9 +189,10 @@ impl Proc {
         fs::metadata(self.file(pid, "ns/mnt")).map(|metadata| metadata.ino())
     }
 
-    fn table_of(&self, pid: &str) -> Result<MountTable, String> {
-        let bytes = fs::read(self.file(pid, "mountinfo")).map_err(|error| self.failed(pid, "mountinfo", &error))?;
-        whole_table(&bytes).map_err(|why| format!("{}: {why}", self.file(pid, "mountinfo").display()))
+    fn table_of(&self, pid: &str) -> Result<MountTable, NamespacesError> {
+        let path = self.file(pid, "mountinfo");
+        let bytes = fs::read(&path).map_err(|source| NamespacesError::Read { path: path.clone(), source })?;
+        whole_table(&bytes).map_err(|source| NamespacesError::Table { path, source })
     }
 
     fn file(&self, pid: &str, name: &str) -> PathBuf {
@@ -173,9 +221,9 @@ fn summed_up(problems: &mut Vec<String>) {
     }
 }
 
-fn whole_table(bytes: &[u8]) -> Result<MountTable, String> {
-    let table = MountTable::from_mountinfo(bytes).map_err(|error| error.to_string())?;
-    if bytes.is_empty() || bytes.ends_with(b"\n") { Ok(table) } else { Err("its last line is cut off".to_owned()) }
+fn whole_table(bytes: &[u8]) -> Result<MountTable, TableError> {
+    let table = MountTable::from_mountinfo(bytes)?;
+    if bytes.is_empty() || bytes.ends_with(b"\n") { Ok(table) } else { Err(TableError::CutOff) }
 }
 
 /// `mnt:[4026531841]`
@@ -244,6 +292,6 @@ mod tests {
         let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
         assert!(seen.others.iter().all(|other| other.table.is_err()));
         fs::write(proc.path().join("1/mountinfo"), &LINE[..20]).unwrap();
-        assert!(Proc::at(proc.path().to_owned()).namespaces().unwrap_err().contains("1/mountinfo"));
+        assert!(Proc::at(proc.path().to_owned()).namespaces().unwrap_err().to_string().contains("1/mountinfo"));
     }
 }

@@ -22,13 +22,13 @@ use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
 use bindguard_guard::Probes;
 use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
-use bindguard_sys::{Mounts, read_mount_table};
+use bindguard_sys::{MountinfoError, Mounts, read_mount_table};
 
 use self::roots::Roots;
 use self::subpaths::{AT_A_TIME, detach_subpaths, diagnose_subpaths, rebind_subpaths};
 
 pub use recorded::survey_recorded;
-pub use roots::{kubelets_here, named_subpath};
+pub use roots::{NotASubpath, kubelets_here, named_subpath};
 
 /// The action for the stale subpaths of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub fn survey_node(policy: &Policy, places: &Places, pods: &Pods, wanted: impl F
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
     report.set_duration(start.elapsed());
-    with_table(report, read_mount_table().map_err(|error| error_chain(&error)), roots, places, pods)
+    with_table(report, read_mount_table(), roots, places, pods)
 }
 
 /// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired from here.
@@ -70,7 +70,7 @@ pub fn repair_node(
         Act::Rebind => rebind_subpaths(policy, &roots, wanted),
         Act::Detach => detach_subpaths(&roots, wanted),
     };
-    with_table(report, table.map_err(|error| error_chain(&error)), roots, places, pods)
+    with_table(report, table, roots, places, pods)
 }
 
 /// Overrides the policy of admissions: an operator's request is always inspected, and can be repaired.
@@ -80,13 +80,13 @@ fn for_operators(policy: &Policy) -> Policy {
 
 fn with_table(
     mut report: Report,
-    table: Result<MountTable, String>,
+    table: Result<MountTable, MountinfoError>,
     roots: Roots,
     places: &Places,
     pods: &Pods,
 ) -> NodeReport {
-    let table = table.unwrap_or_else(|problem| {
-        report.problems.push(problem);
+    let table = table.unwrap_or_else(|error| {
+        report.problems.push(error_chain(&error));
         MountTable::default()
     });
     let table = roots.name_mounts(table);

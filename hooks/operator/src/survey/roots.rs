@@ -87,18 +87,24 @@ pub fn kubelets_here(places: &Places) -> (Vec<PathBuf>, Vec<String>) {
     (roots.names().map(Path::to_owned).collect(), roots.problems)
 }
 
+/// Why an operator's path was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum NotASubpath {
+    /// A kubelet's directories could not be checked.
+    #[error("{0}")]
+    Unchecked(String),
+    /// It is another path.
+    #[error("{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml", .0.display())]
+    Other(PathBuf),
+}
+
 /// The volume-subpath at an operator's path, given by any name of a kubelet's root.
 ///
 /// # Errors
-/// If the path is no volume-subpath, or, in one line, if the kubelet's directories do not answer.
-pub fn named_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, String> {
+/// If the path is no volume-subpath, or if the kubelet's directories do not answer.
+pub fn named_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
     let roots = Roots::of(places);
     let found = roots.subpath(path).or_else(|| roots.subpath(&in_real_folder(path, &Probes::for_create())?));
-    found.ok_or_else(|| {
-        let not_one = format!(
-            "{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml",
-            path.display()
-        );
-        roots.problems.into_iter().next().unwrap_or(not_one)
-    })
+    let problem = roots.problems.into_iter().next().map(NotASubpath::Unchecked);
+    found.ok_or_else(|| problem.unwrap_or_else(|| NotASubpath::Other(path.to_owned())))
 }

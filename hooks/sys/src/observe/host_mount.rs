@@ -1,5 +1,6 @@
 //! The mount that a host-root bind would be made from.
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::{HostMount, Observed};
 
 use crate::handle::{Handle, HandleError};
@@ -17,6 +18,6 @@ pub fn observe_host_mount(source: &Result<Handle, HandleError>, mounts: &Mounts)
             passes_umounts_on: mount.entry.propagation.passes_umounts_on(),
             mount_point: mount.entry.mount_point.clone(),
         }),
-        Err(why) => Observed::Unreadable(why),
+        Err(error) => Observed::Unreadable(error_chain(&error)),
     }
 }

@@ -5,6 +5,7 @@
 
 use std::rc::Rc;
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathMount, Volume};
 use bindguard_core::kubelet::{Fit, Layout, SubPath, VolumeSubpath};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
@@ -168,7 +169,7 @@ impl Bound<'_> {
         };
         match mounts.is_newer(&mount, self.entry) {
             Ok(is_newer) => Observed::Seen(Volume { is_newer, ..volume }),
-            Err(why) => Observed::Unreadable(why),
+            Err(error) => Observed::Unreadable(error_chain(&error)),
         }
     }
 

@@ -168,7 +168,7 @@ impl HeldSubpath {
                 Observed::Seen((mount.entry, covers_its_equal))
             }
             Ok(_) => Observed::Absent,
-            Err(why) => Observed::Unreadable(why),
+            Err(error) => Observed::Unreadable(error_chain(&error)),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, VolumeMount};
 use bindguard_core::kubelet::{MountedVolume, Writer};
 
@@ -50,7 +51,7 @@ impl HeldVolume {
                 Observed::Seen(VolumeMount { fs_type: mount.entry.fs_type.clone(), deleted: mount.entry.root.deleted })
             }
             Ok(_) => Observed::Absent,
-            Err(why) => Observed::Unreadable(why),
+            Err(error) => Observed::Unreadable(error_chain(&error)),
         }
     }
 }

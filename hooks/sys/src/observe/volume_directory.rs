@@ -4,6 +4,7 @@ use std::cell::{OnceCell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, Volume};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
 use bindguard_core::mount_table::MountEntry;
@@ -110,7 +111,7 @@ impl HeldVolumeDirectory {
         };
         let (mount, resolved) = match (mounts.mount_of(handle), handle.resolved_path()) {
             (Ok(mount), Ok(resolved)) => (mount, resolved),
-            (Err(why), _) => return Observed::Unreadable(why),
+            (Err(error), _) => return Observed::Unreadable(error_chain(&error)),
             (_, Err(error)) => return Observed::Unreadable(format!("resolve {}: {error}", handle.path().display())),
         };
         let Some(place) = mount.entry.place_in_filesystem(&resolved) else {

@@ -1,5 +1,6 @@
 //! containerd's effective configuration, from `containerd config dump`: imports and defaults are included.
 
+use anyhow::Context;
 use bindguard_operator::doctor::{self, ContainerdSeen, Point, RunningPods, RuntimeEntry};
 use bindguard_operator::pods::{ContainerState, Pods};
 use toml::{Table, Value};
@@ -18,12 +19,12 @@ pub fn point(pods: &Pods) -> Point {
     }
     match found.first().map(|containerd| seen(containerd, pods)).transpose() {
         Ok(seen) => doctor::containerd(Ok(seen.as_ref())),
-        Err(why) => doctor::containerd(Err(&why)),
+        Err(error) => doctor::containerd(Err(&format!("{error:#}"))),
     }
 }
 
-fn seen(containerd: &Daemon, pods: &Pods) -> Result<ContainerdSeen, String> {
-    let program = containerd.program().ok_or("read which program containerd is")?;
+fn seen(containerd: &Daemon, pods: &Pods) -> anyhow::Result<ContainerdSeen> {
+    let program = containerd.program().context("read which program containerd is")?;
     let version = output_of(&program, &["--version"])?;
     let mut words = vec!["config", "dump"];
     let path = containerd.config().map(|path| path.display().to_string());
@@ -31,7 +32,7 @@ fn seen(containerd: &Daemon, pods: &Pods) -> Result<ContainerdSeen, String> {
         words.splice(0..0, ["--config", path.as_str()]);
     }
     let dump = output_of(&program, &words)?;
-    let table: Table = dump.parse().map_err(|error| format!("understand what containerd dumps: {error}"))?;
+    let table: Table = dump.parse().context("parse the output of `containerd config dump`")?;
     let (runtimes, default_runtime) = runtimes(&table);
     Ok(ContainerdSeen { version: number(&version), runtimes, default_runtime, pods: running_pods(pods) })
 }

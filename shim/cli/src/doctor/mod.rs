@@ -53,7 +53,7 @@ impl Doctor {
         points.push(doctor::subpaths(&survey_node(policy, places, &pods, |_| true), policy));
         points.push(match Proc::default().namespaces() {
             Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, places),
-            Err(why) => Point::unknown("pinned", why),
+            Err(error) => Point::unknown("pinned", error_chain(&error)),
         });
         let report = DoctorReport { points };
         if self.json {

@@ -13,7 +13,7 @@ pub fn point(runtime: &Path) -> Point {
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);
     let version = |program: &Path, words: &[&str]| {
-        let said = output_of(program, words).unwrap_or_else(|why| why);
+        let said = output_of(program, words).unwrap_or_else(|error| format!("{error:#}"));
         said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
     };
     let shim = find(Path::new("containerd-shim-bindguard-v2"), beside);
@@ -35,6 +35,6 @@ pub fn point(runtime: &Path) -> Point {
 
 /// The whole output: the version is on a line of its own.
 fn shims_version(path: &Path) -> String {
-    let said = output_of(path, &["-v"]).unwrap_or_else(|why| why);
+    let said = output_of(path, &["-v"]).unwrap_or_else(|error| format!("{error:#}"));
     said.split_whitespace().collect::<Vec<_>>().join(" ")
 }

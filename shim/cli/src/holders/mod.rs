@@ -5,7 +5,7 @@ mod text;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use bindguard_config::Config;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
@@ -40,7 +40,7 @@ impl Holders {
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let proc = self.proc.clone().map_or_else(Proc::default, Proc::at);
         let path = if self.proc.is_some() { self.path.clone() } else { resolved(&self.path)? };
-        let seen = proc.namespaces().map_err(|why| anyhow!(why))?;
+        let seen = proc.namespaces()?;
         let wanted = wanted(&path, &seen.own, self.proc.is_some())?;
         let report = report(&path, &wanted, seen, &self.pods.pods(), config.places());
         if self.json {
