@@ -1,4 +1,4 @@
-//! The node agent on a node, as a systemd unit starts it: in the node's mount namespace, with the node's privileges.
+//! The node agent on a node, as a systemd unit or a pod starts it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,6 +12,15 @@ use crate::node::{Node, SOCKET};
 use crate::programs::AGENT;
 use crate::waiting::until;
 
+/// The place where the agent starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// In the node's mount namespace.
+    Service,
+    /// In a mount namespace of its own, to which nothing propagates, with the node's root in it.
+    Pod,
+}
+
 /// A running agent; it ends with this value.
 #[derive(Debug)]
 pub struct Agent {
@@ -22,6 +31,11 @@ pub struct Agent {
 impl Agent {
     /// Starts it with the kubelet's root of the node and more lines of config, and waits until it is ready.
     pub fn start(node: &Node, config: &str) -> Result<Self> {
+        Self::start_as(node, config, Form::Service)
+    }
+
+    /// The same in one of two forms.
+    pub fn start_as(node: &Node, config: &str, form: Form) -> Result<Self> {
         let (socket, file) = (PathBuf::from("/run/bindguard-agent.sock"), node.disk().join("agent.toml"));
         let text = format!(
             "kubelet.roots = ['{}']\nagent = {{ metrics = 'off', socket = '{}' }}\n{config}",
@@ -29,7 +43,15 @@ impl Agent {
             socket.display()
         );
         fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
-        let mut command = node.command(node.under_test().join(AGENT))?;
+        let program = node.under_test().join(AGENT);
+        let mut command = match form {
+            Form::Service => node.command(&program)?,
+            Form::Pod => {
+                let mut command = node.command("unshare")?;
+                command.args(["--mount", "--propagation", "private"]).arg(&program).args(["--host", "/"]);
+                command
+            }
+        };
         command.arg("--config").arg(&file).args(["--cri", SOCKET]);
         let agent = Self { child: command.spawn().context("start the agent")?, socket };
         until("the agent is ready", || Ok(agent.get("/readyz").starts_with("HTTP/1.1 200")))?;

@@ -2,14 +2,17 @@
 //! shim of bindguard.
 
 use anyhow::{Result, ensure};
+use bindguard_integration::agent::Form;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
-        let _agent = Agent::start(node, "")?;
-        VolumeKind::KUBELET_WRITTEN.into_iter().try_for_each(|kind| update_then_restart(node, kind))
+        [Form::Service, Form::Pod].into_iter().try_for_each(|form| {
+            let _agent = Agent::start_as(node, "", form)?;
+            VolumeKind::KUBELET_WRITTEN.into_iter().try_for_each(|kind| update_then_restart(node, kind))
+        })
     });
 }
 
