@@ -5,6 +5,7 @@
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers and a 9p share
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
+#   make arm64    the same programs for arm64, tried on an emulated machine
 #   make soak     a thousand containers, and the shim's memory afterwards
 #   make deb      a Debian package
 #   make bench    bindguard beside every peer, figure by figure, in one run
@@ -39,7 +40,7 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines deb image-folder faults soak kernels peer bench clean
+.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines deb image-folder faults soak kernels arm64 peer bench clean
 
 all: build
 
@@ -150,6 +151,22 @@ kernels: build matrix
 	sh integration/kernels/run.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS))
 	sh integration/kernels/run-9p.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS_9P))
 	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) $(call programs,$(STORIES))
+
+ARM64 := $(CURDIR)/target/arm64
+ARM64_BIN := $(ARM64)/cargo/aarch64-unknown-linux-gnu/release
+ARM64_TESTS := mounts swap target admit attributes_of_the_mount written_by_containers configmap_update_then_restart \
+  container_life_cycle host_root_propagation
+
+## the programs for arm64, and the guard's tests and three stories on an emulated arm64 machine; half an hour
+arm64: setup
+	sh integration/matrix/setup.sh debootstrap:debootstrap qemu-system-aarch64:qemu-system-arm cpio:cpio xz:xz-utils
+	sh integration/arm64/build.sh $(ARM64) build --release $(PROGRAMS)
+	sh integration/arm64/build.sh $(ARM64) test -p bindguard-sys -p bindguard-guard -p bindguard-integration \
+	  $(addprefix --test ,$(ARM64_TESTS)) --no-run --message-format=json \
+	  | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > $(ARM64)/programs
+	sh integration/arm64/fetch.sh $(ARM64)
+	sh integration/arm64/run.sh $(ARM64) $(ARM64_BIN) \
+	  $$(for name in $(ARM64_TESTS); do grep -E "/$$name-[0-9a-f]+$$" $(ARM64)/programs; done)
 
 # containerd's own shim in Rust, as its crate is published
 PEER := 0.2.0

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetches what an emulated arm64 machine runs: a kernel, busybox, containerd and runc, all of Debian. Installs nothing.
 #   fetch.sh DIR
-# Result: DIR/node/{vmlinuz,overlay.ko,busybox} and DIR/node/root with containerd, runc and their libraries.
+# Result: DIR/node/{vmlinuz,overlay.ko,busybox} and DIR/node/root with containerd, runc, script(1) and their libraries.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
@@ -25,7 +25,7 @@ suite_lists sid
 libraries=$(suite_apt sid apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
   --no-enhances containerd runc | grep '^lib' | sort -u)
 # shellcheck disable=SC2086
-unpack sid "$dir/x/node" containerd runc $libraries
+unpack sid "$dir/x/node" containerd runc bsdutils $libraries
 for folder in bin sbin lib; do ln -s "usr/$folder" "$node/root/$folder"; done
 mkdir -p "$node/root/usr/sbin" "$node/root/matrix/v/sid/bin"
 (cd "$dir/x/node/usr/lib" && rm -rf ./*/gconv systemd ./*/perl*)
