@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::Duration;
 
+use crate::journal::JournalReader;
 use crate::metrics::Metrics;
 use crate::survey::Surveyor;
 
@@ -33,11 +34,16 @@ const CONNECTIONS: usize = 32;
 /// Time limit for the head of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Time limit for the journal.
+const JOURNAL_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The state that requests read.
 #[derive(Debug)]
 pub struct Served {
     /// The figures.
     pub metrics: Arc<Metrics>,
+    /// The journal, if there is one.
+    pub journal: Option<Arc<JournalReader>>,
     /// The node's report.
     pub surveyor: Arc<Surveyor>,
     /// True once every kubelet root that answers is watched.
@@ -125,10 +131,13 @@ async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Scope)
         ("/healthz", _) => response(StatusCode::OK, TEXT, "OK\n"),
         ("/readyz", _) if served.ready.load(Ordering::Relaxed) => response(StatusCode::OK, TEXT, "OK\n"),
         ("/readyz", _) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the first survey is not done\n"),
-        ("/metrics", _) => match served.metrics.text() {
-            Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
-            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
-        },
+        ("/metrics", _) => {
+            read_journal(served).await;
+            match served.metrics.text() {
+                Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
+                Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+            }
+        }
         ("/v1/report", Scope::Local) => {
             let surveyor = Arc::clone(&served.surveyor);
             match tokio::task::spawn_blocking(move || surveyor.json()).await {
@@ -137,6 +146,15 @@ async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Scope)
             }
         }
         _ => response(StatusCode::NOT_FOUND, TEXT, "no such path\n"),
+    }
+}
+
+/// Counts the new lines of the journal. One on a server that hangs costs its figures, and no others.
+async fn read_journal(served: &Arc<Served>) {
+    if let Some(journal) = served.journal.clone() {
+        let metrics = Arc::clone(&served.metrics);
+        let reading = tokio::task::spawn_blocking(move || journal.count(&metrics));
+        let _ = tokio::time::timeout(JOURNAL_PATIENCE, reading).await;
     }
 }
 

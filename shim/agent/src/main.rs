@@ -6,6 +6,7 @@
 mod args;
 mod host;
 mod http;
+mod journal;
 mod metrics;
 mod pods;
 mod refresher;

@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::host;
 use crate::http::{self, Served};
+use crate::journal::JournalReader;
 use crate::metrics::Metrics;
 use crate::pods;
 use crate::roots::Roots;
@@ -56,7 +57,9 @@ fn node_config() -> Config {
 async fn serve(config: Config, metrics_address: Option<SocketAddr>, cri: &Path) -> Result<()> {
     let metrics = Metrics::new();
     let surveyor = Arc::new(Surveyor::new(*config.policy(), config.places().clone(), Arc::clone(&metrics)));
-    let served = Arc::new(Served { metrics, surveyor, ready: AtomicBool::new(false) });
+    let position = config.agent().socket.with_extension("position");
+    let journal = config.journal().map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));
+    let served = Arc::new(Served { metrics, journal, surveyor, ready: AtomicBool::new(false) });
     let settings = config.agent().clone();
     http::serve_socket(&settings.socket, Arc::clone(&served))
         .await

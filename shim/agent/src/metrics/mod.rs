@@ -1,10 +1,12 @@
 //! The agent's figures in OpenMetrics: base units, few labels, none that grows with pods.
 
+mod admissions;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use bindguard_core::report::{Outcome, Report};
+use bindguard_core::report::{JournalLine, Outcome, Report, UnreadLine};
 use bindguard_guard::refresh::RefreshOutcome;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -14,6 +16,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+
+use self::admissions::AdmissionMetrics;
 
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
 const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
@@ -43,6 +47,7 @@ pub struct Metrics {
     refreshes: Family<RefreshLabel, Counter>,
     /// The time to refresh one container.
     pub refresh_seconds: Histogram,
+    admissions: AdmissionMetrics,
     /// Subpaths and volumes of the last survey.
     pub sources: Family<SourceLabels, Gauge>,
 }
@@ -133,6 +138,7 @@ impl Metrics {
             rebind_seconds: Histogram::new(BUCKETS),
             refreshes: Family::default(),
             refresh_seconds: Histogram::new(BUCKETS),
+            admissions: AdmissionMetrics::default(),
             sources: Family::default(),
         };
         metrics.register();
@@ -156,6 +162,7 @@ impl Metrics {
         registry.register("refreshes", "Stale mounts of running containers, by outcome", self.refreshes.clone());
         let seconds = self.refresh_seconds.clone();
         registry.register_with_unit("refresh", "Time to refresh a running container", Unit::Seconds, seconds);
+        self.admissions.register(registry);
         registry.register("sources", "Subpaths and volumes of the last survey, by verdict", self.sources.clone());
     }
 
@@ -175,6 +182,14 @@ impl Metrics {
     /// Counts the outcome of one mount of a running container.
     pub fn refreshed(&self, outcome: RefreshResult) {
         self.refreshes.get_or_create(&RefreshLabel { outcome }).inc();
+    }
+
+    /// Counts a line of the journal.
+    pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
+        match line {
+            Ok(line) => self.admissions.count(line),
+            Err(unread) => self.admissions.count_unread(*unread),
+        }
     }
 
     /// The text of `/metrics`.

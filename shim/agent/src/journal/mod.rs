@@ -1,0 +1,210 @@
+//! Counts the admissions of the journal.
+//!
+//! The journal is read when figures are requested, so it costs nothing in between. The position is kept in a file: after a
+//! restart the agent counts what was written meanwhile, and nothing twice.
+
+mod position;
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, TryLockError};
+
+use bindguard_core::error_chain;
+use bindguard_core::report::JournalLine;
+use tracing::warn;
+
+use self::position::Position;
+use crate::metrics::Metrics;
+
+/// Limit of one read. A journal and the one before it have 4 MiB each.
+const MOST: u64 = 16 << 20;
+
+/// Reads a journal from where it stopped.
+#[derive(Debug)]
+pub struct JournalReader {
+    journal: PathBuf,
+    record: PathBuf,
+    position: Mutex<Option<Position>>,
+}
+
+impl JournalReader {
+    /// A reader that goes on at the recorded position; without one, at the journal's end.
+    pub fn new(journal: PathBuf, record: PathBuf) -> Self {
+        let position = Position::read(&record).or_else(|| Position::end_of(&journal));
+        Self { journal, record, position: Mutex::new(position) }
+    }
+
+    /// Counts the lines since the last call. It blocks for as long as the journal's filesystem; a second call does not.
+    pub fn count(&self, metrics: &Metrics) {
+        let mut position = match self.position.try_lock() {
+            Ok(position) => position,
+            Err(TryLockError::Poisoned(position)) => position.into_inner(),
+            // An earlier call waits for the journal's filesystem.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let before = *position;
+        match self.read(&mut position) {
+            Ok(text) => text.lines().for_each(|line| metrics.journaled(&JournalLine::parse(line))),
+            Err(error) => warn!("read {}: {error}", self.journal.display()),
+        }
+        let moved = (*position).filter(|now| Some(*now) != before);
+        if let Some(Err(error)) = moved.map(|now| now.write(&self.record)) {
+            warn!("a restart may count admissions twice: write {}: {}", self.record.display(), error_chain(&error));
+        }
+    }
+
+    /// The whole lines since the position, also those of a journal that was renamed meanwhile.
+    fn read(&self, position: &mut Option<Position>) -> io::Result<String> {
+        let mut text = String::new();
+        let mut journal = match File::open(&self.journal) {
+            Ok(journal) => journal,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(text),
+            Err(error) => return Err(error),
+        };
+        let inode = journal.metadata()?.ino();
+        if let Some(old) = position.filter(|old| old.inode != inode) {
+            text += &rest_of_renamed(&self.journal, old)?;
+        }
+        let offset = position.filter(|now| now.inode == inode).map_or(0, |now| now.offset);
+        let (lines, offset) = whole_lines(&mut journal, offset)?;
+        *position = Some(Position { inode, offset });
+        Ok(text + &lines)
+    }
+}
+
+/// The lines of the renamed journal that were not read before it was renamed.
+fn rest_of_renamed(journal: &Path, position: Position) -> io::Result<String> {
+    let renamed = PathBuf::from(format!("{}.1", journal.display()));
+    match File::open(&renamed) {
+        Ok(mut file) if file.metadata()?.ino() == position.inode => {
+            whole_lines(&mut file, position.offset).map(|(lines, _)| lines)
+        }
+        // It was renamed twice since, and its last lines are gone.
+        Ok(_) => Ok(String::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The lines from an offset on, without one that is still being written, and the offset after them.
+fn whole_lines(file: &mut File, offset: u64) -> io::Result<(String, u64)> {
+    // A journal that is shorter was emptied in place.
+    let offset = if file.metadata()?.len() < offset { 0 } else { offset };
+    file.seek(SeekFrom::Start(offset))?;
+    let mut bytes = Vec::new();
+    file.take(MOST).read_to_end(&mut bytes)?;
+    let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+    Ok((String::from_utf8_lossy(&bytes[..end]).into_owned(), offset + end as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::io::Write;
+
+    use super::*;
+
+    struct Scene {
+        folder: tempfile::TempDir,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let scene = Self { folder: tempfile::tempdir().unwrap() };
+            fs::write(scene.journal(), "").unwrap();
+            scene
+        }
+
+        fn journal(&self) -> PathBuf {
+            self.folder.path().join("journal.jsonl")
+        }
+
+        fn append(&self, text: &str) {
+            let mut file = File::options().append(true).create(true).open(self.journal()).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        }
+
+        fn rotate(&self) {
+            fs::rename(self.journal(), self.folder.path().join("journal.jsonl.1")).unwrap();
+        }
+
+        fn reader(&self) -> JournalReader {
+            JournalReader::new(self.journal(), self.folder.path().join("position"))
+        }
+    }
+
+    const LINE: &str = "{\"version\":1,\"time\":null,\"attempt\":0,\"binds\":[],\"foreign\":0,\"duration_us\":400}\n";
+
+    fn admissions(metrics: &Metrics) -> String {
+        let text = metrics.text().unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("bindguard_admission_seconds_count "));
+        line.unwrap_or("none").to_owned()
+    }
+
+    #[test]
+    fn every_line_is_counted_once_across_rotation_and_restart() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        scene.append(LINE);
+        let reader = scene.reader();
+        reader.count(&metrics);
+        assert_eq!(admissions(&metrics), "0", "what was there before the first start is not counted");
+        scene.append(LINE);
+        reader.count(&metrics);
+        scene.append(LINE);
+        scene.rotate();
+        scene.append(LINE);
+        reader.count(&metrics);
+        reader.count(&metrics);
+        assert_eq!(admissions(&metrics), "3");
+        drop(reader);
+        scene.append(LINE);
+        let reader = scene.reader();
+        reader.count(&metrics);
+        reader.count(&metrics);
+        assert_eq!(admissions(&metrics), "4");
+    }
+
+    #[test]
+    fn half_a_line_waits_for_its_rest() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        let reader = scene.reader();
+        scene.append(&LINE[..20]);
+        reader.count(&metrics);
+        assert_eq!(admissions(&metrics), "0");
+        scene.append(&LINE[20..]);
+        reader.count(&metrics);
+        assert_eq!(admissions(&metrics), "1");
+    }
+
+    #[test]
+    fn a_journal_that_comes_later_or_is_emptied_is_read_from_its_beginning() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        fs::remove_file(scene.journal()).unwrap();
+        let reader = scene.reader();
+        reader.count(&metrics);
+        scene.append(LINE);
+        scene.append(LINE);
+        reader.count(&metrics);
+        assert_eq!(admissions(&metrics), "2");
+        fs::write(scene.journal(), LINE).unwrap();
+        reader.count(&metrics);
+        assert_eq!(admissions(&metrics), "3");
+    }
+
+    #[test]
+    fn lines_that_cannot_be_read_are_counted_as_such() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        let reader = scene.reader();
+        scene.append("nonsense\n");
+        scene.append(&LINE.replace("\"version\":1", "\"version\":99"));
+        reader.count(&metrics);
+        let text = metrics.text().unwrap();
+        for line in ["{reason=\"foreign\"} 1", "{reason=\"newer\"} 1"] {
+            assert!(text.contains(&format!("bindguard_journal_unread_lines_total{line}")), "{text}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The position in the journal, kept over restarts of the agent.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// The journal's file, which a rotation renames, and the number of bytes read of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) inode: u64,
+    pub(super) offset: u64,
+}
+
+impl Position {
+    /// `None` without a record, or with one that is none.
+    pub(super) fn read(record: &Path) -> Option<Self> {
+        let text = fs::read_to_string(record).ok()?;
+        let (inode, offset) = text.trim().split_once(' ')?;
+        Some(Self { inode: inode.parse().ok()?, offset: offset.parse().ok()? })
+    }
+
+    /// The end of the journal as it is now; `None` if there is none.
+    pub(super) fn end_of(journal: &Path) -> Option<Self> {
+        let metadata = fs::metadata(journal).ok()?;
+        Some(Self { inode: metadata.ino(), offset: metadata.len() })
+    }
+
+    /// Replaces the record as a whole.
+    pub(super) fn write(self, record: &Path) -> io::Result<()> {
+        let new = record.with_extension("new");
+        fs::write(&new, format!("{} {}\n", self.inode, self.offset))?;
+        fs::rename(new, record)
+    }
+}
