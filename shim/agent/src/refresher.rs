@@ -10,7 +10,8 @@ use std::time::Instant;
 use bindguard_core::error_chain;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_guard::refresh::{
-    Abandoned, HeldProcess, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, VolumeOfPod, refresh_container,
+    Abandoned, HeldProcess, NotReplaced, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, VolumeOfPod,
+    refresh_container,
 };
 use tracing::{info, warn};
 
@@ -68,7 +69,8 @@ impl<'a> Refresher<'a> {
         let opted_in = match self.pods.opted_in(&volume.pod_uid) {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return,
-            Err(error) => return self.warn(&volume.pod_uid, vec![error_chain(&error)]),
+            // One warning for the node, not one for each pod.
+            Err(error) => return self.warn("", vec![error_chain(&error)]),
         };
         let mut warnings = opted_in.request.problems.clone();
         match PodVolumes::open(&volume.pod_directory()) {
@@ -130,6 +132,8 @@ impl<'a> Refresher<'a> {
                 RefreshOutcome::Hidden => {
                     warnings.push(format!("{place} of {name} is not refreshed: the container mounted over it"));
                 }
+                // The events of these changes, and the checks after the last one, repeat it.
+                RefreshOutcome::NotReplaced(NotReplaced::Restless(_)) => {}
                 RefreshOutcome::NotReplaced(why) => {
                     warnings.push(format!("{place} of {name} is not refreshed: {}", error_chain(why)));
                 }

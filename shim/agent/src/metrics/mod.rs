@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bindguard_core::report::{JournalLine, Outcome, Report, UnreadLine};
-use bindguard_guard::refresh::RefreshOutcome;
+use bindguard_guard::refresh::{NotReplaced, RefreshOutcome};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -99,6 +99,8 @@ pub enum RefreshResult {
     key_gone,
     /// The container mounted over it.
     hidden,
+    /// The volume changed all the time; the refresh is repeated.
+    restless,
     /// It could not be replaced.
     failed,
     /// The application was not notified.
@@ -113,6 +115,7 @@ impl RefreshResult {
             RefreshOutcome::Stale => Self::reported,
             RefreshOutcome::KeyGone => Self::key_gone,
             RefreshOutcome::Hidden => Self::hidden,
+            RefreshOutcome::NotReplaced(NotReplaced::Restless(_)) => Self::restless,
             RefreshOutcome::NotReplaced(_) => Self::failed,
         }
     }
