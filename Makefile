@@ -34,13 +34,14 @@ export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)
 export BINDGUARD_MATRIX := $(MATRIX)
 export BINDGUARD_ENGINES := $(ENGINES)
+export BINDGUARD_HELM := $(CURDIR)/target/helm
 export BINDGUARD_CLUSTER := $(CLUSTER)
 export BINDGUARD_DEB := $(DEB)
 export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines deb image-folder faults soak kernels arm64 peer bench clean
+.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb image-folder faults soak kernels arm64 peer bench clean
 
 all: build
 
@@ -61,6 +62,10 @@ matrix: setup
 ## Podman and Docker, beside each other
 engines: setup
 	sh integration/engines/fetch.sh $(ENGINES)
+
+## helm, for the chart's test
+helm:
+	sh integration/helm/fetch.sh $(CURDIR)/target/helm
 
 ## guard and shim with places at which a test can break them; never installed, and not left where programs are looked for
 # Of the whole workspace and with one of its tests: then nearly all that they are made of is what `cargo test` builds, too.
@@ -96,7 +101,7 @@ lint: setup
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 test:
-	+$(SIDE_BY_SIDE) lint build matrix engines deb faults
+	+$(SIDE_BY_SIDE) lint build matrix engines helm deb faults
 	cargo test --locked --workspace --no-run
 	+$(SIDE_BY_SIDE) --keep-going stories-a stories-b
 	cargo test --locked --workspace --doc

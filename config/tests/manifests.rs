@@ -2,36 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use k8s_openapi::api::node::v1::RuntimeClass;
-use serde::Serialize;
-use serde::de::{Deserialize, DeserializeOwned};
+mod kube;
+
 use serde_json::Value;
+
+use self::kube::{documents, taken_by_kind};
 
 const RUNTIME_CLASS: &str = include_str!("../runtimeclass.yaml");
 const POD: &str = include_str!("../pod.yaml");
 const DAEMON_SET: &str = include_str!("../daemonset.yaml");
 const AGENT: &str = include_str!("../agent.yaml");
-
-fn documents(text: &str) -> Vec<Value> {
-    serde_norway::Deserializer::from_str(text).map(|document| Value::deserialize(document).unwrap()).collect()
-}
-
-/// The part of a document that the API accepts, without unknown fields.
-fn taken<T: DeserializeOwned + Serialize>(document: &Value) -> Result<Value, serde_json::Error> {
-    serde_json::from_value::<T>(document.clone()).and_then(serde_json::to_value)
-}
-
-fn taken_by_kind(document: &Value) -> Result<Value, serde_json::Error> {
-    match (document["apiVersion"].as_str(), document["kind"].as_str()) {
-        (Some("node.k8s.io/v1"), Some("RuntimeClass")) => taken::<RuntimeClass>(document),
-        (Some("v1"), Some("Pod")) => taken::<Pod>(document),
-        (Some("v1"), Some("ConfigMap")) => taken::<ConfigMap>(document),
-        (Some("apps/v1"), Some("DaemonSet")) => taken::<DaemonSet>(document),
-        other => panic!("no such kind here: {other:?}"),
-    }
-}
 
 #[test]
 fn every_field_is_the_apis() {

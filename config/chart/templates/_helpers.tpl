@@ -1,0 +1,68 @@
+{{- define "bindguard.image" -}}
+{{- $registry := required "set image.registry to the registry that has your image of bindguard" .Values.image.registry -}}
+{{ $registry }}/{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "bindguard.labels" -}}
+app.kubernetes.io/name: bindguard
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- /* The words of bindguard without --stay and --dry-run, as JSON. */ -}}
+{{- define "bindguard.words" -}}
+{{- $words := list "bindguard" "install" "--root" "/host" -}}
+{{- if eq .mode "remove" -}}
+{{- $words = list "bindguard" "uninstall" "--root" "/host" -}}
+{{- else -}}
+{{- if .Values.default }}{{ $words = append $words "--default" }}{{ end -}}
+{{- if .Values.wrapper }}{{ $words = append $words "--wrapper" }}{{ end -}}
+{{- $words = concat $words .Values.extraArgs -}}
+{{- end -}}
+{{- $words | toJson -}}
+{{- end }}
+
+{{- /* The pod that installs or removes: a dict with mode, and the chart's own context. */ -}}
+{{- define "bindguard.pod" -}}
+{{- $words := include "bindguard.words" . | fromJsonArray -}}
+{{- $command := $words -}}
+{{- if .Values.restart }}{{ $command = append $command "--restart" }}{{ end -}}
+nodeSelector: {{- toYaml .Values.nodeSelector | nindent 2 }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+tolerations: {{- toYaml .Values.tolerations | nindent 2 }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+priorityClassName: {{ .Values.priorityClassName }}
+automountServiceAccountToken: false
+# bindguard checks the node's daemons and containers; systemctl connects to the node's pid 1
+hostPID: true
+# time for containerd to restart
+terminationGracePeriodSeconds: 60
+containers:
+  - name: {{ .mode }}
+    image: {{ include "bindguard.image" . | quote }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    command: {{ append $command "--stay" | toJson }}
+    readinessProbe:
+      exec:
+        command: {{ append $words "--dry-run" | toJson }}
+      periodSeconds: 30
+      timeoutSeconds: 20
+    securityContext:
+      privileged: true
+    resources: {{- toYaml .Values.resources | nindent 6 }}
+    volumeMounts:
+      - name: host
+        mountPath: /host
+        # without this, the pod would hold the node's mounts until it ends
+        mountPropagation: HostToContainer
+volumes:
+  - name: host
+    hostPath:
+      path: /
+      type: Directory
+{{- end }}
