@@ -3,7 +3,7 @@
 //! A pod of each kind of volume that needs no server runs, its volume changes, its container is killed, and the kubelet starts it
 //! again. Under bindguard's RuntimeClass each shows the new content; beside them, under the stock shim, one stays stuck
 //! (kubernetes#68211) until an operator repairs it. And with a kubelet that has its own fix, pods are lost to the race that is
-//! left (kubernetes#127602) under the stock shim, and none under bindguard.
+//! left (kubernetes#127602) under the stock shim, and none under bindguard. With the node agent, running containers read updates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cluster::{Cluster, PodManifest, RealKubelet};
 use bindguard_integration::mounts;
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::{Agent, Generation, Node, Setup};
 use serde_json::{Value, json};
 
 const FILE: &str = "/etc/app/app.conf";
@@ -45,6 +45,18 @@ fn a_race_that_the_kubelet_has_on_containerd_2_1() {
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn a_race_that_the_kubelet_has() {
     Setup::on(Generation::V1_7).cri().story(no_pod_is_lost_to_the_race);
+}
+
+#[test]
+#[ignore = "builds a kubelet, ten minutes: make kubelet"]
+fn live_refresh() {
+    Setup::on(Generation::V1_7).cri().story(running_containers_read_the_update);
+}
+
+#[test]
+#[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
+fn live_refresh_on_containerd_2_1() {
+    Setup::on(Generation::V2_1).cri().story(running_containers_read_the_update);
 }
 
 /// A pod, and who changes its volume.
@@ -255,6 +267,41 @@ fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
     }
     eprintln!("lost to the race: {lost} of {RACES} pods under the stock shim, none under bindguard");
     ensure!(lost > 0, "the race never came: nothing is shown");
+    all_pods_go(&cluster, node)
+}
+
+/// Pods under containerd's own shim, with the agent: those that opted in read the update without a restart (kubernetes#50345),
+/// the other one after it. The kubelet cleans up after all of them.
+fn running_containers_read_the_update(node: &Node) -> Result<()> {
+    const REFRESH: &str = "bindguard.io/refresh";
+    let cluster = Cluster::start(node, RealKubelet::AsReleased, 5)?;
+    let _agent = Agent::start(node, "")?;
+    cluster.apply_payload("conf", &["app.conf"], "one")?;
+    let config_map = json!({"configMap": {"name": "conf"}});
+    let volumes = [("config-map", config_map.clone()), ("secret", json!({"secret": {"secretName": "conf"}}))];
+    for (name, volume) in &volumes {
+        let pod = PodManifest::new(name, volume, &sub_path("app.conf")).annotated(REFRESH, "true");
+        cluster.apply(&pod.object())?;
+    }
+    cluster.apply(&PodManifest::new("other", &config_map, &sub_path("app.conf")).object())?;
+    let started =
+        ["config-map", "secret", "other"].map(|name| Started::of(&cluster, name, Change::Kubelet("app.conf")));
+    let started: Vec<Started> = started.into_iter().collect::<Result<_>>()?;
+
+    cluster.apply_payload("conf", &["app.conf"], "two")?;
+    let ctr = node.ctr().in_namespace("k8s.io");
+    for pod in &started[..2] {
+        cluster.until(&format!("{} reads the update", pod.name), |_| Ok(ctr.read(&pod.id, FILE)? == "two"))?;
+        ensure!(cluster.app_of(&pod.name)?["restartCount"] == 0, "{} was restarted", pod.name);
+    }
+    let other = &started[2];
+    cluster.until("the kubelet has written the other pod's volume", |_| other.is_written(node))?;
+    ensure!(ctr.read(&other.id, FILE)? == "one", "a container that did not opt in was refreshed");
+    started.iter().try_for_each(|pod| ctr.kill(&pod.id, "SIGKILL"))?;
+    for pod in &started {
+        let content = content_after_a_restart(&cluster, node, &pod.name)?;
+        ensure!(content == "two", "{} sees {content:?} after a restart", pod.name);
+    }
     all_pods_go(&cluster, node)
 }
 

@@ -11,6 +11,7 @@ pub const NODE: &str = "node";
 #[derive(Clone, Debug)]
 pub struct PodManifest {
     name: String,
+    annotations: Value,
     spec: Value,
 }
 
@@ -30,12 +31,18 @@ impl PodManifest {
             "containers": [app],
             "volumes": [source],
         });
-        Self { name: name.to_owned(), spec }
+        Self { name: name.to_owned(), annotations: json!({"content": "one"}), spec }
     }
 
     /// Under bindguard.
     pub fn guarded(mut self) -> Self {
         self.spec["runtimeClassName"] = json!("bindguard");
+        self
+    }
+
+    /// With one more annotation.
+    pub fn annotated(mut self, key: &str, value: &str) -> Self {
+        self.annotations[key] = json!(value);
         self
     }
 
@@ -55,7 +62,7 @@ impl PodManifest {
 
     /// The object.
     pub fn object(&self) -> Value {
-        let metadata = json!({"name": self.name, "annotations": {"content": "one"}});
+        let metadata = json!({"name": self.name, "annotations": self.annotations});
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self.spec})
     }
 }
