@@ -1,6 +1,6 @@
 //! The node agent on a node, as a systemd unit or a pod starts it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -53,6 +53,10 @@ impl Agent {
             }
         };
         command.arg("--config").arg(&file).args(["--cri", SOCKET]);
+        let log = node.disk().join("agent.log");
+        let log =
+            File::options().create(true).append(true).open(&log).with_context(|| format!("open {}", log.display()))?;
+        command.stderr(log);
         let agent = Self { child: command.spawn().context("start the agent")?, socket };
         until("the agent is ready", || Ok(agent.get("/readyz").starts_with("HTTP/1.1 200")))?;
         Ok(agent)

@@ -108,6 +108,16 @@ pub enum RefreshResult {
 }
 
 impl RefreshResult {
+    const ALL: [Self; 7] = [
+        Self::replaced,
+        Self::reported,
+        Self::key_gone,
+        Self::hidden,
+        Self::restless,
+        Self::failed,
+        Self::not_notified,
+    ];
+
     /// The label of an outcome.
     pub fn of(outcome: &RefreshOutcome) -> Self {
         match outcome {
@@ -145,6 +155,7 @@ impl Metrics {
             sources: Family::default(),
         };
         metrics.register();
+        metrics.begin_at_zero();
         Arc::new(metrics)
     }
 
@@ -167,6 +178,16 @@ impl Metrics {
         registry.register_with_unit("refresh", "Time to refresh a running container", Unit::Seconds, seconds);
         self.admissions.register(registry);
         registry.register("sources", "Subpaths and volumes of the last survey, by verdict", self.sources.clone());
+    }
+
+    /// An alert on an increase needs the zero before the first event.
+    fn begin_at_zero(&self) {
+        for outcome in RebindOutcome::ALL {
+            drop(self.rebinds.get_or_create(&OutcomeLabel { outcome }));
+        }
+        for outcome in RefreshResult::ALL {
+            drop(self.refreshes.get_or_create(&RefreshLabel { outcome }));
+        }
     }
 
     /// Counts the outcomes of a volume's re-bind.
@@ -207,6 +228,8 @@ impl Metrics {
 }
 
 impl RebindOutcome {
+    const ALL: [Self; 4] = [Self::rebound, Self::already_current, Self::reported, Self::failed];
+
     fn of(outcome: &Outcome) -> Option<Self> {
         match outcome {
             Outcome::Rebound { .. } => Some(Self::rebound),
@@ -251,6 +274,34 @@ mod tests {
             "# EOF",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+
+    /// Rules, dashboard and document name figures that the agent has.
+    #[test]
+    fn every_figure_that_is_named_is_there() {
+        let metrics = Metrics::new();
+        metrics.watched_volumes.get_or_create(&RootLabel { root: "/k".to_owned() }).set(1);
+        metrics.sources.get_or_create(&SourceLabels { kind: "subpath".to_owned(), verdict: "stale".to_owned() }).set(1);
+        let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
+        metrics.journaled(&JournalLine::parse(line));
+        metrics.journaled(&JournalLine::parse("nonsense"));
+        let text = metrics.text().unwrap();
+        let is_there = |name: &str| text.lines().any(|line| line.split(['{', ' ']).next() == Some(name));
+        for (file, named) in [
+            ("rules.yaml", include_str!("../../../../config/prometheus/rules.yaml")),
+            ("rules_test.yaml", include_str!("../../../../config/prometheus/rules_test.yaml")),
+            ("dashboard.json", include_str!("../../../../config/prometheus/dashboard.json")),
+            ("agent.md", include_str!("../../../../docs/agent.md")),
+        ] {
+            let words = named.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let mut found = 0;
+            for name in words.filter(|word| word.starts_with("bindguard_")) {
+                found += 1;
+                let is_histogram = || is_there(&format!("{name}_count"));
+                assert!(is_there(name) || is_histogram(), "{file} names {name}");
+            }
+            assert!(found > 5, "{file} names only {found} figures");
         }
     }
 }
