@@ -1,10 +1,12 @@
-//! The demo: the two main faults with the stock shim, and the same steps with bindguard.
+//! The demo: the two main faults with the stock shim, the same steps with bindguard, and a file that changes in a running
+//! container.
 //!
 //! Each part prints as it happens and returns its observations, so that the table at the end, and the exit code, rest on
 //! observations alone. Everything runs in a node of its own: nothing is installed, nothing stays behind.
 
 mod configmap;
 mod host_root;
+mod refresh;
 mod signals;
 mod table;
 
@@ -20,12 +22,13 @@ pub use self::table::{Observation, Table};
 
 /// Runs the demo on a generation of containerd, and returns whether everything was seen as said.
 pub fn run(generation: Generation, signals: &Signals) -> Result<bool> {
-    let node = Setup::on(generation).start_with_keeper(|keeper| signals.end_node_on_signal(keeper));
+    let node = Setup::on(generation).cri().start_with_keeper(|keeper| signals.end_node_on_signal(keeper));
     let node = node.context("make a node for the demo")?;
     introduce(&node)?;
     let mut table = Table::default();
     configmap::show(&node, &mut table)?;
     host_root::show(&node, &mut table)?;
+    refresh::show(&node, &mut table)?;
     table.print();
     Ok(table.is_as_said())
 }
