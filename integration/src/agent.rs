@@ -56,7 +56,8 @@ impl Agent {
         let log = node.disk().join("agent.log");
         let log =
             File::options().create(true).append(true).open(&log).with_context(|| format!("open {}", log.display()))?;
-        command.stderr(log);
+        // As the unit and the manifest say.
+        command.stderr(log).env("MALLOC_ARENA_MAX", "2");
         let agent = Self { child: command.spawn().context("start the agent")?, socket };
         until("the agent is ready", || Ok(agent.get("/readyz").starts_with("HTTP/1.1 200")))?;
         Ok(agent)

@@ -104,11 +104,11 @@ impl Roots {
     fn act(&self, notice: Notice, root: &Path, updates: &mut Updates<'_>) {
         let metrics = &self.served.metrics;
         match notice {
-            Notice::Changed(volume, cause) => {
+            Notice::Changed(volumes, cause) => {
                 if cause == Cause::Update {
-                    metrics.volume_updates.inc();
+                    metrics.volume_updates.inc_by(volumes.len() as u64);
                 }
-                updates.follow(&volume);
+                updates.follow(&volumes);
             }
             Notice::Surveyed { volumes, took } => {
                 let label = RootLabel { root: root.display().to_string() };

@@ -1,8 +1,11 @@
-//! One updated volume: makes the host's subpaths current.
+//! Updated volumes: makes the host's subpaths current.
 //!
 //! From then on every restart of a container finds the current file, whatever shim starts it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use bindguard_config::Config;
@@ -12,6 +15,9 @@ use tracing::{info, warn};
 
 use crate::metrics::Metrics;
 use crate::refresher::Refreshes;
+
+/// Limit of volumes at a time. A re-bind waits most of its time for the kernel's RCU grace period after the detach.
+const SIDE_BY_SIDE: usize = 8;
 
 /// Follows the updates of volumes.
 #[derive(Debug)]
@@ -30,16 +36,33 @@ impl<'a> Updates<'a> {
         Self { config, metrics, refreshes, warned: HashMap::new() }
     }
 
-    /// Re-binds the stale subpaths of a volume, and plans the refresh of its running containers. The host comes first: a
-    /// container that restarts meanwhile starts with the current file.
-    pub fn follow(&mut self, volume: &VolumeOfPod) {
+    /// Re-binds the stale subpaths of these volumes, and plans the refresh of their running containers. The host comes first:
+    /// a container that restarts meanwhile starts with the current file.
+    pub fn follow(&mut self, volumes: &[VolumeOfPod]) {
+        let reports = Mutex::new(Vec::new());
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(volume) = volumes.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let report = self.rebind(volume);
+                reports.lock().unwrap_or_else(PoisonError::into_inner).push((volume, report));
+            }
+        };
+        match volumes.len().min(SIDE_BY_SIDE) {
+            0 | 1 => work(),
+            threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
+        }
+        let reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
+        reports.iter().for_each(|(volume, report)| self.log(volume, report));
+    }
+
+    fn rebind(&self, volume: &VolumeOfPod) -> Report {
         let start = Instant::now();
         let report = rebind_volume(volume, self.config.policy());
         self.metrics.rebound(&report, start.elapsed());
-        self.log(volume, &report);
         if let Some(refreshes) = &self.refreshes {
             refreshes.plan(volume.clone());
         }
+        report
     }
 
     fn log(&mut self, volume: &VolumeOfPod, report: &Report) {

@@ -34,8 +34,8 @@ pub enum Cause {
 /// A notice of the thread that follows a kubelet root.
 #[derive(Debug)]
 pub enum Notice {
-    /// The subpaths of a volume may be stale.
-    Changed(VolumeOfPod, Cause),
+    /// The subpaths of these volumes may be stale.
+    Changed(Vec<VolumeOfPod>, Cause),
     /// A survey ended, with this number of watched volumes.
     Surveyed {
         /// The number of watched volumes.
@@ -65,7 +65,10 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
             tell(changes, Cause::Survey, &mut notify);
             notify(Notice::Surveyed { volumes: tree.volumes(), took: now.elapsed() });
         }
-        rechecks.due(now).into_iter().for_each(|volume| notify(Notice::Changed(volume, Cause::Survey)));
+        let due = rechecks.due(now);
+        if !due.is_empty() {
+            notify(Notice::Changed(due, Cause::Survey));
+        }
         let until = rechecks.next().map_or(next_survey, |next| next.min(next_survey));
         let events = tree.inotify().wait(Some(until.saturating_duration_since(Instant::now())))?;
         let changes = tree.follow(events);
@@ -79,6 +82,8 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
 }
 
 fn tell(changes: Changes, cause: Cause, notify: &mut impl FnMut(Notice)) {
-    changes.volumes.into_iter().for_each(|volume| notify(Notice::Changed(volume, cause)));
+    if !changes.volumes.is_empty() {
+        notify(Notice::Changed(changes.volumes, cause));
+    }
     changes.errors.into_iter().for_each(|error| notify(Notice::NotWatched(error)));
 }

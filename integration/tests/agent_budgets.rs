@@ -1,0 +1,122 @@
+//! The node agent on a full node, 110 pods with 550 volumes: memory, wake-ups, and the time until an update is visible.
+//!
+//! The limits leave room for a machine that does other work; the figures are printed with `--nocapture`.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use bindguard_integration::cri::mount;
+use bindguard_integration::footprint::{Footprint, context_switches};
+use bindguard_integration::kubelet::Subpath;
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+
+const PODS: usize = 110;
+const VOLUMES: usize = 5;
+
+#[test]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).cri().story(tell);
+}
+
+fn tell(node: &Node) -> Result<()> {
+    let volumes = fill(node)?;
+    let began = Instant::now();
+    let agent = Agent::start(node, "")?;
+    println!("start until ready, {} volumes: {:?}", volumes.len(), began.elapsed());
+    idle(&agent)?;
+    one_after_the_other(&volumes)?;
+    all_at_once(&volumes)?;
+    in_a_running_container(node)
+}
+
+fn fill(node: &Node) -> Result<Vec<(Volume, Subpath)>> {
+    let mut volumes = Vec::new();
+    for pod in 0..PODS {
+        let pod = node.kubelet().pod(&format!("uid-{pod}"))?;
+        for volume in 0..VOLUMES {
+            let volume = pod.volume(VolumeKind::ConfigMap, &format!("conf-{volume}"), &[("key", "0")])?;
+            let subpath = volume.subpath("app", 0, "key");
+            subpath.bind()?;
+            volumes.push((volume, subpath));
+        }
+    }
+    Ok(volumes)
+}
+
+fn idle(agent: &Agent) -> Result<()> {
+    // The checks a moment after the start are over.
+    thread::sleep(Duration::from_secs(2));
+    let before = context_switches(agent.pid())?;
+    thread::sleep(Duration::from_secs(5));
+    let woken = context_switches(agent.pid())? - before;
+    let footprint = Footprint::of(agent.pid())?;
+    println!("idle: {} KiB PSS, {} threads, {woken} wake-ups in 5 s", footprint.pss_kib, footprint.threads);
+    ensure!(footprint.pss_kib <= 8 << 10, "more than 8 MiB: {footprint:?}");
+    ensure!(woken == 0, "it woke up {woken} times");
+    Ok(())
+}
+
+fn one_after_the_other(volumes: &[(Volume, Subpath)]) -> Result<()> {
+    let mut times = Vec::new();
+    for (volume, subpath) in volumes.iter().take(100) {
+        let began = Instant::now();
+        volume.update(&[("key", "1")])?;
+        times.push(visible(subpath, "1", began)?);
+    }
+    report("host, update until visible", &mut times, Duration::from_millis(50))
+}
+
+fn all_at_once(volumes: &[(Volume, Subpath)]) -> Result<()> {
+    let began = Instant::now();
+    for (volume, _) in volumes {
+        volume.update(&[("key", "2")])?;
+    }
+    let written = began.elapsed();
+    for (_, subpath) in volumes {
+        visible(subpath, "2", began)?;
+    }
+    println!("host, {} updates: written after {written:?}, all visible after {:?}", volumes.len(), began.elapsed());
+    ensure!(began.elapsed() < written + Duration::from_secs(2), "{:?}", began.elapsed());
+    Ok(())
+}
+
+fn in_a_running_container(node: &Node) -> Result<()> {
+    let cri = node.cri()?;
+    let pod = node.kubelet().pod("uid-live")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("key", "0")])?;
+    let mounts = [mount(volume.subpath("app", 0, "key").bind()?, "/etc/key", PropagationPrivate)];
+    let sandbox = cri.run_annotated_pod("runc", "live", pod.uid(), &[("bindguard.io/refresh", "true")])?;
+    let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+    let path = format!("/proc/{}/root/etc/key", cri.pid(&app)?);
+    let mut times = Vec::new();
+    for number in 1..=100 {
+        let number = number.to_string();
+        let began = Instant::now();
+        volume.update(&[("key", &number)])?;
+        until("the container reads it", || Ok(fs::read_to_string(&path)? == number))?;
+        times.push(began.elapsed());
+    }
+    report("running container, update until visible", &mut times, Duration::from_millis(200))?;
+    cri.remove_pod(&sandbox)?;
+    until("the kubelet deletes the pod", || Ok(node.kubelet().pod("uid-live")?.delete().is_ok()))
+}
+
+/// The time from `began` until the host's subpath has this content.
+fn visible(subpath: &Subpath, content: &str, began: Instant) -> Result<Duration> {
+    while fs::read_to_string(subpath.target())? != content {
+        ensure!(began.elapsed() < Duration::from_secs(60), "{} is not re-bound", subpath.target().display());
+    }
+    Ok(began.elapsed())
+}
+
+fn report(what: &str, times: &mut [Duration], limit: Duration) -> Result<()> {
+    times.sort();
+    let (median, last) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+    println!("{what}: median {median:?}, 99th percentile {last:?}");
+    ensure!(median < limit, "{what}: the median is {median:?}");
+    Ok(())
+}
