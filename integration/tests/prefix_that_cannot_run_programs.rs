@@ -6,7 +6,8 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use bindguard_integration::mount_calls::tmpfs;
-use bindguard_integration::{Generation, Setup};
+use bindguard_integration::process::host;
+use bindguard_integration::{Generation, Node, Setup};
 
 #[test]
 fn story() {
@@ -17,7 +18,7 @@ fn story() {
             fs::create_dir(&folder)?;
             tmpfs(&folder, options)?;
             if why == "noexec" {
-                bindguard_integration::process::host(["mount", "-o", "remount,noexec", &folder.display().to_string()])?;
+                host(["mount", "-o", "remount,noexec", &folder.display().to_string()])?;
             }
             for words in [&["install"][..], &["install", "--dry-run"]] {
                 let prefix = folder.join("bin").display().to_string();
@@ -28,8 +29,24 @@ fn story() {
             }
             is_untouched(node.containerd_config(), &config)?;
         }
-        Ok(())
+        doctor_notices(node)
     });
+}
+
+/// A file system that is mounted noexec later: the node is not fine, although every file is there.
+fn doctor_notices(node: &Node) -> Result<()> {
+    let folder = node.disk().join("later");
+    fs::create_dir(&folder)?;
+    tmpfs(&folder, "mode=755")?;
+    let (mounted, prefix) = (folder.display().to_string(), folder.join("bin").display().to_string());
+    node.bindguard(["install", "--prefix", &prefix])?.success()?;
+    host(["mount", "-o", "remount,noexec", &mounted])?;
+    let doctor = node.bindguard(["doctor"])?;
+    ensure!(doctor.stdout.contains("failed     containerd") && doctor.stdout.contains(&prefix), "{doctor:?}");
+    host(["mount", "-o", "remount,exec", &mounted])?;
+    let doctor = node.bindguard(["doctor"])?;
+    ensure!(doctor.stdout.contains("ok         containerd"), "{doctor:?}");
+    Ok(())
 }
 
 fn is_untouched(config: &Path, before: &[u8]) -> Result<()> {

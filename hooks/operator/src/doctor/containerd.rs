@@ -15,6 +15,8 @@ pub struct ContainerdSeen {
     pub default_runtime: String,
     /// The pods that run now.
     pub pods: RunningPods,
+    /// Programs of bindguard's that the configuration names and that cannot be run, with the reasons.
+    pub unusable: Vec<String>,
 }
 
 /// Running pods, by the shim under which they were created.
@@ -91,6 +93,10 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
         let message = format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
+    if let Some(program) = seen.unusable.first() {
+        let message = format!("containerd {version} cannot start containers through bindguard: {program}");
+        return Point::failed(NAME, message, "bindguard install --dry-run");
+    }
     let deaf = doors.iter().find(|(_, door)| *door == Door::Path && version.starts_with("1.6"));
     if let Some((entry, _)) = deaf {
         let message = format!(
@@ -136,6 +142,7 @@ mod tests {
             runtimes: vec![entry],
             default_runtime: "runc".to_owned(),
             pods: RunningPods::default(),
+            unusable: Vec::new(),
         }
     }
 
@@ -151,6 +158,9 @@ mod tests {
         for (version, state) in [("1.6.20", Status::Failed), ("1.7.24", Status::Ok), ("2.1.9", Status::Ok)] {
             assert_eq!(containerd(Ok(Some(&seen(version, entry.clone())))).status, state, "{version}");
         }
+        let noexec =
+            ContainerdSeen { unusable: vec!["/opt/x: Permission denied".to_owned()], ..seen("2.1.9", entry.clone()) };
+        assert_eq!(containerd(Ok(Some(&noexec))).status, Status::Failed);
         let plain = RuntimeEntry { runtime_path: String::new(), ..entry };
         assert_eq!(containerd(Ok(Some(&seen("2.1.9", plain.clone())))).status, Status::Failed);
         let wrapper = RuntimeEntry { binary_name: "/opt/bindguard-runtime".to_owned(), ..plain };

@@ -1,6 +1,9 @@
 //! containerd's effective configuration, from `containerd config dump`: imports and defaults are included.
 
+use std::path::Path;
+
 use anyhow::Context;
+use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_operator::doctor::{self, ContainerdSeen, Point, RunningPods, RuntimeEntry};
 use bindguard_operator::pods::{ContainerState, Pods};
 use toml::{Table, Value};
@@ -34,7 +37,19 @@ fn seen(containerd: &Daemon, pods: &Pods) -> anyhow::Result<ContainerdSeen> {
     let dump = output_of(&program, &words)?;
     let table: Table = dump.parse().context("parse the output of `containerd config dump`")?;
     let (runtimes, default_runtime) = runtimes(&table);
-    Ok(ContainerdSeen { version: number(&version), runtimes, default_runtime, pods: running_pods(pods) })
+    let unusable =
+        runtimes.iter().flat_map(|entry| [&entry.runtime_path, &entry.binary_name]).filter_map(unusable).collect();
+    Ok(ContainerdSeen { version: number(&version), runtimes, default_runtime, pods: running_pods(pods), unusable })
+}
+
+/// Why a program of bindguard's cannot be run. The kernel refuses this access also on a file system that is mounted noexec.
+fn unusable(path: &String) -> Option<String> {
+    let is_ours = Path::new(path).file_name().is_some_and(|name| name == SHIM || name == WRAPPER);
+    if !is_ours || !path.starts_with('/') {
+        return None;
+    }
+    let error = rustix::fs::access(path.as_str(), rustix::fs::Access::EXEC_OK).err()?;
+    Some(format!("{path}: {}", std::io::Error::from(error)))
 }
 
 /// The running pods, and those among them before whose creates no guard runs. containerd keeps the shim of a pod, whatever its
