@@ -8,6 +8,7 @@
 #   make arm64    the same programs for arm64, tried on an emulated machine
 #   make soak     a thousand containers, and the shim's memory afterwards
 #   make deb      a Debian package
+#   make release  the artefacts of a release: programs, package, chart, bill of materials, checksums
 #   make bench    bindguard beside every peer, figure by figure, in one run
 #
 # On a fresh Debian 12 with a Rust toolchain, as root. Each target installs the packages that it needs.
@@ -41,7 +42,7 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb image-folder faults soak kernels arm64 peer bench clean
+.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb package-files release image-folder faults soak kernels arm64 peer bench clean
 
 all: build
 
@@ -78,10 +79,34 @@ faults: setup
 	mv target/debug/bindguard-runtime target/debug/containerd-shim-bindguard-v2 $(FAULTS)
 
 ## the Debian package, target/deb/bindguard.deb; cargo-deb makes it
-deb: build
+deb: build package-files
 	@PATH="$(TOOLS)/bin:$$PATH" cargo deb --version >/dev/null 2>&1 || \
 	  cargo install --quiet --locked --debug --root $(TOOLS) --version 3.8.0 cargo-deb
 	PATH="$(TOOLS)/bin:$$PATH" cargo deb --quiet --locked --package bindguard --no-build --no-strip --target $(TARGET) --output $(DEB)
+
+## the manual and the completions of the package
+package-files: build
+	rm -rf target/package
+	mkdir -p target/package/man
+	$(BIN)/bindguard man --dir target/package/man
+	for shell in bash zsh fish; do $(BIN)/bindguard completions $$shell > target/package/bindguard.$$shell || exit 1; done
+
+VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+DIST := $(CURDIR)/target/dist
+SBOM := 0.10.0
+
+## the artefacts of a release, target/dist: programs, package, chart, bill of materials, checksums
+release: deb helm
+	@PATH="$(TOOLS)/bin:$$PATH" cargo sbom --version >/dev/null 2>&1 || \
+	  cargo install --quiet --locked --debug --root $(TOOLS) --version $(SBOM) cargo-sbom
+	rm -rf $(DIST)
+	mkdir -p $(DIST)
+	tar --create --gzip --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$$(git log -1 --format=%ct 2>/dev/null || echo 0)" \
+	  --file $(DIST)/bindguard-$(VERSION)-$(firstword $(subst -, ,$(TARGET))).tar.gz --directory $(BIN) $(filter-out -p,$(PROGRAMS) $(AGENT))
+	cp $(DEB) $(DIST)/bindguard_$(VERSION)_$$(dpkg --print-architecture).deb
+	@if [ -x target/helm/bin/helm ]; then target/helm/bin/helm package --destination $(DIST) config/chart; else echo "SKIPPED: no helm, no chart"; fi
+	PATH="$(TOOLS)/bin:$$PATH" cargo sbom --output-format cyclone_dx_json_1_4 > $(DIST)/bindguard-$(VERSION).cdx.json
+	cd $(DIST) && sha256sum -- * > SHA256SUMS
 
 ## what config/Dockerfile is built from, target/image
 image-folder: build
