@@ -61,7 +61,7 @@ fn every_key_of_the_agent_counts() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_line() {
+fn an_error_is_reported_with_its_line() {
     for (text, line, named) in [
         ("\n[gaurd]\n", "line 2", "gaurd"),
         ("[guard]\ndeadline-ms = 'soon'\n", "line 2", "u64"),
@@ -88,7 +88,7 @@ fn a_file_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn what_is_no_config_is_told_in_one_line() {
+fn an_invalid_config_is_reported_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
     for (bytes, told) in [

@@ -22,17 +22,17 @@ fn story(node: &Node) -> Result<()> {
     let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
     volume.update(&[("app.conf", "two")])?;
 
-    for asked in ["uid-named", "web", "default/web"] {
-        let ended = node.bindguard(["diagnose", "--pod", asked, "--json"])?;
+    for pod in ["uid-named", "web", "default/web"] {
+        let ended = node.bindguard(["diagnose", "--pod", pod, "--json"])?;
         let report: Value = serde_json::from_str(&ended.stdout)?;
         let bind = &report["binds"][0];
-        ensure!(ended.code() == 1 && bind["verdict"] == "stale", "{asked}: {ended:?}");
+        ensure!(ended.code() == 1 && bind["verdict"] == "stale", "{pod}: {ended:?}");
         ensure!(bind["pod"]["name"] == "web" && bind["pod"]["namespace"] == "default", "{bind}");
         ensure!(bind["container"]["state"] == "running" && bind["container"]["id"] == app.as_str(), "{bind}");
     }
     let without = node.bindguard(["diagnose", "--pod", "web", "--cri", "/nowhere.sock"])?;
     ensure!(without.code() == 1 && without.stdout.contains("of pod default/web, container app"), "{without:?}");
-    ensure!(without.stderr.contains("without the CRI: ask /nowhere.sock"), "{without:?}");
+    ensure!(without.stderr.contains("without the CRI: query /nowhere.sock"), "{without:?}");
 
     cri.stop(&app, 0)?;
     cri.wait_for_exit(&app)?;
@@ -48,8 +48,8 @@ fn story(node: &Node) -> Result<()> {
     cri.remove_pod(&namesake)?;
     let other = node.bindguard(["diagnose", "--pod", "other/web"])?;
     ensure!(other.code() == 2, "{other:?}");
-    let mended = node.bindguard(["repair", "--pod", "default/web"])?;
-    ensure!(mended.code() == 0 && mended.stdout.contains("re-bound"), "{mended:?}");
+    let repaired = node.bindguard(["repair", "--pod", "default/web"])?;
+    ensure!(repaired.code() == 0 && repaired.stdout.contains("re-bound"), "{repaired:?}");
     a_container_that_does_not_run(node, subpath.target())?;
     subpath.bind()?;
     cri.remove_pod(&sandbox)?;

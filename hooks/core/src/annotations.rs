@@ -78,38 +78,38 @@ mod tests {
     use super::*;
     use crate::policy::PodsMay;
 
-    fn asked(node: &Policy, name: &str, value: &str) -> (Policy, Vec<String>) {
-        let (policy, problems) = policy_of_pod(node, |asked| (asked == name).then_some(value));
+    fn policy_with(node: &Policy, name: &str, value: &str) -> (Policy, Vec<String>) {
+        let (policy, problems) = policy_of_pod(node, |annotation| (annotation == name).then_some(value));
         (policy.into_owned(), problems)
     }
 
     #[test]
-    fn a_pod_gets_what_it_asks_for_only_where_the_node_allows_it() {
+    fn a_pods_annotation_is_followed_only_where_the_node_allows_it() {
         let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
-        let (policy, problems) = asked(&strict, MODE, "off");
+        let (policy, problems) = policy_with(&strict, MODE, "off");
         assert_eq!((policy, problems.len()), (strict, 1));
 
         let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..strict };
-        let (policy, problems) = asked(&open, MODE, "report");
+        let (policy, problems) = policy_with(&open, MODE, "report");
         assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Report, Mode::Report));
         assert_eq!((policy.unmounted_volumes, problems.len()), (Alarm::Report, 0));
-        let (policy, _) = asked(&open, PROPAGATION, "keep");
+        let (policy, _) = policy_with(&open, PROPAGATION, "keep");
         assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Repair, Mode::Report));
-        let (policy, _) = asked(&open, PROPAGATION, "keep-read-only");
+        let (policy, _) = policy_with(&open, PROPAGATION, "keep-read-only");
         assert_eq!((policy.host_root, policy.read_only_binds), (Mode::Repair, ReadOnlyBinds::Keep));
         let keeping = Policy { read_only_binds: ReadOnlyBinds::Keep, ..open };
-        assert_eq!(asked(&keeping, PROPAGATION, "rslave").0.read_only_binds, ReadOnlyBinds::MakeRslave);
+        assert_eq!(policy_with(&keeping, PROPAGATION, "rslave").0.read_only_binds, ReadOnlyBinds::MakeRslave);
     }
 
     #[test]
-    fn a_value_that_is_none_changes_nothing_and_is_named() {
+    fn an_invalid_value_changes_nothing_and_is_reported() {
         let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..Policy::default() };
         for (name, value) in [(MODE, "Repair\n"), (MODE, ""), (PROPAGATION, "rshared")] {
-            let (policy, problems) = asked(&open, name, value);
+            let (policy, problems) = policy_with(&open, name, value);
             assert_eq!(policy, open);
             assert!(problems[0].contains(name) && problems[0].contains(&format!("{value:?}")), "{problems:?}");
         }
-        let (_, problems) = asked(&open, MODE, &"x".repeat(100_000));
+        let (_, problems) = policy_with(&open, MODE, &"x".repeat(100_000));
         assert!(problems[0].len() < 200, "{} bytes", problems[0].len());
     }
 }

@@ -235,8 +235,8 @@ fn a_captured_host_root_bind_is_made_rslave_once() {
         let view = SpecView::from_bytes(&json).unwrap();
         let plan = Plan::from_findings(&findings(&view), &Policy::default());
         let root_binds = || view.binds().iter().filter(|bind| bind.source() == Path::new("/"));
-        let asked_rprivate = root_binds().any(|bind| bind.propagation() == RequestedPropagation::Private);
-        assert_eq!(!plan.is_empty(), asked_rprivate, "{}", path.display());
+        let requested_rprivate = root_binds().any(|bind| bind.propagation() == RequestedPropagation::Private);
+        assert_eq!(!plan.is_empty(), requested_rprivate, "{}", path.display());
         let edited = view.edited(&plan.edits).unwrap();
         let again = SpecView::from_bytes(&edited).unwrap();
         assert!(Plan::from_findings(&findings(&again), &Policy::default()).is_empty(), "{}", path.display());

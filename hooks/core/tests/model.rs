@@ -139,8 +139,8 @@ fn check(world: &World, policy: &Policy) {
         }
         Verdict::Orphaned { .. } => {
             assert!(!is_there_to_bind(world), "orphaned, and there is something to bind: {world:?}");
-            let stands_in = world.is_kubelets() && top.is_some_and(|top| top.is_placeholder);
-            assert!(!stands_in || world.truth().is_none(), "orphaned, and its key is there: {world:?}");
+            let shows_placeholder = world.is_kubelets() && top.is_some_and(|top| top.is_placeholder);
+            assert!(!shows_placeholder || world.truth().is_none(), "orphaned, and its key is there: {world:?}");
         }
         Verdict::Unmounted(Unmounted::Subpath) => assert!(world.stack.is_empty()),
         Verdict::Unmounted(Unmounted::Volume { .. }) => assert!(!world.is_there(), "{world:?}"),
@@ -149,7 +149,7 @@ fn check(world: &World, policy: &Policy) {
             assert!(world.shows_what_is_dead(), "{world:?}");
             assert!(
                 world.is_veiled() || !world.answers() || !is_there_to_bind(world),
-                "dead, and not mended: {world:?}"
+                "dead, and not repaired: {world:?}"
             );
         }
         // For a folder of the host, only a deletion can be detected.
@@ -160,7 +160,7 @@ fn check(world: &World, policy: &Policy) {
         // No runtime can bind it, regardless of other evidence that could not be read.
         Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(_) } => {
             assert!(top.is_some_and(|top| top.deleted), "{world:?}");
-            assert!(world.is_veiled() || !world.answers(), "stale, and not mended: {world:?}");
+            assert!(world.is_veiled() || !world.answers(), "stale, and not repaired: {world:?}");
         }
         // A directory in a file's place cannot be bound over: the spec edit bypasses it, by a name that leads to the truth.
         Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::PointSpecAtVolume => {

@@ -166,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn what_policy_does_not_want_mended_is_not_planned(evidence in evidence()) {
+    fn a_repair_that_policy_excludes_is_not_planned(evidence in evidence()) {
         let policy = Policy { stale_subpaths: Mode::Report, ..Policy::default() };
         prop_assert!(Plan::from_findings(&[finding(judge_subpath(&subpath(), &evidence))], &policy).is_empty());
     }
@@ -233,7 +233,7 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
 
 /// A payload that an update stranded still exists, and its name identifies it.
 #[test]
-fn an_older_payload_is_told_by_its_name() {
+fn an_older_payload_is_detected_by_its_name() {
     let payload = |name: &str| TimestampDirectory::from_name(name.as_ref()).unwrap();
     let (shown, current) = (payload("..2026_11_21_05_10_00.1"), payload("..2026_11_21_05_10_01.2"));
     let device = Device { major: 8, minor: 1 };
@@ -282,7 +282,7 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
 }
 
 #[test]
-fn a_host_root_bind_of_a_private_mount_is_still_told_of_when_it_is_rslave() {
+fn an_rslave_host_root_bind_of_a_private_mount_is_still_reported() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: false });
     let verdict = judge_host_root(
         RequestedPropagation::RecursiveSlave,

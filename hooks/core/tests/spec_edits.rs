@@ -42,7 +42,7 @@ fn only_the_values_that_count_are_replaced() {
 }
 
 #[test]
-fn what_is_missing_is_written_where_it_belongs() {
+fn a_missing_field_is_inserted_in_its_place() {
     let bind = r#"{"mounts":[{"type":"bind","source":"/"}]}"#;
     let edits = [SpecEdit::BindRslave { bind: 0 }, SpecEdit::RootfsRslave];
     assert_eq!(
@@ -104,7 +104,7 @@ fn options() -> impl Strategy<Value = Vec<&'static str>> {
 
 proptest! {
     #[test]
-    fn a_bind_made_rslave_asks_for_rslave_and_stays_so(options in options()) {
+    fn a_bind_made_rslave_requests_rslave_and_stays_so(options in options()) {
         let spec = serde_json::json!({"mounts": [{"type": "bind", "source": "/", "options": options}]}).to_string();
         let once = edited(&spec, &[SpecEdit::BindRslave { bind: 0 }, SpecEdit::RootfsRslave]);
         let view = SpecView::from_bytes(once.as_bytes()).unwrap();

@@ -58,22 +58,22 @@ fn a_healthy_one_is_current() {
 }
 
 #[test]
-fn a_bad_handle_is_told_by_what_has_the_name_now() {
+fn a_stale_handle_is_judged_by_the_file_that_has_the_name_now() {
     for (found, verdict) in [(file(2), "stale"), (Observed::Absent, "orphaned")] {
-        let (told, reason) = judged(&evidence("/share/state", stale_handle(), found));
-        assert_eq!(told, verdict, "{reason}");
+        let (found, reason) = judged(&evidence("/share/state", stale_handle(), found));
+        assert_eq!(found, verdict, "{reason}");
         assert!(reason.contains("Stale file handle"), "{reason}");
     }
-    let nobody_knows = SubpathEvidence {
+    let target_unread = SubpathEvidence {
         target: Observed::Unreadable("its volume did not answer".to_owned()),
         ..evidence("/share/state", stale_handle(), file(2))
     };
-    assert_eq!(judged(&nobody_knows).0, "dead");
+    assert_eq!(judged(&target_unread).0, "dead");
 }
 
 /// SMB's client looks up a file by its path, and may no longer find one.
 #[test]
-fn what_its_server_no_longer_has_is_told_by_what_has_the_name_now() {
+fn a_file_gone_from_its_server_is_judged_by_the_file_that_has_the_name_now() {
     let gone = Reach::Refused { number: 2, words: "No such file or directory".to_owned() };
     let shows_nothing = |reach, found| {
         let mut evidence = evidence("/share/state", reach, found);
@@ -101,8 +101,8 @@ fn a_mount_that_cannot_even_be_held_is_dead_by_its_own_answer_alone() {
 
 #[test]
 fn a_name_that_the_client_gave_is_no_sub_path() {
-    let (told, reason) = judged(&evidence("/share/db/.nfs000000000000019d00000001", Reach::Alive, file(1)));
-    assert_eq!(told, "stale", "{reason}");
+    let (found, reason) = judged(&evidence("/share/db/.nfs000000000000019d00000001", Reach::Alive, file(1)));
+    assert_eq!(found, "stale", "{reason}");
     assert!(reason.contains("keeps it by another name"), "{reason}");
     for name in [".nfs0001", ".nfs-of-mine", "x.nfs000000000000019d00000001"] {
         assert_eq!(judged(&evidence(&format!("/share/{name}"), Reach::Alive, file(1))).0, "current", "{name}");
@@ -112,7 +112,7 @@ fn a_name_that_the_client_gave_is_no_sub_path() {
 #[test]
 fn another_filesystem_in_the_volumes_place_is_no_volume() {
     let other = SubpathEvidence { volume: volume_on("tmpfs"), ..evidence("/share/state", Reach::Alive, file(1)) };
-    let (told, reason) = judged(&other);
-    assert_eq!(told, "unmounted", "{reason}");
+    let (found, reason) = judged(&other);
+    assert_eq!(found, "unmounted", "{reason}");
     assert!(reason.contains("tmpfs"), "{reason}");
 }

@@ -70,8 +70,8 @@ fn made_rslave(view: &SpecView<'_>, bind: usize, word: &str, others: &[u8]) {
     let edited = view.edited(&edits).unwrap();
     assert_eq!(what_else(&edited, word), others);
     let again = SpecView::from_bytes(&edited).unwrap();
-    let asked = again.binds().iter().find(|b| b.index() == bind).unwrap().propagation();
-    assert!(matches!(asked, RequestedPropagation::RecursiveSlave | RequestedPropagation::Shared), "{asked:?}");
+    let requested = again.binds().iter().find(|b| b.index() == bind).unwrap().propagation();
+    assert!(matches!(requested, RequestedPropagation::RecursiveSlave | RequestedPropagation::Shared), "{requested:?}");
     assert_eq!(again.rootfs_propagation(), &RootfsPropagation::Set("rslave".into()));
     assert!(again.edited(&edits).is_ok());
 }

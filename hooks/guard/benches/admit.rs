@@ -35,7 +35,7 @@ fn pod_with_30_binds() -> Pod {
 }
 
 /// Admits the pod's bundle; returns the number of repaired binds.
-fn mended(pod: &Pod) -> usize {
+fn repaired_binds(pod: &Pod) -> usize {
     let admission = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First);
     assert!(admission.report.problems.is_empty());
     admission.report.binds.iter().filter(|bind| bind.outcome.is_some()).count()
@@ -70,7 +70,7 @@ fn admissions(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("{size} mounts"));
         group.sample_size(20);
         group.bench_function(BenchmarkId::from_parameter("30 binds, nothing stale"), |b| {
-            b.iter_custom(|rounds| work(rounds, || assert_eq!(mended(&pod), 0)));
+            b.iter_custom(|rounds| work(rounds, || assert_eq!(repaired_binds(&pod), 0)));
         });
         group.bench_function(BenchmarkId::from_parameter("30 binds, 5 stale repaired"), |b| {
             b.iter_custom(|rounds| {
@@ -78,7 +78,7 @@ fn admissions(criterion: &mut Criterion) {
                 for _ in 0..rounds {
                     number += 1;
                     pod.update(number);
-                    spent += work(1, || assert_eq!(mended(&pod), SUBPATHS as usize));
+                    spent += work(1, || assert_eq!(repaired_binds(&pod), SUBPATHS as usize));
                 }
                 spent
             });

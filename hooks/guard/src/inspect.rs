@@ -92,8 +92,8 @@ impl<'a> Held<'a> {
             }
             Self::HostRoot(source) => (SourceKind::HostRoot, look.judge_host_root(bind, &source)),
             Self::Somewhere(path, cached) => {
-                let by_heart = cached.as_ref().and_then(|handle| handle.resolved_path().ok());
-                let resolved = answers.resolved().map(Path::to_owned).or(by_heart);
+                let from_cache = cached.as_ref().and_then(|handle| handle.resolved_path().ok());
+                let resolved = answers.resolved().map(Path::to_owned).or(from_cache);
                 match (look.judge_reach(&answers.reach()), resolved) {
                     (Some(dead), _) => (SourceKind::Foreign, dead),
                     // A path that is not itself a host root may be a link to one: `/var/run` is `/run` nearly everywhere.

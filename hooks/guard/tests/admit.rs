@@ -47,7 +47,7 @@ fn admitting_twice_changes_nothing_the_second_time() {
 }
 
 #[test]
-fn a_spec_that_is_none_is_left_alone_and_named() {
+fn an_invalid_spec_is_unchanged_and_reported() {
     let bundle = tempfile::tempdir().unwrap();
     let (config, policy) = (bundle.path().join("config.json"), Default::default());
     let deep = "[".repeat(200_000);
@@ -63,7 +63,7 @@ fn a_spec_that_is_none_is_left_alone_and_named() {
 }
 
 #[test]
-fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
+fn the_first_of_a_hundred_thousand_mounts_are_checked() {
     let said = "98000 mounts behind the first 2000 binds were not checked".to_owned();
     let bundle = tempfile::tempdir().unwrap();
     let mounts: Vec<_> = (0..100_000).map(|n| mount_of(Path::new("/nowhere"), &format!("/{n}"), "rprivate")).collect();
@@ -71,8 +71,8 @@ fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
     let admission = admit(bundle.path(), &Default::default(), &Default::default(), Attempt::First);
     // A slow machine has no time to probe them all.
     let unknown = admission.report.binds.iter().filter(|bind| bind.verdict().as_str() == "unknown").count();
-    let looked_at = admission.report.foreign + unknown;
-    assert_eq!((looked_at, &admission.report.problems[..]), (2_000, &[said.clone()][..]));
+    let checked = admission.report.foreign + unknown;
+    assert_eq!((checked, &admission.report.problems[..]), (2_000, &[said.clone()][..]));
     assert_eq!(admission.refusal, None);
     // They may hide a bind that policy refuses.
     let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
@@ -81,7 +81,7 @@ fn of_a_hundred_thousand_mounts_the_first_are_looked_at() {
 }
 
 #[test]
-fn a_spec_that_cannot_be_looked_at_is_refused_where_policy_refuses_anything() {
+fn an_oversized_spec_is_refused_where_policy_refuses_anything() {
     let bundle = tempfile::tempdir().unwrap();
     fs::write(bundle.path().join("config.json"), format!("{{\"x\":\"{}\"}}", "x".repeat(17 << 20))).unwrap();
     for strict in [
@@ -94,7 +94,7 @@ fn a_spec_that_cannot_be_looked_at_is_refused_where_policy_refuses_anything() {
 }
 
 #[test]
-fn a_bundle_that_cannot_be_written_keeps_its_spec_and_the_mounts_are_mended_all_the_same() {
+fn a_read_only_bundle_keeps_its_spec_and_its_mounts_are_repaired() {
     if !own_namespace() {
         return;
     }
@@ -130,7 +130,7 @@ fn a_reader_that_locks_the_pods_folders_delays_no_repair() {
 }
 
 #[test]
-fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
+fn a_create_is_worth_another_try_only_after_a_repair() {
     if !own_namespace() {
         return;
     }
@@ -142,7 +142,7 @@ fn a_create_that_is_tried_again_is_worth_it_only_when_something_was_mended() {
     assert!(again.worth_another_try);
     // The volume may change again before the runtime gets to it: its own path is followed at that moment.
     assert_eq!(outcomes(&again.report), [Some(Outcome::PointedAtVolume { source: pod.volume().join("0") })]);
-    assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1", "the mount is mended, too");
+    assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1", "the mount is also repaired");
     // And each try reads its names again.
     assert!(admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again).worth_another_try);
 }
@@ -169,7 +169,7 @@ fn the_scope_says_which_binds_are_made_rslave() {
     let holding = Folder::new();
     fs::create_dir(holding.path().join("disk")).unwrap();
     mount(Some("tmpfs"), &holding.path().join("disk"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
-    let told = |host_root_scope| {
+    let made_rslave = |host_root_scope| {
         pod.write_spec(&[
             mount_of(Path::new("/"), "/host", "rprivate"),
             mount_of(&pod.directory().join("../.."), "/kubelet", "rprivate"),
@@ -185,7 +185,7 @@ fn the_scope_says_which_binds_are_made_rslave() {
             .filter(|bind| rslave(bind))
             .count()
     };
-    assert_eq!([Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts].map(told), [1, 2, 3]);
+    assert_eq!([Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts].map(made_rslave), [1, 2, 3]);
     nix::mount::umount2(&holding.path().join("disk"), nix::mount::MntFlags::MNT_DETACH).unwrap();
 }
 
@@ -237,7 +237,7 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
 
 /// Whatever a bind requests: a private mount, or one that stays private, gets no umount from the host.
 #[test]
-fn only_what_asks_to_be_shared_is_not_made_rslave() {
+fn only_a_bind_that_requests_shared_is_not_made_rslave() {
     if !own_namespace() {
         return;
     }
@@ -301,15 +301,15 @@ fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
     let directory = pod.directory();
     let mut writable = mount_of(directory.ancestors().nth(2).unwrap(), "/writable", "rprivate");
     writable["options"] = json!(["rbind", "rprivate", "rw"]);
-    let told = |read_only_binds| {
+    let outcomes_with = |read_only_binds| {
         pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate"), writable.clone()]);
         outcomes(
             &admit(&pod.bundle(), &Policy { read_only_binds, ..pod.policy() }, &pod.places(), Attempt::First).report,
         )
     };
     let rslave = Some(Outcome::MadeRslave);
-    assert_eq!(told(ReadOnlyBinds::MakeRslave), [rslave.clone(), rslave.clone()]);
-    assert_eq!(told(ReadOnlyBinds::Keep), [None, rslave]);
+    assert_eq!(outcomes_with(ReadOnlyBinds::MakeRslave), [rslave.clone(), rslave.clone()]);
+    assert_eq!(outcomes_with(ReadOnlyBinds::Keep), [None, rslave]);
     let kept =
         check_bundle(&pod.bundle(), &Policy { read_only_binds: ReadOnlyBinds::Keep, ..pod.policy() }, &pod.places());
     let (_, words) = kept.binds[0].log_message().unwrap();
@@ -327,9 +327,12 @@ fn a_host_root_behind_a_link_is_one() {
     let binds = ["kubelet", "kubelet/pods", "kubelet/pods/uid-1", "."];
     pod.write_spec(&binds.map(|path| mount_of(&holding.path().join(path), &format!("/{path}"), "rprivate")));
     let report = admitted(&pod).report;
-    let told = |bind: &BindReport| (bind.source().to_owned(), bind.outcome.clone());
+    let source_and_outcome = |bind: &BindReport| (bind.source().to_owned(), bind.outcome.clone());
     let expected = |path| (holding.path().join(path), Some(Outcome::MadeRslave));
-    assert_eq!(report.binds.iter().map(told).collect::<Vec<_>>(), ["kubelet", "kubelet/pods"].map(expected));
+    assert_eq!(
+        report.binds.iter().map(source_and_outcome).collect::<Vec<_>>(),
+        ["kubelet", "kubelet/pods"].map(expected)
+    );
 }
 
 #[test]
@@ -360,8 +363,8 @@ fn a_link_or_a_mount_in_a_keys_place_is_not_bound() {
     symlink("0", &link).unwrap();
     bind(&pod.volume().join("..data/0"), &mounted);
     let report = admitted(&pod).report;
-    let told: Vec<_> = report.binds.iter().map(|bind| (bind.verdict().as_str(), bind.outcome.clone())).collect();
-    assert_eq!(told, [("stale", Some(Outcome::Rebound { tries: 1 })), ("stale", None), ("stale", None)]);
+    let found: Vec<_> = report.binds.iter().map(|bind| (bind.verdict().as_str(), bind.outcome.clone())).collect();
+    assert_eq!(found, [("stale", Some(Outcome::Rebound { tries: 1 })), ("stale", None), ("stale", None)]);
     let reason = |bind: usize| report.binds[bind].reason().unwrap();
     assert!(reason(1).contains("is a symlink"), "{}", reason(1));
     assert!(reason(2).contains("cross-device"), "{}", reason(2));

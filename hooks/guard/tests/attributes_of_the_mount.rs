@@ -41,7 +41,7 @@ fn replace(folder: &Path) {
 /// Admits; returns the attributes of the subpath before and after.
 fn rebound(scene: &Scene) -> (String, String) {
     let before = attributes(&scene.subpath());
-    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
     assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("new", 1));
     (before, attributes(&scene.subpath()))
@@ -126,7 +126,7 @@ fn a_host_path_whose_filesystem_became_read_only_everywhere_is_not_bound_writabl
 
 /// A sidecar that shares a folder of the volume read-only, and one that shares it as it is.
 #[test]
-fn a_mount_within_the_volume_is_told_from_the_volume_and_from_others_by_its_attributes() {
+fn a_mount_within_the_volume_is_distinguished_by_its_attributes() {
     if !own_namespace() {
         return;
     }

@@ -63,13 +63,13 @@ fn make_anew(path: &Path) {
 }
 
 /// The guard's verdict on the only bind, once the server was fast enough: on a busy machine the guard takes it for dead.
-fn told(scene: &Scene) -> (&'static str, String, Option<Outcome>) {
-    let is_slow = |told: &(&str, String, Option<Outcome>)| {
-        told.0 == "dead" || told.0 == "unknown" || matches!(told.2, Some(Outcome::Failed { .. }))
+fn finding(scene: &Scene) -> (&'static str, String, Option<Outcome>) {
+    let is_slow = |found: &(&str, String, Option<Outcome>)| {
+        found.0 == "dead" || found.0 == "unknown" || matches!(found.2, Some(Outcome::Failed { .. }))
     };
-    let mut tries = (0..10).map(|_| scene.told(&scene.policy()));
-    let first = tries.find(|told| !is_slow(told));
-    first.unwrap_or_else(|| scene.told(&scene.policy()))
+    let mut tries = (0..10).map(|_| scene.finding(&scene.policy()));
+    let first = tries.find(|found| !is_slow(found));
+    first.unwrap_or_else(|| scene.finding(&scene.policy()))
 }
 
 /// A directory and a file, by both kinds of numbers.
@@ -100,7 +100,7 @@ fn a_healthy_share_is_current_warm_and_cold() {
             }
             scene.write_spec(&[&source]);
             let what = format!("{}, cold: {is_cold}, {options}", source.display());
-            assert_eq!(told(&scene), ("current", String::new(), None), "{what}");
+            assert_eq!(finding(&scene), ("current", String::new(), None), "{what}");
             assert_eq!(scene.admitted(&scene.refusing()).refusal, None, "{what}");
             // In use, and read again by the client.
             assert_eq!(scene.content(), "old");
@@ -125,17 +125,17 @@ fn a_share_that_was_staged_for_the_node_is_current() {
         server.mount(source, &staged, BY_OWN_NUMBERS);
         bind(&staged.join(below), &scene.volume);
         let scene = scene.bound("db/state");
-        assert_eq!(told(&scene), ("current", String::new(), None), "{source}");
+        assert_eq!(finding(&scene), ("current", String::new(), None), "{source}");
         remove(&scene.volume.join("db/state"));
         make_anew(&scene.volume.join("db/state"));
-        assert_eq!(told(&scene).2, REBOUND, "{source}");
+        assert_eq!(finding(&scene).2, REBOUND, "{source}");
         assert_eq!(scene.content(), "new");
         umount2(&staged, MntFlags::MNT_DETACH).unwrap();
     }
 }
 
 #[test]
-fn what_was_replaced_on_the_server_is_followed_or_bound_anew() {
+fn a_file_replaced_on_the_server_is_followed_or_bound_anew() {
     if !own_namespace() {
         return;
     }
@@ -150,7 +150,7 @@ fn what_was_replaced_on_the_server_is_followed_or_bound_anew() {
             forget();
         }
         let what = format!("{sub_path}, cold: {is_cold}, {options}");
-        let (verdict, reason, outcome) = told(&scene);
+        let (verdict, reason, outcome) = finding(&scene);
         match options {
             BY_SERVERS_NUMBERS => assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}"),
             // A client that invents the numbers identifies files by their names, including the bound one.
@@ -158,12 +158,12 @@ fn what_was_replaced_on_the_server_is_followed_or_bound_anew() {
         }
         assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
-        assert_eq!(told(&scene), ("current", String::new(), None), "{what}");
+        assert_eq!(finding(&scene), ("current", String::new(), None), "{what}");
     });
 }
 
 #[test]
-fn what_was_removed_on_the_server_is_told_and_bound_when_it_is_back() {
+fn a_file_removed_on_the_server_is_reported_and_bound_when_it_is_back() {
     if !own_namespace() {
         return;
     }
@@ -174,12 +174,12 @@ fn what_was_removed_on_the_server_is_told_and_bound_when_it_is_back() {
         remove(&path);
         let what = format!("{sub_path}, {options}");
         for _ in 0..2 {
-            let (verdict, reason, outcome) = told(&scene);
+            let (verdict, reason, outcome) = finding(&scene);
             assert_eq!((verdict, outcome), ("orphaned", None), "{what}: {reason}");
         }
         make_anew(&path);
         thread::sleep(BELIEF);
-        let (verdict, reason, outcome) = told(&scene);
+        let (verdict, reason, outcome) = finding(&scene);
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}");
         assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
@@ -188,7 +188,7 @@ fn what_was_removed_on_the_server_is_told_and_bound_when_it_is_back() {
 
 /// A container of the same node does it.
 #[test]
-fn what_was_removed_or_replaced_on_this_node_is_told_and_bound_anew() {
+fn a_file_removed_or_replaced_on_this_node_is_reported_and_bound_anew() {
     if !own_namespace() {
         return;
     }
@@ -199,15 +199,15 @@ fn what_was_removed_or_replaced_on_this_node_is_told_and_bound_anew() {
         let what = format!("{sub_path}, {options}");
         remove(&path);
         if sub_path == "db/state" {
-            let (verdict, reason, outcome) = told(&scene);
+            let (verdict, reason, outcome) = finding(&scene);
             assert_eq!((verdict, outcome), ("orphaned", None), "{what}: {reason}");
         }
         make_anew(&path);
-        let (verdict, reason, outcome) = told(&scene);
+        let (verdict, reason, outcome) = finding(&scene);
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}");
         assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
-        assert_eq!(told(&scene), ("current", String::new(), None), "{what}");
+        assert_eq!(finding(&scene), ("current", String::new(), None), "{what}");
     });
 }
 
@@ -222,7 +222,7 @@ fn a_file_that_another_was_renamed_over_on_this_node_is_bound_anew() {
         let (file, next) = (scene.volume.join("db/state"), scene.volume.join("db/next"));
         fs::write(&next, "new").unwrap();
         fs::rename(&next, &file).unwrap();
-        let (verdict, reason, outcome) = told(&scene);
+        let (verdict, reason, outcome) = finding(&scene);
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{options}: {reason}");
         assert_eq!(scene.content(), "new", "{options}");
         assert_eq!(scene.mounts_at_subpath(), 1);
@@ -231,7 +231,7 @@ fn a_file_that_another_was_renamed_over_on_this_node_is_bound_anew() {
 
 /// Twice: after one failure, the client queries the server for every call.
 #[test]
-fn a_server_that_is_cut_off_or_stopped_is_told_in_time_and_for_no_longer_than_that() {
+fn an_unreachable_server_is_dead_in_time_and_until_it_returns() {
     if !own_namespace() {
         return;
     }
@@ -243,23 +243,23 @@ fn a_server_that_is_cut_off_or_stopped_is_told_in_time_and_for_no_longer_than_th
         server.mount("share", &host_path, BY_OWN_NUMBERS);
         let sources: Vec<PathBuf> =
             vec![scene.volume.clone(), scene.subpath(), host_path.clone(), host_path.join("volume/db")];
-        let asked = |source: &PathBuf| {
+        let probe = |source: &PathBuf| {
             scene.write_spec(&[source]);
             let began = Instant::now();
             let admission = scene.admitted(&scene.refusing());
             (began.elapsed(), admission.report.binds.into_iter().next(), admission.refusal)
         };
         scene.write_spec(&[&scene.subpath()]);
-        assert_eq!(told(&scene), ("current", String::new(), None));
+        assert_eq!(finding(&scene), ("current", String::new(), None));
         if is_cold {
             forget();
         }
-        let ask_twice = || -> Vec<_> { sources.iter().chain(&sources).map(asked).collect() };
+        let probe_twice = || -> Vec<_> { sources.iter().chain(&sources).map(probe).collect() };
         let answers = if is_cut_off {
-            server.cut_off_during(ask_twice)
+            server.cut_off_during(probe_twice)
         } else {
             server.stop();
-            let answers = ask_twice();
+            let answers = probe_twice();
             server.begin();
             answers
         };
@@ -276,7 +276,7 @@ fn a_server_that_is_cut_off_or_stopped_is_told_in_time_and_for_no_longer_than_th
             assert!(began.elapsed() < Duration::from_secs(60), "the server does not come back");
             thread::sleep(Duration::from_millis(100));
         }
-        assert_eq!(told(&scene), ("current", String::new(), None));
+        assert_eq!(finding(&scene), ("current", String::new(), None));
         umount2(&host_path, MntFlags::MNT_DETACH).unwrap();
     }
 }
@@ -291,23 +291,23 @@ fn an_smb_volume_without_its_mount_is_unmounted_and_one_mounted_anew_is_bound_an
     umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
     for source in [scene.volume.clone(), scene.subpath()] {
         scene.write_spec(&[&source]);
-        let (verdict, reason, _) = told(&scene);
+        let (verdict, reason, _) = finding(&scene);
         assert_eq!(verdict, "unmounted", "{}: {reason}", source.display());
         assert!(scene.admitted(&scene.refusing()).refusal.is_some());
     }
     // Another connection, and so another filesystem for this node.
     server.mount("share/volume", &scene.volume, &format!("{BY_OWN_NUMBERS},nosharesock"));
-    let (verdict, reason, outcome) = told(&scene);
+    let (verdict, reason, outcome) = finding(&scene);
     assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
-    assert_eq!(told(&scene), ("current", String::new(), None));
+    assert_eq!(finding(&scene), ("current", String::new(), None));
     assert_eq!(scene.content(), "old");
 
     // The in-tree plugin's volumes are SMB or NFS, and nothing else.
     let other = Scene::of_plugin("kubernetes.io~azure-file");
     tmpfs(&other.volume);
     other.write_spec(&[&other.volume]);
-    assert_eq!(told(&other).0, "unmounted");
+    assert_eq!(finding(&other).0, "unmounted");
     umount2(&other.volume, MntFlags::MNT_DETACH).unwrap();
     server.mount("share/volume", &other.volume, BY_SERVERS_NUMBERS);
-    assert_eq!(told(&other).0, "current");
+    assert_eq!(finding(&other).0, "current");
 }

@@ -30,14 +30,14 @@ fn pod_on_a_dead_daemon() -> Option<(Fuse, Pod)> {
 }
 
 /// The verdict and the reason of the bind at this position.
-fn told(pod: &Pod, policy: &Policy, position: usize) -> (&'static str, String) {
+fn verdict_of(pod: &Pod, policy: &Policy, position: usize) -> (&'static str, String) {
     let report = admit(&pod.bundle(), policy, &pod.places(), Attempt::First).report;
     (report.binds[position].verdict().as_str(), report.binds[position].reason().unwrap_or_default())
 }
 
 /// More than are probed side by side: there is no time for the last.
 #[test]
-fn a_source_for_which_no_time_is_left_is_told_and_refused_with_the_dead() {
+fn a_source_for_which_no_time_is_left_is_unknown() {
     if !own_namespace() {
         return;
     }
@@ -46,13 +46,13 @@ fn a_source_for_which_no_time_is_left_is_told_and_refused_with_the_dead() {
     let pod = Pod::with_keys(1);
     let binds: Vec<_> = silent.iter().map(|fuse| mount_of(&fuse.path(), "/data", "rprivate")).collect();
     pod.write_spec(&binds);
-    let (verdict, reason) = told(&pod, &pod.policy(), 40);
+    let (verdict, reason) = verdict_of(&pod, &pod.policy(), 40);
     assert_eq!(verdict, "unknown", "{reason}");
     assert!(reason.contains("not probed"), "{reason}");
 }
 
 #[test]
-fn a_source_that_never_answers_is_told_in_time_and_the_others_are_mended() {
+fn a_source_that_never_answers_is_reported_in_time_and_the_others_are_repaired() {
     if !own_namespace() {
         return;
     }
@@ -85,34 +85,34 @@ fn a_source_that_never_answers_is_told_in_time_and_the_others_are_mended() {
 }
 
 #[test]
-fn behind_a_source_that_never_answers_the_others_are_asked() {
+fn after_a_source_that_never_answers_the_others_are_probed() {
     if !own_namespace() {
         return;
     }
     let (Some(one), Some(other)) = (Fuse::mounted(), Fuse::mounted()) else { return };
     let Some((dead, pod)) = pod_on_a_dead_daemon() else { return };
     pod.write_spec(&[&one, &other, &dead].map(|fuse| mount_of(&fuse.path().join("below"), "/data", "rprivate")));
-    let told = || -> Vec<_> {
+    let verdicts = || -> Vec<_> {
         let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;
         report.binds.into_iter().map(|bind| (bind.verdict().as_str(), bind.reason().unwrap_or_default())).collect()
     };
-    let expected = |told: &[(&str, String)]| {
+    let expected = |found: &[(&str, String)]| {
         let words = ["did not answer within 700 ms", "did not answer within", "it answers: "];
-        told.len() == 4
-            && told[1..].iter().zip(words).all(|((verdict, why), words)| *verdict == "dead" && why.contains(words))
+        found.len() == 4
+            && found[1..].iter().zip(words).all(|((verdict, why), words)| *verdict == "dead" && why.contains(words))
     };
     // A machine may be too slow to probe all of them in the time of one create.
-    let tries: Vec<_> = (0..5).map(|_| told()).take_while(|told| !expected(told)).collect();
+    let tries: Vec<_> = (0..5).map(|_| verdicts()).take_while(|found| !expected(found)).collect();
     assert!(tries.len() < 5, "{tries:?}");
 }
 
 #[test]
-fn a_dead_daemon_is_told_by_its_answer() {
+fn a_dead_daemon_is_detected_by_its_answer() {
     if !own_namespace() {
         return;
     }
     let Some((_fuse, pod)) = pod_on_a_dead_daemon() else { return };
-    let (verdict, reason) = told(&pod, &pod.policy(), 1);
+    let (verdict, reason) = verdict_of(&pod, &pod.policy(), 1);
     assert_eq!(verdict, "dead");
     // In its words: "Transport endpoint is not connected", from Linux 7 on "Connection refused".
     assert!(reason.contains("it answers: ") && reason.to_lowercase().contains("connect"), "{reason}");
@@ -128,9 +128,9 @@ fn a_volume_of_a_dead_daemon_is_dead_and_not_just_mounted() {
     fs::create_dir_all(&volume).unwrap();
     pod::bind(&fuse.path(), &volume);
     pod.write_spec(&[mount_of(&volume, "/data", "rprivate")]);
-    assert_eq!(told(&pod, &pod.policy(), 1).0, "dead");
+    assert_eq!(verdict_of(&pod, &pod.policy(), 1).0, "dead");
     umount2(&volume, MntFlags::MNT_DETACH).unwrap();
-    assert_eq!(told(&pod, &pod.policy(), 1).0, "unmounted");
+    assert_eq!(verdict_of(&pod, &pod.policy(), 1).0, "unmounted");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn each_check_is_made_whatever_the_others_are() {
 
 /// A sidecar that mounts its filesystem on the emptyDir which it shares, another vendor's driver, a global mount.
 #[test]
-fn a_dead_daemon_is_told_wherever_in_the_kubelets_folders_it_is_mounted() {
+fn a_dead_daemon_is_detected_in_all_of_the_kubelets_folders() {
     if !own_namespace() {
         return;
     }
@@ -228,14 +228,14 @@ fn a_dead_daemon_is_told_wherever_in_the_kubelets_folders_it_is_mounted() {
             admission.report
         );
         pod::bind(&fuse.path(), &volume);
-        assert_eq!(told(&pod, &pod.policy(), 1).0, "dead", "{volume:?}");
+        assert_eq!(verdict_of(&pod, &pod.policy(), 1).0, "dead", "{volume:?}");
         umount2(&volume, MntFlags::MNT_DETACH).unwrap();
     }
 }
 
 /// A kubelet whose directories lie on a server that hangs: the guard never walks there.
 #[test]
-fn a_kubelets_root_that_never_answers_is_told_in_time() {
+fn a_kubelet_root_that_never_answers_is_reported_in_time() {
     if !own_namespace() {
         return;
     }
@@ -293,7 +293,7 @@ fn a_config_that_never_answers_is_not_waited_for() {
 
 /// The guard sends no request for a check that is off: a server that hangs costs nothing then.
 #[test]
-fn a_volume_is_not_asked_when_nobody_wants_to_know() {
+fn a_volume_is_not_probed_when_the_check_is_off() {
     if !own_namespace() {
         return;
     }
@@ -304,7 +304,7 @@ fn a_volume_is_not_asked_when_nobody_wants_to_know() {
     pod.write_spec(&[mount_of(&volume, "/data", "rprivate")]);
     fuse.begin();
     let off = Policy { dead_sources: Alarm::Off, ..pod.policy() };
-    assert_eq!(fuse.is_asked_during(|| told(&pod, &off, 0).0), ("current", false));
-    assert_eq!(fuse.is_asked_during(|| told(&pod, &pod.policy(), 0).0), ("dead", true));
+    assert_eq!(fuse.receives_a_request_during(|| verdict_of(&pod, &off, 0).0), ("current", false));
+    assert_eq!(fuse.receives_a_request_during(|| verdict_of(&pod, &pod.policy(), 0).0), ("dead", true));
     umount2(&volume, MntFlags::MNT_DETACH).unwrap();
 }

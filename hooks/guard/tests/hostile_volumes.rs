@@ -175,10 +175,10 @@ fn a_file_that_was_moved_deeper_than_paths_reach_is_left_alone() {
 /// Each step of it by one rename, as fast as a processor can.
 fn attack(scene: &Scene, outside: &Path, over: &AtomicBool) {
     let volume = scene.volume();
-    let [folder, link, aside] = ["folder", "link", "aside"].map(|name| volume.join(name));
+    let [folder, link, other] = ["folder", "link", "other"].map(|name| volume.join(name));
     let file = folder.join("file");
     symlink(outside, &link).unwrap();
-    fs::create_dir_all(aside.join("file")).unwrap();
+    fs::create_dir_all(other.join("file")).unwrap();
     let exchange = |a: &Path, b: &Path| match renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE) {
         // During a swap the file is a mount point in this namespace, unlike in a container's own.
         Ok(()) | Err(Errno::BUSY) => {}
@@ -199,8 +199,8 @@ fn attack(scene: &Scene, outside: &Path, over: &AtomicBool) {
         replaced(&file, &|new| symlink(outside.join("file"), new).unwrap());
         replaced(&file, &|new| symlink("/proc/self/root/etc/passwd", new).unwrap());
         // A directory where a file was.
-        exchange(&folder, &aside);
-        exchange(&folder, &aside);
+        exchange(&folder, &other);
+        exchange(&folder, &other);
         replaced(&file, &|new| fs::write(new, "inside").unwrap());
     }
 }

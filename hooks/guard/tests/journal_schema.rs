@@ -107,7 +107,7 @@ fn lines() -> Vec<Value> {
 }
 
 #[test]
-fn what_is_written_obeys_the_schema() {
+fn written_lines_obey_the_schema() {
     let schema = schema();
     assert!(cut_off()["omitted_binds"].as_u64().unwrap() > 0);
     for line in lines() {
@@ -116,7 +116,7 @@ fn what_is_written_obeys_the_schema() {
 }
 
 #[test]
-fn what_the_document_shows_obeys_the_schema() {
+fn the_documented_lines_obey_the_schema() {
     let page = include_str!("../../../docs/journal.md");
     let shown: Vec<&str> = page.split("```json\n").skip(1).filter_map(|below| below.split("```").next()).collect();
     assert!(!shown.is_empty());
@@ -127,7 +127,7 @@ fn what_the_document_shows_obeys_the_schema() {
 
 /// A key of the schema that no line has, and an enum value that no line has, are not true.
 #[test]
-fn the_schema_says_nothing_that_is_never_written() {
+fn the_schema_allows_only_what_is_written() {
     let Schema(schema) = schema();
     let lines = lines();
     let binds: Vec<&Value> = lines.iter().flat_map(|line| line["binds"].as_array().unwrap()).collect();
@@ -154,7 +154,7 @@ fn the_schema_says_nothing_that_is_never_written() {
 
 /// Each line is broken in one place; the schema detects it.
 #[test]
-fn what_is_never_written_does_not_obey_the_schema() {
+fn lines_that_are_never_written_do_not_obey_the_schema() {
     let schema = schema();
     let good = created(&full());
     let broken = |pointer: &str, value: Value| {
@@ -171,7 +171,7 @@ fn what_is_never_written_does_not_obey_the_schema() {
     broken("/container/node", json!("worker"));
     broken("/binds/0/verdict", json!("foreign"));
     broken("/binds/0/kind", json!("bind"));
-    broken("/binds/1/outcome/result", json!("mended"));
+    broken("/binds/1/outcome/result", json!("corrected"));
     broken("/binds/1/outcome/error", json!("no field of this outcome"));
     for key in ["time", "attempt", "binds", "foreign", "duration_us"] {
         let mut line = good.clone();

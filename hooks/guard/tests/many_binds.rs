@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
 #[test]
-fn the_last_of_two_thousand_is_looked_at() {
+fn the_last_of_two_thousand_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let volume = folder.path().join("kubelet/pods/u/volumes/kubernetes.io~nfs/share");
     fs::create_dir_all(&volume).unwrap();

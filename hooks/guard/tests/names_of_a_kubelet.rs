@@ -39,7 +39,7 @@ fn write_spec(scene: &Scene, source: &Path) {
 }
 
 #[test]
-fn a_stale_subpath_is_mended_under_each_of_them() {
+fn a_stale_subpath_is_repaired_under_each_of_them() {
     if !own_namespace() {
         return;
     }
@@ -49,16 +49,16 @@ fn a_stale_subpath_is_mended_under_each_of_them() {
         let known = if policy_has_link { link } else { real };
         let places = Places { kubelet_roots: vec![known], ..Places::default() };
         let report = admit(&scene.bundle(), &Policy::default(), &places, Attempt::First).report;
-        let told =
+        let found =
             report.binds.first().map(|bind| (bind.kind().as_str(), bind.verdict().as_str(), bind.outcome.clone()));
         let expected = ("subpath", "stale", Some(Outcome::Rebound { tries: 1 }));
-        assert_eq!(told, Some(expected), "{spec_has_link} {policy_has_link} {report:?}");
+        assert_eq!(found, Some(expected), "{spec_has_link} {policy_has_link} {report:?}");
         assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
     }
 }
 
 #[test]
-fn a_volume_that_is_not_mounted_is_told_under_each_of_them() {
+fn an_unmounted_volume_is_reported_under_each_of_them() {
     if !own_namespace() {
         return;
     }
@@ -75,7 +75,7 @@ fn a_volume_that_is_not_mounted_is_told_under_each_of_them() {
 }
 
 #[test]
-fn a_bind_of_what_is_above_a_runtimes_real_directory_is_made_rslave() {
+fn a_bind_of_a_parent_of_a_runtimes_real_directory_is_made_rslave() {
     if !own_namespace() {
         return;
     }
@@ -87,8 +87,8 @@ fn a_bind_of_what_is_above_a_runtimes_real_directory_is_made_rslave() {
     for places in [of_kubelet, of_runtime] {
         write_spec(&scene, above);
         let report = admit(&scene.bundle(), &Policy::default(), &places, Attempt::First).report;
-        let told = report.binds.first().map(|bind| (bind.kind().as_str(), bind.outcome.clone()));
-        assert_eq!(told, Some(("host-root", Some(Outcome::MadeRslave))), "{report:?}");
+        let found = report.binds.first().map(|bind| (bind.kind().as_str(), bind.outcome.clone()));
+        assert_eq!(found, Some(("host-root", Some(Outcome::MadeRslave))), "{report:?}");
     }
 }
 

@@ -75,7 +75,7 @@ fn a_healthy_share_is_current_warm_and_cold() {
 }
 
 #[test]
-fn what_was_replaced_on_the_server_is_bound_anew() {
+fn a_file_replaced_on_the_server_is_bound_anew() {
     if !own_namespace() {
         return;
     }
@@ -88,16 +88,16 @@ fn what_was_replaced_on_the_server_is_bound_anew() {
             forget();
         }
         let what = format!("{sub_path}, cold: {is_cold}");
-        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        let (verdict, reason, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}");
         assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
-        assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{what}");
+        assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None), "{what}");
     }
 }
 
 #[test]
-fn what_was_removed_on_the_server_is_told_and_left() {
+fn a_file_removed_on_the_server_is_orphaned() {
     if !own_namespace() {
         return;
     }
@@ -108,7 +108,7 @@ fn what_was_removed_on_the_server_is_told_and_left() {
         if is_cold {
             forget();
         }
-        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        let (verdict, reason, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("orphaned", None), "cold: {is_cold}: {reason}");
         assert_eq!(scene.mounts_at_subpath(), 1);
     }
@@ -135,14 +135,14 @@ fn a_share_that_was_replaced_is_dead_until_it_is_mounted_again() {
 
     umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
     server.mount(&scene.volume);
-    let told = verdicts(&scene, &scene.refusing());
-    assert_eq!([told[0].0, told[1].0], ["current", "stale"], "{told:?}");
+    let found = verdicts(&scene, &scene.refusing());
+    assert_eq!([found[0].0, found[1].0], ["current", "stale"], "{found:?}");
     assert_eq!(scene.content(), "new");
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
 
 #[test]
-fn a_server_that_stopped_is_told_in_time() {
+fn a_stopped_server_is_reported_in_time() {
     if !own_namespace() {
         return;
     }
@@ -195,7 +195,7 @@ fn an_nfs_volume_without_its_mount_or_with_another_is_unmounted() {
         }
         for source in [scene.volume.clone(), scene.subpath()] {
             scene.write_spec(&[&source]);
-            let (verdict, reason, _) = scene.told(&scene.policy());
+            let (verdict, reason, _) = scene.finding(&scene.policy());
             assert_eq!(verdict, "unmounted", "{}, {found:?}: {reason}", source.display());
             assert!(reason.contains(PLUGIN) && reason.contains("mount.nfs"), "{reason}");
             assert!(found.is_none_or(|found| reason.contains(found)), "{reason}");
@@ -219,7 +219,7 @@ fn a_file_that_was_deleted_or_replaced_on_this_node_is_not_taken_for_current() {
             fs::remove_file(&file).unwrap();
         }
         fs::rename(&next, &file).unwrap();
-        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        let (verdict, reason, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", None), "{reason}");
         assert!(reason.contains("keeps it by another name"), "{reason}");
     }
@@ -235,7 +235,7 @@ fn a_directory_that_was_replaced_on_this_node_is_dead() {
     let scene = volume_of(&server, &["db/state"]).bound("db");
     fs::remove_dir_all(scene.volume.join("db")).unwrap();
     fs::create_dir(scene.volume.join("db")).unwrap();
-    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("dead", None), "{reason}");
     assert!(reason.contains("Stale file handle"), "{reason}");
     assert!(scene.admitted(&scene.refusing()).refusal.is_some());

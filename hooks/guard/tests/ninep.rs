@@ -79,7 +79,7 @@ fn a_healthy_share_and_one_whose_file_was_replaced_elsewhere_are_current() {
         let scene = elsewhere.volume().bound(sub_path);
         for content in ["old", "new"] {
             fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
-            assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{sub_path}");
+            assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None), "{sub_path}");
             assert_eq!(scene.content(), content, "{sub_path}");
             replace(&elsewhere.path().join("db/state"));
         }
@@ -87,7 +87,7 @@ fn a_healthy_share_and_one_whose_file_was_replaced_elsewhere_are_current() {
 }
 
 #[test]
-fn what_was_removed_elsewhere_is_told_and_left() {
+fn a_file_removed_elsewhere_is_reported_and_not_repaired() {
     if !own_namespace() {
         return;
     }
@@ -95,14 +95,14 @@ fn what_was_removed_elsewhere_is_told_and_left() {
     let scene = elsewhere.volume().bound("db/state");
     fs::remove_file(elsewhere.path().join("db/state")).unwrap();
     for _ in 0..2 {
-        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        let (verdict, reason, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("orphaned", None), "{reason}");
     }
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
 
 #[test]
-fn what_was_replaced_on_this_node_is_bound_anew() {
+fn a_file_replaced_on_this_node_is_bound_anew() {
     if !own_namespace() {
         return;
     }
@@ -114,10 +114,10 @@ fn what_was_replaced_on_this_node_is_bound_anew() {
             fs::remove_file(&path).unwrap();
         }
         replace(&path);
-        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        let (verdict, reason, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
         assert_eq!(scene.content(), "new");
         assert_eq!(scene.mounts_at_subpath(), 1);
-        assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None));
+        assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None));
     }
 }

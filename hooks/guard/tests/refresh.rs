@@ -224,7 +224,7 @@ fn a_symlink_on_the_way_is_never_followed() {
     }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
-    // The container renames the folder around its mount, and puts a symlink to another folder in its place.
+    // The container renames the parent folder of its mount, and puts a symlink to another folder in its place.
     let inside = |path: &str| PathBuf::from(format!("/proc/{}/root/{path}", container.process.pid()));
     fs::create_dir_all(inside("trap")).unwrap();
     fs::write(inside("trap/0"), "9").unwrap();

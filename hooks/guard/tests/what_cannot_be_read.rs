@@ -15,7 +15,7 @@ fn too_long() -> String {
     "x".repeat(256)
 }
 
-fn told(source: &Path, kubelet: &Path) -> (&'static str, bool) {
+fn verdict_and_refusal(source: &Path, kubelet: &Path) -> (&'static str, bool) {
     let bundle = tempfile::tempdir().unwrap();
     let mount = json!({"type": "bind", "source": source, "destination": "/data", "options": ["rbind"]});
     let spec = json!({"mounts": [mount], "linux": {"rootfsPropagation": "rslave"}}).to_string();
@@ -40,7 +40,7 @@ fn a_volume() {
     let kubelet = tempfile::tempdir().unwrap();
     let volume = kubelet.path().join("pods/uid-1/volumes/kubernetes.io~nfs");
     fs::create_dir_all(&volume).unwrap();
-    assert_eq!(told(&volume.join(too_long()), kubelet.path()), ("unknown", false));
+    assert_eq!(verdict_and_refusal(&volume.join(too_long()), kubelet.path()), ("unknown", false));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_subpath() {
     let kubelet = tempfile::tempdir().unwrap();
     let subpaths = kubelet.path().join("pods/uid-1/volume-subpaths");
     fs::create_dir_all(&subpaths).unwrap();
-    assert_eq!(told(&subpaths.join(too_long()).join("app/0"), kubelet.path()), ("unknown", false));
+    assert_eq!(verdict_and_refusal(&subpaths.join(too_long()).join("app/0"), kubelet.path()), ("unknown", false));
 }
 
 #[test]
@@ -57,5 +57,5 @@ fn the_hosts_root() {
     // A kubelet's folder on the way to which is a file.
     fs::write(kubelet.path().join("file"), "").unwrap();
     let behind_a_file = kubelet.path().join("file/kubelet");
-    assert_eq!(told(&behind_a_file, &behind_a_file), ("unknown", false));
+    assert_eq!(verdict_and_refusal(&behind_a_file, &behind_a_file), ("unknown", false));
 }

@@ -29,7 +29,7 @@ fn a_file_that_was_replaced_is_bound_anew_wherever_the_volume_lies() {
         let scene = scene.with_replaced("deep/app.conf");
         let would_be = check_bundle(&scene.bundle(), &scene.policy(), &scene.places());
         assert!(matches!(&would_be.binds[0].outcome, Some(Outcome::Planned { action: PlannedAction::Rebind })));
-        let (verdict, _, outcome) = scene.told(&scene.policy());
+        let (verdict, _, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{}", scene.volume.display());
         assert_eq!(scene.content(), "new");
         assert_eq!(scene.mounts_at_subpath(), 1);
@@ -46,10 +46,10 @@ fn a_file_that_is_gone_or_became_a_link_is_left_alone() {
         let scene = scene.bound("app.conf");
         fs::remove_file(scene.volume.join("app.conf")).unwrap();
         let everything = Policy { vanished_directories: Vanished::Remake, ..scene.policy() };
-        let (verdict, _, outcome) = scene.told(&everything);
+        let (verdict, _, outcome) = scene.finding(&everything);
         assert_eq!((verdict, outcome), ("orphaned", None));
         symlink("/etc/passwd", scene.volume.join("app.conf")).unwrap();
-        let (verdict, reason, outcome) = scene.told(&everything);
+        let (verdict, reason, outcome) = scene.finding(&everything);
         assert_eq!((verdict, outcome), ("stale", None), "{reason}");
         assert!(reason.contains("is deleted") && reason.contains("symlink"), "{reason}");
         let strict = Policy { failed_repairs: FailedRepair::Refuse, ..everything };
@@ -72,14 +72,14 @@ fn a_directory_that_vanished_is_made_again_when_policy_says_so() {
         symlink("log.1", scene.volume.join("log")).unwrap();
         let scene = scene.bound("a/b");
         fs::remove_dir_all(scene.volume.join("a")).unwrap();
-        let (verdict, _, outcome) = scene.told(&scene.policy());
+        let (verdict, _, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("orphaned", None));
         assert!(fs::symlink_metadata(scene.volume.join("a")).is_err());
 
         let is_below_its_root = scene.volume.starts_with(scene.folder.path().join("kubelet"));
         chown(&scene.volume, Some(1234), Some(4321)).unwrap();
         fs::set_permissions(&scene.volume, fs::Permissions::from_mode(0o2770)).unwrap();
-        let (verdict, _, outcome) = scene.told(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
+        let (verdict, _, outcome) = scene.finding(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
         assert_eq!((verdict, outcome), ("orphaned", REBOUND));
         fs::write(scene.subpath().join("file"), "").unwrap();
         assert!(fs::metadata(scene.volume.join("a/b/file")).is_ok());
@@ -110,7 +110,7 @@ fn a_release_that_was_bound_through_a_link_is_not_made_again() {
         fs::create_dir_all(&next).unwrap();
         fs::remove_file(&link).unwrap();
         symlink("releases/43", &link).unwrap();
-        let (verdict, _, outcome) = scene.told(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
+        let (verdict, _, outcome) = scene.finding(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
         assert_eq!(verdict, "orphaned");
         let Some(Outcome::Failed { error }) = outcome else { panic!("{outcome:?}") };
         assert!(error.contains("current") && error.contains("symlink"), "{error}");
@@ -129,7 +129,7 @@ fn a_directory_is_not_made_where_something_else_is_in_the_way() {
     fs::remove_dir_all(scene.volume.join("a")).unwrap();
     let elsewhere = Folder::new();
     symlink(elsewhere.path(), scene.volume.join("a")).unwrap();
-    scene.told(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
+    scene.finding(&Policy { vanished_directories: Vanished::Remake, ..scene.policy() });
     assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
@@ -153,7 +153,7 @@ fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
 
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "new").unwrap();
-        let (verdict, reason, outcome) = scene.told(&strict);
+        let (verdict, reason, outcome) = scene.finding(&strict);
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
         assert!(reason.contains("mounted anew"), "{reason}");
         assert_eq!(scene.content(), "new");
@@ -178,11 +178,11 @@ fn a_repair_that_fails_refuses_the_container_when_policy_says_so() {
     let refusal = scene.admitted(&strict).refusal.unwrap();
     assert!(refusal.contains("is stale and could not be repaired") && refusal.contains("cloning"), "{refusal}");
     change(MsFlags::MS_SHARED);
-    assert_eq!(scene.told(&strict).2, REBOUND);
+    assert_eq!(scene.finding(&strict).2, REBOUND);
 }
 
 #[test]
-fn a_pod_that_asks_to_be_left_alone_is_where_the_node_lets_it() {
+fn a_pods_mode_is_followed_where_the_node_allows_it() {
     if !own_namespace() {
         return;
     }
@@ -192,7 +192,7 @@ fn a_pod_that_asks_to_be_left_alone_is_where_the_node_lets_it() {
 
     let mut open = scene.policy();
     open.pods_may.set_mode = true;
-    assert_eq!(scene.told(&open), ("stale", "the file it was bound from is deleted".to_owned(), None));
+    assert_eq!(scene.finding(&open), ("stale", "the file it was bound from is deleted".to_owned(), None));
     let admission = scene.admitted(&scene.policy());
     assert_eq!(admission.report.binds[0].outcome, REBOUND);
     assert!(admission.report.problems[0].contains("bindguard.io/mode is not followed"), "{:?}", admission.report);
@@ -212,15 +212,15 @@ fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
     let Some(first) = Daemon::showing(old.path(), &mount_point) else { return };
     scene.volume = mount_point.clone();
     let scene = scene.bound("state");
-    assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None));
+    assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None));
 
     drop(first);
-    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("dead", None), "{reason}");
 
     umount2(&mount_point, MntFlags::MNT_DETACH).unwrap();
     let second = Daemon::showing(new.path(), &mount_point).unwrap();
-    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
     assert!(reason.contains("its volume is alive"), "{reason}");
     assert_eq!(scene.content(), "new");
@@ -230,7 +230,7 @@ fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
 
 /// The CSI driver unpublished it, and removed the directory that it had mounted on.
 #[test]
-fn a_subpath_of_a_csi_volume_that_was_unpublished_is_told() {
+fn a_subpath_of_an_unpublished_csi_volume_is_unmounted() {
     if !own_namespace() {
         return;
     }
@@ -242,10 +242,10 @@ fn a_subpath_of_a_csi_volume_that_was_unpublished_is_told() {
     tmpfs(&mount_point);
     fs::create_dir(mount_point.join("db")).unwrap();
     let scene = scene.bound("db");
-    assert_eq!(scene.told(&scene.policy()).0, "current");
+    assert_eq!(scene.finding(&scene.policy()).0, "current");
     umount2(&mount_point, MntFlags::MNT_DETACH).unwrap();
     fs::remove_dir(&mount_point).unwrap();
-    let (verdict, reason, _) = scene.told(&scene.policy());
+    let (verdict, reason, _) = scene.finding(&scene.policy());
     assert_eq!(verdict, "unmounted", "{reason}");
     assert!(reason.contains("kubernetes.io~csi") && reason.contains("is not mounted"), "{reason}");
 }
@@ -270,12 +270,12 @@ fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
         let scene = scene.bound("s3/state");
         let strict =
             Policy { unmounted_volumes: Alarm::Refuse, failed_repairs: FailedRepair::Refuse, ..scene.policy() };
-        let told = scene.told(&strict);
-        assert_eq!(told, ("current", String::new(), None), "{plugin}");
+        let found = scene.finding(&strict);
+        assert_eq!(found, ("current", String::new(), None), "{plugin}");
 
         fs::remove_file(inner.join("state")).unwrap();
         fs::write(inner.join("state"), "new").unwrap();
-        assert_eq!(scene.told(&strict).2, REBOUND, "{plugin}");
+        assert_eq!(scene.finding(&strict).2, REBOUND, "{plugin}");
         assert_eq!(scene.content(), "new", "{plugin}");
         assert_eq!(scene.mounts_at_subpath(), 1);
         umount2(&inner, MntFlags::MNT_DETACH).unwrap();
@@ -299,7 +299,7 @@ fn a_mount_within_the_volume_that_is_gone_is_not_taken_for_an_earlier_mount_of_t
     fs::write(cache.join("state"), "of the cache").unwrap();
     let scene = scene.bound("cache/state");
     umount2(&cache, MntFlags::MNT_DETACH).unwrap();
-    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("stale", None), "{reason}");
     assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("of the cache", 1));
 }
@@ -307,7 +307,7 @@ fn a_mount_within_the_volume_that_is_gone_is_not_taken_for_an_earlier_mount_of_t
 /// A claim's volume has the name of its PersistentVolume. The kubelet does not check that no other volume of the pod has that
 /// name.
 #[test]
-fn a_claim_that_has_the_name_of_another_volume_is_told_from_it() {
+fn a_claim_is_distinguished_from_a_volume_of_the_same_name() {
     if !own_namespace() {
         return;
     }
@@ -321,19 +321,19 @@ fn a_claim_that_has_the_name_of_another_volume_is_told_from_it() {
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "old").unwrap();
         let scene = scene.bound("state");
-        assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{plugin}");
+        assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None), "{plugin}");
 
         fs::remove_file(scene.volume.join("state")).unwrap();
         fs::write(scene.volume.join("state"), "replaced").unwrap();
-        assert_eq!(scene.told(&scene.policy()).2, REBOUND, "{plugin}");
+        assert_eq!(scene.finding(&scene.policy()).2, REBOUND, "{plugin}");
         assert_eq!(scene.content(), "replaced", "{plugin}");
 
         umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
-        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        let (verdict, reason, outcome) = scene.finding(&scene.policy());
         assert!(verdict != "current" && outcome.is_none(), "{plugin}: {verdict} {reason}");
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "mounted anew").unwrap();
-        let (_, reason, outcome) = scene.told(&scene.policy());
+        let (_, reason, outcome) = scene.finding(&scene.policy());
         assert_eq!((outcome, scene.content().as_str()), (REBOUND, "mounted anew"), "{plugin}: {reason}");
     }
 }
@@ -361,10 +361,10 @@ fn a_volume_that_its_driver_writes_as_the_kubelet_does_is_read_as_the_kubelets()
         let first = write_payload(&scene.volume, "..2026_11_21_05_10_00.1", "first");
         symlink("..data/tls.crt", scene.volume.join("tls.crt")).unwrap();
         let scene = scene.bound("tls.crt");
-        assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None), "{plugin}");
+        assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None), "{plugin}");
 
         let second = write_payload(&scene.volume, "..2026_11_21_05_10_00.2", "second");
-        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        let (verdict, reason, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{plugin}: {reason}");
         assert!(reason.contains("shows the payload"), "{reason}");
         assert_eq!(scene.content(), "second");
@@ -372,7 +372,7 @@ fn a_volume_that_its_driver_writes_as_the_kubelet_does_is_read_as_the_kubelets()
         fs::remove_dir_all(first).unwrap();
         write_payload(&scene.volume, "..2026_11_21_05_10_00.3", "third");
         fs::remove_dir_all(second).unwrap();
-        let (verdict, reason, outcome) = scene.told(&scene.policy());
+        let (verdict, reason, outcome) = scene.finding(&scene.policy());
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{plugin}: {reason}");
         assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("third", 1));
     }
@@ -391,12 +391,12 @@ fn a_payload_that_a_container_laid_out_leads_nowhere_else() {
     let scene = scene.bound("..2026_11_21_05_10_00.1/tls.crt");
     fs::remove_file(scene.volume.join("..data")).unwrap();
     symlink(elsewhere.path(), scene.volume.join("..data")).unwrap();
-    assert_eq!(scene.told(&scene.policy()), ("current", String::new(), None));
+    assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None));
     symlink(elsewhere.path(), scene.volume.join("..2026_11_21_05_10_00.2")).unwrap();
     fs::remove_file(scene.volume.join("..data")).unwrap();
     symlink("..2026_11_21_05_10_00.2", scene.volume.join("..data")).unwrap();
     fs::remove_dir_all(first).unwrap();
-    assert_eq!(scene.told(&scene.policy()).2, None);
+    assert_eq!(scene.finding(&scene.policy()).2, None);
     assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("first", 1));
 }
 
@@ -408,7 +408,7 @@ fn a_subpath_that_is_not_mounted_is_refused_when_policy_says_so() {
     }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
     umount2(&scene.subpath(), MntFlags::MNT_DETACH).unwrap();
-    let (verdict, _, outcome) = scene.told(&scene.policy());
+    let (verdict, _, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("unmounted", None));
     let strict = Policy { unmounted_volumes: Alarm::Refuse, ..scene.policy() };
     let refusal = scene.admitted(&strict).refusal.unwrap();
@@ -427,9 +427,9 @@ fn a_volume_whose_own_source_was_deleted_is_stale() {
     namespace::bind(&disk, &scene.volume);
     let spec = json!({"mounts": [mount_of(&scene.volume, "/data", "rprivate")], "linux": {}});
     fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
-    assert_eq!(scene.told(&scene.policy()).0, "current");
+    assert_eq!(scene.finding(&scene.policy()).0, "current");
     fs::remove_dir(&disk).unwrap();
-    let (verdict, reason, outcome) = scene.told(&scene.policy());
+    let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("stale", None), "{reason}");
     assert!(reason.contains("is deleted"), "{reason}");
     let strict = Policy { failed_repairs: FailedRepair::Refuse, ..scene.policy() };

@@ -75,7 +75,7 @@ fn holders(criterion: &mut Criterion) {
     let mut group =
         criterion.benchmark_group(format!("{CONTAINERS} containers, {EXPORTERS} exporters, {MOUNTS} mounts"));
     group.sample_size(10);
-    group.bench_function("every namespace looked at", |b| b.iter(|| Proc::default().namespaces().unwrap()));
+    group.bench_function("every namespace read", |b| b.iter(|| Proc::default().namespaces().unwrap()));
     let seen = Proc::default().namespaces().unwrap();
     assert!(seen.others.len() >= CONTAINERS + EXPORTERS);
     let one = crowd.path().join("7");

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_roots_that_nobody_named_are_told() {
+    fn only_unconfigured_roots_are_reported() {
         let line = |root: &str| format!("1 0 8:1 /x {root}/pods/u/volume-subpaths/v/c/0 rw - ext4 /dev/sda1 rw\n");
         let text = [line("/var/lib/kubelet"), line("/data/kubelet"), line("/data/kubelet")].concat();
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();

@@ -171,10 +171,10 @@ mod tests {
 
     #[test]
     fn a_pod_is_meant_by_uid_by_name_and_by_namespace_and_name() {
-        for (asked, is_meant) in
+        for (argument, is_meant) in
             [("u-1", true), ("web", true), ("shop/web", true), ("shop/u-1", false), ("other/web", false), ("we", false)]
         {
-            assert_eq!(PodSelector::from_argument(asked).is(&web()), is_meant, "{asked}");
+            assert_eq!(PodSelector::from_argument(argument).is(&web()), is_meant, "{argument}");
         }
     }
 

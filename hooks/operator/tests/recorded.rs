@@ -27,7 +27,7 @@ fn captured() -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_mount_table_alone_tells_what_is_deleted() {
+fn deleted_roots_are_found_in_a_mount_table_alone() {
     let nothing = tempfile::tempdir().unwrap();
     let mut stale = 0;
     for path in captured() {

@@ -87,14 +87,14 @@ pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
 /// Best effort: a file that cannot be removed, or not even listed, is deleted with the bundle.
 pub fn clear_leavings(bundle: &Path) {
     for entry in fs::read_dir(bundle).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().and_then(|name| name.strip_prefix(BESIDE)).is_some_and(is_nobodys) {
+        if entry.file_name().to_str().and_then(|name| name.strip_prefix(BESIDE)).is_some_and(is_abandoned) {
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
 /// True if no other process has this id. This process's own id is also free: it has written nothing yet.
-fn is_nobodys(id: &str) -> bool {
+fn is_abandoned(id: &str) -> bool {
     let pid = id.parse().ok().filter(|id| *id > 0).and_then(Pid::from_raw);
     pid.is_some_and(|pid| pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH))
 }
@@ -117,11 +117,11 @@ mod tests {
         let config = bundle.path().join("config.json");
         fs::write(&config, "old").unwrap();
         fs::set_permissions(&config, fs::Permissions::from_mode(0o640)).unwrap();
-        let mut who_reads = File::open(&config).unwrap();
+        let mut reader = File::open(&config).unwrap();
         replace_spec(bundle.path(), b"new").unwrap();
         assert_eq!(read_spec(bundle.path()).unwrap(), b"new");
         let mut seen = String::new();
-        who_reads.read_to_string(&mut seen).unwrap();
+        reader.read_to_string(&mut seen).unwrap();
         assert_eq!(seen, "old");
         assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(bundle.path()).unwrap().count(), 1);

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_cache_lacks_is_looked_for_in_local_folders_alone() {
+    fn a_path_missing_from_the_cache_is_read_only_from_local_folders() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), "").unwrap();
         // /proc caches no missing names.

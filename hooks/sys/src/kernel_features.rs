@@ -48,7 +48,7 @@ pub fn kernel_features() -> KernelFeatures {
 
 /// move_mount(2) checks its flags before its paths: a call with an impossible path shows if it knows the flag.
 fn knows_beneath() -> bool {
-    let nowhere = "/proc/self/fd/bindguard-asks";
+    let nowhere = "/proc/self/fd/bindguard-probe";
     let flags = MoveMountFlags::MOVE_MOUNT_BENEATH;
     !matches!(rustix::mount::move_mount(CWD, nowhere, CWD, nowhere, flags), Err(Errno::INVAL | Errno::NOSYS))
 }

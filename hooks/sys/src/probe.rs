@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_and_what_is_not_is_told_in_order() {
+    fn existing_and_missing_paths_are_answered_in_order() {
         let paths = ["/", "/nowhere", "/proc/self/../version"].map(PathBuf::from);
         let patience = Patience { each: Duration::from_secs(10), all: Duration::from_secs(10) };
         let answers = probe(&paths, patience).unwrap();

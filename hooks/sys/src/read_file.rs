@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn here_and_apart_the_same_is_read() {
+    fn both_processes_read_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         fs::write(&file, "x".repeat(100_000)).unwrap();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_keeps_nobody_waiting() {
+    fn a_fifo_does_not_block_the_reader() {
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_ended_when_nobody_listens_any_more() {
+    fn it_is_ended_when_its_reader_is_gone() {
         let process = SeparateProcess::start(|_| sleep(Duration::from_secs(1000))).unwrap();
         let pidfd = process.process.as_ref().unwrap().try_clone().unwrap();
         drop(process);

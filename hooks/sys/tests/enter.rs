@@ -185,7 +185,7 @@ fn a_stale_mount_that_the_kernel_detached_is_no_error() {
 }
 
 #[test]
-fn a_file_that_was_removed_before_it_was_attached_is_told() {
+fn a_file_removed_before_it_was_attached_is_an_error() {
     if !namespace::enter(true) {
         return;
     }

@@ -27,7 +27,7 @@ fn line(writer: usize, number: usize, filler: usize) -> String {
 }
 
 /// The writer and number of a whole line.
-fn told(line: &str) -> (usize, usize) {
+fn writer_and_number(line: &str) -> (usize, usize) {
     let rest = line.strip_prefix(r#"{"writer":"#).unwrap_or_else(|| panic!("not a line: {line:.80}"));
     let (writer, rest) = rest.split_once(r#","line":"#).unwrap();
     let (number, rest) = rest.split_once(r#","filler":""#).unwrap();
@@ -67,7 +67,7 @@ fn many_writers_lose_no_line() {
     let journal = folder.path().join("journal.jsonl");
     written_at_once(&journal, 300, 900);
     let text = fs::read_to_string(&journal).unwrap();
-    let all: BTreeSet<_> = text.lines().map(told).collect();
+    let all: BTreeSet<_> = text.lines().map(writer_and_number).collect();
     assert_eq!((text.lines().count(), all.len()), (WRITERS * 300, WRITERS * 300));
 }
 
@@ -82,7 +82,7 @@ fn rotation_under_load_loses_only_the_oldest_lines() {
     assert!(texts[0].len() as u64 >= FULL, "a file that was not full was moved over a full one");
     // The others write on while the one that moves a full file away waits for a processor.
     assert!(texts.iter().all(|text| text.len() as u64 <= 3 * FULL), "{:?}", texts.each_ref().map(String::len));
-    let kept: Vec<_> = texts.iter().flat_map(|text| text.lines()).map(told).collect();
+    let kept: Vec<_> = texts.iter().flat_map(|text| text.lines()).map(writer_and_number).collect();
     for writer in 0..WRITERS {
         let numbers: Vec<_> = kept.iter().filter(|(w, _)| *w == writer).map(|(_, number)| *number).collect();
         // The older file may contain a line that was written after one in the newer: its writer had opened that file before.
@@ -98,7 +98,7 @@ fn rotation_under_load_loses_only_the_oldest_lines() {
 }
 
 #[test]
-fn what_a_full_disk_took_of_a_line_is_taken_back() {
+fn a_line_cut_off_by_a_full_disk_is_removed() {
     if !namespace::enter(false) {
         return;
     }
@@ -118,7 +118,10 @@ fn what_a_full_disk_took_of_a_line_is_taken_back() {
     mount(None::<&str>, folder.path(), None::<&str>, MsFlags::MS_REMOUNT, Some("size=1m")).unwrap();
     append(&journal, &line(0, written, 5000)).unwrap();
     let text = fs::read_to_string(&journal).unwrap();
-    assert_eq!(text.lines().map(told).collect::<Vec<_>>(), (0..=written).map(|n| (0, n)).collect::<Vec<_>>());
+    assert_eq!(
+        text.lines().map(writer_and_number).collect::<Vec<_>>(),
+        (0..=written).map(|n| (0, n)).collect::<Vec<_>>()
+    );
 }
 
 /// A copy of this program appends one line with that limit on the size of its files. Returns its exit status.
@@ -151,7 +154,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_death() {
         assert!(ended.success(), "under a limit of {limit} bytes: {ended}");
     }
     let text = fs::read_to_string(&journal).unwrap();
-    assert_eq!(text.lines().map(told).collect::<Vec<_>>(), [(0, 0)]);
+    assert_eq!(text.lines().map(writer_and_number).collect::<Vec<_>>(), [(0, 0)]);
 }
 
 /// Issue 14, item 18: opening a fifo without a reader waits for ever.
@@ -164,11 +167,11 @@ fn only_a_regular_file_is_a_journal() {
     }
     let mut reader = fs::OpenOptions::new().read(true).write(true).open(&read).unwrap();
     let refused = |journal: PathBuf| {
-        let (tell, told) = std::sync::mpsc::channel();
-        std::thread::spawn(move || drop(tell.send(append(&journal, "{}"))));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || drop(sender.send(append(&journal, "{}"))));
         // The thread stays where this fails: the test ends with its program.
-        let told = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits for a reader");
-        assert_eq!(told.unwrap_err().source.kind(), std::io::ErrorKind::InvalidInput);
+        let appended = receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits for a reader");
+        assert_eq!(appended.unwrap_err().source.kind(), std::io::ErrorKind::InvalidInput);
     };
     [fifo, read, "/dev/null".into(), "/dev/full".into(), folder.path().to_owned()].into_iter().for_each(refused);
     reader.write_all(b"nothing else").unwrap();

@@ -21,7 +21,7 @@ fn comparable(entry: &MountEntry) -> MountEntry {
 }
 
 #[test]
-fn every_mount_that_can_be_reached_is_told_alike() {
+fn all_sources_agree_on_every_reachable_mount() {
     if !namespace::enter(true) {
         return;
     }
@@ -32,7 +32,7 @@ fn every_mount_that_can_be_reached_is_told_alike() {
     namespace::bind(&odd, &odd);
 
     let table = read_mount_table().unwrap();
-    let mut told = 0;
+    let mut compared = 0;
     for entry in table.entries() {
         let Ok(handle) = Handle::of(&entry.mount_point) else { continue };
         // A mount with another on top of it cannot be reached by its path.
@@ -45,16 +45,16 @@ fn every_mount_that_can_be_reached_is_told_alike() {
         assert_eq!(comparable(&seen.entry), comparable(entry));
         assert!(seen.is_mount_point && from_table.is_mount_point);
         // If the kernel has a filesystem that queries its server, this uses the descriptor's own mount and path.
-        let wary = Mounts::default().mount_of(&Handle::of(&entry.mount_point).unwrap().unqueried()).unwrap();
-        assert_eq!((comparable(&wary.entry), wary.is_mount_point), (comparable(entry), true));
+        let unqueried = Mounts::default().mount_of(&Handle::of(&entry.mount_point).unwrap().unqueried()).unwrap();
+        assert_eq!((comparable(&unqueried.entry), unqueried.is_mount_point), (comparable(entry), true));
         assert_eq!(seen.parent.map(|parent| parent.id), from_table.parent.map(|parent| parent.id));
-        told += 1;
+        compared += 1;
     }
-    assert!(told > 2, "{told} mounts");
+    assert!(compared > 2, "{compared} mounts");
 }
 
 #[test]
-fn what_is_no_mount_point_is_on_the_mount_that_it_is_on() {
+fn a_path_that_is_no_mount_point_is_on_its_mount() {
     if !namespace::enter(true) {
         return;
     }
@@ -65,7 +65,7 @@ fn what_is_no_mount_point_is_on_the_mount_that_it_is_on() {
 }
 
 #[test]
-fn a_path_longer_than_the_usual_buffer_is_told_whole() {
+fn a_path_longer_than_the_usual_buffer_is_read_whole() {
     if !namespace::enter(true) {
         return;
     }

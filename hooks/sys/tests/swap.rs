@@ -125,7 +125,7 @@ fn tucked_under_a_private_parent_does_not_arrive_and_changes_nothing() {
 }
 
 #[test]
-fn a_target_that_is_removed_meanwhile_is_told_and_changes_nothing() {
+fn a_target_removed_meanwhile_is_an_error_and_changes_nothing() {
     if !namespace::enter(true) {
         return;
     }
@@ -139,7 +139,7 @@ fn a_target_that_is_removed_meanwhile_is_told_and_changes_nothing() {
 
 /// Names are a container's to change: what was opened is bound, whatever has its name by then.
 #[test]
-fn what_is_bound_is_what_was_opened() {
+fn the_opened_file_is_bound() {
     if !namespace::enter(true) {
         return;
     }

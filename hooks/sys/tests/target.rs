@@ -75,7 +75,7 @@ fn a_key_is_there_in_every_moment_of_an_update() {
 }
 
 #[test]
-fn a_volume_without_a_payload_is_told_from_one_whose_link_lies() {
+fn a_volume_without_a_payload_differs_from_one_with_a_false_link() {
     let volume = tempfile::tempdir().unwrap();
     assert!(matches!(open(&volume, "app.conf", Layout::Payload), Err(TargetError::NoPayload(_))));
     for lie in ["/", "../..", "somewhere"] {
@@ -162,7 +162,7 @@ fn a_stranded_payload_is_removed_and_nothing_else() {
         let names = fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.collect::<BTreeSet<_>>()
     };
-    assert!(left_after_a_removal().contains(OLD), "nobody knows what is current");
+    assert!(left_after_a_removal().contains(OLD), "the current payload is unknown");
     swap(&volume, OLD);
     assert!(left_after_a_removal().contains(OLD), "it is the current one");
     swap(&volume, NEW);

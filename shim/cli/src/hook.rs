@@ -58,12 +58,12 @@ fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
     let mut admission = admit(bundle.path(), config.policy(), config.places(), Attempt::First);
     // the temporary bundle is removed after the admission
     admission.report.bundle = None;
-    tell(&admission, config);
+    log(&admission, config);
     let edited = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
     Ok((admission, edited))
 }
 
-fn tell(admission: &Admission, config: &Config) {
+fn log(admission: &Admission, config: &Config) {
     for (_, remark) in admission.report.binds.iter().filter_map(BindReport::log_message) {
         eprintln!("bindguard: {remark}");
     }

@@ -122,37 +122,37 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
         _ => {}
     }
-    let asked = arguments.config;
+    let named = arguments.config;
     match arguments.verb {
-        Verb::Check(check) => check.run(&config_in_force(asked)?),
-        Verb::Diagnose(diagnose) => diagnose.run(&config_in_force(asked)?),
-        Verb::Repair(repair) => repair.run(&config_in_force(asked)?),
-        Verb::Refresh(refresh) => refresh.run(&config_in_force(asked)?),
-        Verb::Holders(holders) => holders.run(&config_in_force(asked)?),
-        Verb::Doctor(doctor) => doctor.run(&loaded(asked)?),
-        Verb::Status(status) => status.run(&loaded(asked)?),
-        Verb::Journal(journal) => journal.run(&config_in_force(asked)?),
+        Verb::Check(check) => check.run(&config_in_force(named)?),
+        Verb::Diagnose(diagnose) => diagnose.run(&config_in_force(named)?),
+        Verb::Repair(repair) => repair.run(&config_in_force(named)?),
+        Verb::Refresh(refresh) => refresh.run(&config_in_force(named)?),
+        Verb::Holders(holders) => holders.run(&config_in_force(named)?),
+        Verb::Doctor(doctor) => doctor.run(&loaded(named)?),
+        Verb::Status(status) => status.run(&loaded(named)?),
+        Verb::Journal(journal) => journal.run(&config_in_force(named)?),
         Verb::Install(install) => install.run(),
         Verb::Uninstall(uninstall) => uninstall.run(),
-        Verb::Hook(verb) => verb.run(&config_in_force(asked)?),
-        Verb::Config(verb) => verb.run(asked),
+        Verb::Hook(verb) => verb.run(&config_in_force(named)?),
+        Verb::Config(verb) => verb.run(named),
         Verb::Completions(completions) => completions.run(Arguments::command()),
         Verb::Man(man) => man.run(Arguments::command()),
     }
 }
 
 /// A config that `--config` names must be valid. An invalid config of the node is ignored, as in an admission.
-fn config_in_force(asked: Option<PathBuf>) -> anyhow::Result<Config> {
-    let loaded = loaded(asked)?;
+fn config_in_force(named: Option<PathBuf>) -> anyhow::Result<Config> {
+    let loaded = loaded(named)?;
     if let Some(problem) = loaded.problem {
         eprintln!("bindguard: ignoring the config, using defaults: {}", error_chain(&problem));
     }
     Ok(loaded.config)
 }
 
-fn loaded(asked: Option<PathBuf>) -> anyhow::Result<Loaded> {
-    time_limits::check_answers(&asked.clone().unwrap_or_else(config::in_force))?;
-    match asked {
+fn loaded(named: Option<PathBuf>) -> anyhow::Result<Loaded> {
+    time_limits::check_answers(&named.clone().unwrap_or_else(config::in_force))?;
+    match named {
         Some(path) => Ok(Loaded { config: Config::from_file(&path)?, problem: None }),
         None => Ok(load()),
     }

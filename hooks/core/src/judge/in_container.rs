@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_with_a_master_or_a_peer_hears() {
+    fn a_mount_with_a_master_or_a_peer_receives_umounts() {
         let judged = |propagation| judge_in_container(&Observed::Seen(propagation));
         assert_eq!(judged(Propagation { master: Some(1), ..Propagation::default() }), Verdict::Current);
         assert_eq!(judged(Propagation { peer_group: Some(1), ..Propagation::default() }), Verdict::Current);

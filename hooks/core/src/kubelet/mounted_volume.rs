@@ -26,7 +26,7 @@ impl MountedVolume {
         Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
     }
 
-    /// The volume at a pod's path, or around it.
+    /// The volume that is, or contains, a pod's path.
     pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
         let &[volumes, folder, volume, ref rest @ ..] = path.names() else { return None };
         let plugin = Plugin::from_folder(folder)?;

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subpath_is_taken_apart_and_put_together() {
+    fn a_subpath_is_parsed_and_formatted() {
         let subpath = taken("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12").unwrap();
         assert_eq!((subpath.pod_uid(), subpath.volume(), subpath.container()), ("u-1", "conf", "app"));
         assert_eq!(subpath.path(), Path::new("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12"));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_exactly_one_is_none() {
+    fn other_paths_are_refused() {
         for path in [
             "/var/lib/kubelet/pods/u/volume-subpaths/conf/app",
             "/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0/more",

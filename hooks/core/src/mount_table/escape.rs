@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_escaped_comes_back() {
+    fn an_escaped_path_is_restored() {
         assert_eq!(escape(b"a b\\c\nd"), b"a\\040b\\134c\\012d");
         assert_eq!(unescape(b"a\\040b\\134c\\012d"), b"a b\\c\nd");
         assert_eq!(unescape(b"lone\\ and \\08 and \\777"), b"lone\\ and \\08 and \\777");

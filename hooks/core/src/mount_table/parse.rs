@@ -37,7 +37,7 @@ pub enum WrongField {
     #[error("{0} is not text")]
     NotText(&'static str),
     /// Text follows the last field.
-    #[error("something stands behind the last field")]
+    #[error("text follows the last field")]
     TooLong,
 }
 
@@ -166,7 +166,7 @@ mod tests {
 
     /// Captured from Linux 6.12: a volume, and a subpath of it.
     #[test]
-    fn what_an_nfs_mount_shows_stands_in_its_source() {
+    fn an_nfs_root_is_read_from_the_source() {
         for (line, root) in [
             ("35 29 0:26 / /vol rw shared:6 - nfs4 127.0.0.1:/share rw,vers=4.2", "/share"),
             ("34 29 0:26 / /sub rw shared:6 - nfs4 127.0.0.1:/share/a\\040b/state rw,vers=4.2", "/share/a b/state"),

@@ -11,7 +11,7 @@ impl MountEntry {
     /// This mount as a line of mountinfo, without the newline.
     pub fn to_line(&self) -> Vec<u8> {
         let mut line = format!("{} {} {} ", self.id.0, self.parent.0, self.device).into_bytes();
-        line.extend(escape(&self.root_as_told().to_kernel()));
+        line.extend(escape(&self.printed_root().to_kernel()));
         line.push(b' ');
         line.extend(escape(self.mount_point.as_os_str().as_bytes()));
         line.push(b' ');
@@ -29,7 +29,7 @@ impl MountEntry {
         line
     }
 
-    fn root_as_told(&self) -> MountRoot {
+    fn printed_root(&self) -> MountRoot {
         let is_in_source = self.root_in_source() == Some(&self.root.path);
         let path = if is_in_source { PathBuf::from("/") } else { self.root.path.clone() };
         MountRoot { path, deleted: self.root.deleted }

@@ -95,21 +95,21 @@ mod tests {
     }
 
     #[test]
-    fn what_was_repaired_or_mounts_all_the_same_explains_nothing() {
+    fn a_repaired_or_mountable_bind_has_no_explanation() {
         let stale = || finding(Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) });
         let repaired = Outcome::Rebound { tries: 1 };
         assert_eq!(explained(&[stale()], Some(repaired)), None);
         assert_eq!(explained(&[finding(Verdict::Unmounted(Unmounted::Subpath))], None), None);
         let failed = Outcome::Failed { error: "no such kernel".to_owned() };
-        let told = explained(&[stale()], Some(failed)).unwrap();
-        assert!(told.contains("why; could not be repaired: no such kernel; delete the pod"), "{told}");
+        let text = explained(&[stale()], Some(failed)).unwrap();
+        assert!(text.contains("why; could not be repaired: no such kernel; delete the pod"), "{text}");
     }
 
     #[test]
     fn an_event_has_room_for_it() {
         let lacks = Lack::Key("k".repeat(5000).into());
         let long = finding(Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks, remake: None });
-        let told = explained(&vec![long; 9], None).unwrap();
-        assert!(told.len() < 1024 && told.ends_with("; and 6 more"), "{} bytes", told.len());
+        let text = explained(&vec![long; 9], None).unwrap();
+        assert!(text.len() < 1024 && text.ends_with("; and 6 more"), "{} bytes", text.len());
     }
 }

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_spec_is_refused_with_the_field_named() {
+    fn an_invalid_spec_is_refused_with_its_field() {
         for (json, name) in [
             (&b"[]"[..], "JSON object"),
             (b"{\"mounts\":[7]}", "mounts[0]"),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_break_stands_between_values_and_not_inside_of_one() {
+    fn a_line_break_is_allowed_only_between_values() {
         assert!(SpecView::from_bytes(b"{\n\t\"annotations\": {\"a\": \"b\"}\n}\n").is_ok());
         assert!(SpecView::from_bytes(b"{\"annotations\":{\"a\":\"b\nc\"}}").is_err());
     }

@@ -302,8 +302,8 @@ impl World {
             self.files.iter().filter(|(at, _)| at.starts_with(path)).map(|(_, file)| *file).collect();
         self.files.retain(|at, _| !at.starts_with(path));
         // The kernel of this node does not notice a removal on the server.
-        let is_told = self.storage != Storage::Server;
-        self.stack.iter_mut().filter(|bound| gone.contains(&bound.file)).for_each(|bound| bound.deleted = is_told);
+        let is_noticed = self.storage != Storage::Server;
+        self.stack.iter_mut().filter(|bound| gone.contains(&bound.file)).for_each(|bound| bound.deleted = is_noticed);
     }
 
     fn make(&mut self, kind: FileKind) -> FileIdentity {

@@ -43,9 +43,9 @@ impl Fuse {
     }
 
     /// Runs `work`; also returns true if a request arrives meanwhile.
-    pub fn is_asked_during<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
+    pub fn receives_a_request_during<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
         let device = self.device.as_ref().unwrap();
-        let is_asked = || {
+        let has_request = || {
             let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
             poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&timeout)).unwrap() > 0
         };
@@ -55,9 +55,9 @@ impl Fuse {
             let listening = scope.spawn(|| {
                 loop {
                     let was_done = done.load(Ordering::Acquire);
-                    let asked = is_asked();
-                    if asked || was_done {
-                        return asked;
+                    let requested = has_request();
+                    if requested || was_done {
+                        return requested;
                     }
                 }
             });

@@ -36,7 +36,7 @@ impl Server {
         }
         // kernel BUG at net/sunrpc/svc.c:568
         if fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("5.") {
-            skipped("this kernel's nfsd dies when it is told to stop");
+            skipped("this kernel's nfsd crashes when it stops");
             return None;
         }
         match mount(Some("nfsd"), CONTROL, Some("nfsd"), MsFlags::empty(), None::<&str>) {
@@ -44,7 +44,7 @@ impl Server {
             Err(errno) => panic!("mount {CONTROL}: {errno}"),
         }
         if read("threads") != "0" {
-            skipped("somebody else's nfsd is at work here");
+            skipped("another nfsd runs here");
             return None;
         }
         let server = Self { folder: tempfile::tempdir().unwrap() };
@@ -52,10 +52,10 @@ impl Server {
         fs::create_dir(&clients).unwrap();
         // The directory in which it records its clients. Newer kernels have a daemon for that. Without it, the server begins
         // with a grace period in which no client can open a file, and which cannot be ended.
-        let _ = tell("nfsv4recoverydir", clients.to_str().unwrap());
+        let _ = control("nfsv4recoverydir", clients.to_str().unwrap());
         // Version 3 would want rpcbind.
         for (file, value) in [("versions", "-3"), ("nfsv4leasetime", "10"), ("nfsv4gracetime", "10")] {
-            tell(file, value).unwrap();
+            control(file, value).unwrap();
         }
         // Linux 7's client may hold a directory delegation from the server, and then answers from its own cache.
         let _ = fs::write("/sys/module/nfsv4/parameters/directory_delegations", "N");
@@ -79,17 +79,17 @@ impl Server {
     /// Begins to serve, or does so again.
     pub fn begin(&self) {
         if read("portlist").is_empty() {
-            tell("portlist", "tcp 2049").unwrap();
+            control("portlist", "tcp 2049").unwrap();
         }
-        tell("threads", "4").unwrap();
+        control("threads", "4").unwrap();
         // There are no clients whose locks it would have to wait for.
-        let _ = tell("v4_end_grace", "Y");
+        let _ = control("v4_end_grace", "Y");
         let folder = self.folder.path().display();
-        let (nobody, root) = (65534, r"\x00000000");
+        let (anonymous, root) = (65534, r"\x00000000");
         for (cache, entry) in [
             ("auth.unix.ip", format!("nfsd 127.0.0.1 {NEVER} tests")),
             ("nfsd.fh", format!("tests 1 {root} {NEVER} {folder}")),
-            ("nfsd.export", format!("tests {folder} {NEVER} {EXPORT_FLAGS} {nobody} {nobody} 0")),
+            ("nfsd.export", format!("tests {folder} {NEVER} {EXPORT_FLAGS} {anonymous} {anonymous} 0")),
         ] {
             fs::write(format!("{CACHES}/{cache}/channel"), entry + "\n").unwrap();
         }
@@ -97,7 +97,7 @@ impl Server {
 
     /// Stops the server: calls on a hard mount wait.
     pub fn stop(&self) {
-        tell("threads", "0").unwrap();
+        control("threads", "0").unwrap();
     }
 
     /// Runs `work` while the server is stopped. A waiting call gets an answer in the end, so that a test fails and does not
@@ -119,7 +119,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = tell("threads", "0");
+        let _ = control("threads", "0");
     }
 }
 
@@ -132,6 +132,6 @@ fn read(file: &str) -> String {
     fs::read_to_string(format!("{CONTROL}/{file}")).unwrap().trim().to_owned()
 }
 
-fn tell(file: &str, value: &str) -> io::Result<()> {
+fn control(file: &str, value: &str) -> io::Result<()> {
     fs::write(format!("{CONTROL}/{file}"), format!("{value}\n"))
 }

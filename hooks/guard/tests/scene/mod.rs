@@ -103,7 +103,7 @@ impl Scene {
     }
 
     /// The only bind's verdict, reason and outcome.
-    pub fn told(&self, policy: &Policy) -> (&'static str, String, Option<Outcome>) {
+    pub fn finding(&self, policy: &Policy) -> (&'static str, String, Option<Outcome>) {
         let report = self.admitted(policy).report;
         let [bind] = &report.binds[..] else { panic!("{report:?}") };
         (bind.verdict().as_str(), bind.reason().unwrap_or_default(), bind.outcome.clone())

@@ -55,15 +55,15 @@ impl Mountd {
         let begin = begin.short(445).short(0).number(0).number(10_000).zeros(4 * 4).zeros(4 * 3);
         let begin = begin.zeros(4 * 3).zeros(4 * 126).number(0);
         socket.send(STARTING_UP, STARTING_UP.into(), &begin.0, REQUEST | ACKNOWLEDGE)?;
-        socket.hear()?;
+        socket.receive()?;
         let is_over = Arc::new(AtomicBool::new(false));
         let (stop, folder) = (Arc::clone(&is_over), folder.to_str().unwrap().to_owned());
         let thread = thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                match socket.hear() {
-                    Ok((event, asked)) => answer(&socket, event, &asked, &folder),
+                match socket.receive() {
+                    Ok((event, request)) => answer(&socket, event, &request, &folder),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    Err(error) => panic!("what the kernel's SMB server asks: {error}"),
+                    Err(error) => panic!("receive from the kernel's SMB server: {error}"),
                 }
             }
         });
@@ -79,13 +79,13 @@ impl Drop for Mountd {
 }
 
 /// Every client with the password may do everything, in every share that it requests.
-fn answer(socket: &Socket, event: u8, asked: &[u8], folder: &str) {
+fn answer(socket: &Socket, event: u8, request: &[u8], folder: &str) {
     // Every request begins with a number of its own.
-    let answer = || Message(asked[4..8].to_vec());
+    let answer = || Message(request[4..8].to_vec());
     let message = match event {
         LOGIN => answer().zeros(8).text(USER, 48).short(1).short(HASH.len() as u16).bytes(&HASH, 18).zeros(2 + 64),
         SHARE_CONFIG => {
-            let is_pipe = asked[8..].starts_with(b"IPC$\0");
+            let is_pipe = request[8..].starts_with(b"IPC$\0");
             let path = if is_pipe { Vec::new() } else { [folder.as_bytes(), b"\0"].concat() };
             let flags = if is_pipe { 1 | 1 << 8 } else { 1 | 1 << 2 | 1 << 7 };
             let masks = answer().number(flags).short(0o777).short(0o777).zeros(4).short(u16::MAX).short(u16::MAX);
@@ -142,7 +142,7 @@ impl Socket {
         setsockopt(&socket, ReceiveTimeout, &TimeVal::new(0, 200_000))?;
         let mut this = Self { socket, family: CONTROL };
         this.send(GET_FAMILY, FAMILY_NAME, &[family.as_bytes(), b"\0"].concat(), REQUEST)?;
-        let (_, mut attributes) = this.hear()?;
+        let (_, mut attributes) = this.receive()?;
         while attributes.len() >= 4 {
             let [length, kind] = [0, 2].map(|at| u16::from_ne_bytes([attributes[at], attributes[at + 1]]));
             if kind == FAMILY_ID {
@@ -164,14 +164,14 @@ impl Socket {
     }
 
     /// The next message's command and attributes.
-    fn hear(&self) -> io::Result<(u8, Vec<u8>)> {
-        let mut heard = vec![0; 16384];
-        let length = recv(self.socket.as_raw_fd(), &mut heard, MsgFlags::empty())?;
-        heard.truncate(length);
-        if u16::from_ne_bytes([heard[4], heard[5]]) == ERROR {
-            let number = i32::from_ne_bytes(heard[16..20].try_into().unwrap());
+    fn receive(&self) -> io::Result<(u8, Vec<u8>)> {
+        let mut buffer = vec![0; 16384];
+        let length = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        buffer.truncate(length);
+        if u16::from_ne_bytes([buffer[4], buffer[5]]) == ERROR {
+            let number = i32::from_ne_bytes(buffer[16..20].try_into().unwrap());
             return if number == 0 { Ok((0, Vec::new())) } else { Err(io::Error::from_raw_os_error(-number)) };
         }
-        Ok((heard[16], heard.split_off(HEADERS)))
+        Ok((buffer[16], buffer.split_off(HEADERS)))
     }
 }

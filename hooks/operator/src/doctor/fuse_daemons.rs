@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lives_in_or_below_the_kubelets_cgroup_dies_with_it() {
+    fn a_process_in_or_below_the_kubelets_cgroup_dies_with_it() {
         let kubelet = [process(1, "0::/system.slice/kubelet.service\n")];
         for (cgroup, state) in [
             ("0::/system.slice/kubelet.service\n", Status::Failed),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn without_systemd_any_hierarchy_tells() {
+    fn without_systemd_any_hierarchy_is_used() {
         let text = "5:pids:/n/node\n1:name=systemd:/\n0::/\n";
         assert_eq!(fuse_daemons(&[process(1, text)], &[process(7, text)]).status, Status::Failed);
         let slice = "5:cpu:/system.slice\n1:name=systemd:/system.slice/kubelet.service\n";

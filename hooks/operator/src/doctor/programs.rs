@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_of_another_version_is_bad() {
+    fn a_missing_program_or_another_version_is_bad() {
         let runc = seen("runc", Some("runc version 1.1.5"));
         assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).status, Status::Ok);
         assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status, Status::Failed);

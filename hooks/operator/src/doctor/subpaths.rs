@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_looked_at_is_not_good() {
+    fn an_unchecked_subpath_is_not_good() {
         let of = |report: &NodeReport| subpaths(report, &Policy::default()).status;
         let problems = vec!["list /x: no".to_owned()];
         assert_eq!(of(&NodeReport { problems, ..NodeReport::default() }), Status::Unknown);

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unmounted_here_is_found_by_the_place_that_it_covers() {
+    fn a_mount_that_is_unmounted_here_is_found_by_the_path_that_it_covers() {
         let unmounted = table("1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n");
         let wanted = Wanted::at_or_below(Path::new("/mnt/disk"), &unmounted);
         assert_eq!(found(&wanted, &table(CONTAINER)), [13]);

@@ -76,7 +76,7 @@ pub struct Namespaces {
     /// The other namespaces.
     pub others: Vec<MountNamespace>,
     /// The numbers of processes and namespaces that were read.
-    pub looked: Checked,
+    pub checked: Checked,
     /// The reasons why others could not be read.
     pub problems: Vec<String>,
 }
@@ -101,9 +101,9 @@ impl Proc {
     pub fn namespaces(&self) -> Result<Namespaces, NamespacesError> {
         let unreadable = |source| NamespacesError::Read { path: self.file(self.own, "ns/mnt"), source };
         let own_id = self.id_of(self.own).map_err(unreadable)?;
-        let (mut by_id, mut problems, mut looked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Checked::default());
+        let (mut by_id, mut problems, mut checked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Checked::default());
         for pid in self.pids()? {
-            looked.processes += 1;
+            checked.processes += 1;
             match self.id_of(&pid.to_string()) {
                 Ok(id) => by_id.entry(id).or_default().push(pid),
                 Err(error) if is_gone(&error) => {}
@@ -118,8 +118,8 @@ impl Proc {
         let own = self.table_of(self.own)?;
         let empty = self.without_processes(&own, |id| id == own_id || by_id.contains_key(&id));
         others.extend(empty);
-        looked.namespaces = others.len() + 1;
-        Ok(Namespaces { own, others, looked, problems })
+        checked.namespaces = others.len() + 1;
+        Ok(Namespaces { own, others, checked, problems })
     }
 
     /// `None` if all of its processes ended meanwhile.
@@ -261,7 +261,7 @@ mod tests {
             }
         }
         let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
-        assert_eq!(seen.looked, Checked { processes: 1503, namespaces: 501 });
+        assert_eq!(seen.checked, Checked { processes: 1503, namespaces: 501 });
         assert!(seen.others.iter().all(|other| other.table.is_ok() && other.processes == 3));
         assert_eq!((seen.others.len(), seen.problems.len()), (500, 0));
     }

@@ -90,7 +90,7 @@ impl Child<'_> {
         self.jobs.get(index).zip(self.opened.get(index)).ok_or((EnterStep::OpenMountPoint, Errno::INVAL))
     }
 
-    /// Opens the mount point that the mount table names, and the mount around it. The container may have changed either
+    /// Opens the mount point that the mount table names, and the mount that contains it. The container may have changed either
     /// since the table was read: then another mount is there, and nothing is done.
     fn open(&mut self, index: u16) -> Done {
         let (job, _) = self.job(index)?;

@@ -71,7 +71,7 @@ steps! {
     Enter = "entering the container's mount namespace",
     /// `openat2(2)` of the mount point.
     OpenMountPoint = "opening the mount point in the container",
-    /// `openat2(2)` of the folder around it.
+    /// `openat2(2)` of the parent folder.
     OpenFolder = "opening the folder of the mount point in the container",
     /// `openat2(2)` of the mount that the folder is on.
     OpenParent = "opening the parent mount in the container",

@@ -157,7 +157,7 @@ impl Entered {
     /// Sets the times of the file beneath the mount, so that programs that watch its folder get an event.
     ///
     /// # Errors
-    /// If the folder is on a read-only filesystem, or is no longer the one around the mount point.
+    /// If the folder is on a read-only filesystem, or is no longer the parent of the mount point.
     pub fn touch(&self, index: usize) -> Result<(), EnterError> {
         self.call(Request::Touch, index)
     }
@@ -216,7 +216,7 @@ impl Abandoned {
     }
 }
 
-/// Polls until something can be read, signals of this process aside.
+/// Polls until something can be read; ignores signals of this process.
 fn is_readable(socket: BorrowedFd<'_>, patience: Duration) -> bool {
     let until = Instant::now() + patience;
     loop {

@@ -194,7 +194,7 @@ impl HeldSubpath {
         let (Ok(sub_path), Some(handle)) = (SubPath::from_mount(mount, volume), self.volume()) else {
             return Observed::Absent;
         };
-        if let Some(target) = self.key_at_hand(&sub_path) {
+        if let Some(target) = self.key_in_payload(&sub_path) {
             return Observed::Seen(target);
         }
         let opened = match open_target(handle, &sub_path.path, volume.layout) {
@@ -207,7 +207,7 @@ impl HeldSubpath {
     }
 
     /// The key of a kubelet-written volume, which nearly always exists.
-    fn key_at_hand(&self, sub_path: &SubPath) -> Option<Target> {
+    fn key_in_payload(&self, sub_path: &SubPath) -> Option<Target> {
         let directory = self.seen.get()?.origin.directory()?;
         let payload = directory.payload()?;
         let key = payload.key(&sub_path.path, directory.handle()?)?;

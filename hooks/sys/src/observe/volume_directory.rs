@@ -63,7 +63,7 @@ impl HeldVolumeDirectory {
         Ok(held.collect())
     }
 
-    /// A CSI driver that unmounts removes the directory `mount`; the directory around it is the kubelet's.
+    /// A CSI driver that unmounts removes the directory `mount`; its parent directory is the kubelet's.
     fn in_folder(plugin: Plugin, directory: &Path) -> Option<Self> {
         let above = || directory.parent().filter(|_| !plugin.below().is_empty());
         Self::try_hold(plugin, directory).or_else(|| Self::try_hold(plugin, above()?))

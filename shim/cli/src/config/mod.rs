@@ -35,16 +35,16 @@ pub enum ConfigVerb {
 }
 
 impl ConfigVerb {
-    /// Runs it; `asked` is the file that `--config` names.
-    pub fn run(self, asked: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    /// Runs it; `config` is the file that `--config` names.
+    pub fn run(self, config: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         match self {
             Self::Check { file } => {
-                let named = file.or(asked).or_else(|| std::env::var_os(ENVIRONMENT).map(PathBuf::from));
+                let named = file.or(config).or_else(|| std::env::var_os(ENVIRONMENT).map(PathBuf::from));
                 let file = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
                 check_answers(&file)?;
                 check(&file, named.is_some())
             }
-            Self::Show { json } => show(asked, json),
+            Self::Show { json } => show(config, json),
             Self::Default => {
                 print_text(SHIPPED)?;
                 Ok(ExitCode::SUCCESS)
@@ -69,9 +69,9 @@ fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// The node's own file may be missing: then every value is a default. A named file must exist.
-fn show(asked: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
-    let is_named = asked.is_some() || std::env::var_os(ENVIRONMENT).is_some();
-    let path = asked.unwrap_or_else(in_force);
+fn show(config: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
+    let is_named = config.is_some() || std::env::var_os(ENVIRONMENT).is_some();
+    let path = config.unwrap_or_else(in_force);
     check_answers(&path)?;
     let table = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !is_named => None,

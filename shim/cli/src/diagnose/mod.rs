@@ -96,8 +96,8 @@ impl Diagnose {
     }
 
     fn wanted<'a>(&self, pods: &Pods, places: &'a Places) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
-        let asked = self.pod.as_deref().map(|pod| uids(pods, &PodSelector::from_argument(pod))).transpose()?;
-        Ok(move |path: &Path| match &asked {
+        let uids_of_pod = self.pod.as_deref().map(|pod| uids(pods, &PodSelector::from_argument(pod))).transpose()?;
+        Ok(move |path: &Path| match &uids_of_pod {
             None => true,
             Some(uids) => {
                 let path = PodPath::from_path(path, places.kubelet_roots());
@@ -135,8 +135,8 @@ fn has_a_kubelet(places: &Places) -> anyhow::Result<()> {
     let (here, problems) = kubelets_here(places);
     // A folder that is unreadable or does not answer exists.
     if here.is_empty() && problems.is_empty() {
-        let looked: Vec<String> = places.kubelet_roots().map(|root| root.display().to_string()).collect();
-        bail!("no kubelet has its folders at {}: name it in [kubelet] roots of config.toml", looked.join(" or "));
+        let roots: Vec<String> = places.kubelet_roots().map(|root| root.display().to_string()).collect();
+        bail!("no kubelet has its folders at {}: name it in [kubelet] roots of config.toml", roots.join(" or "));
     }
     Ok(())
 }

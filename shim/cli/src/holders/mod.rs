@@ -54,7 +54,7 @@ impl Holders {
 
 fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods, places: &Places) -> HoldersReport {
     let mut report = HoldersReport::find(path, wanted, &seen.own, &seen.others, pods, places);
-    report.checked = seen.looked;
+    report.checked = seen.checked;
     report.problems.splice(0..0, seen.problems);
     report
 }

@@ -22,7 +22,7 @@ pub fn of(report: &HoldersReport) -> Lines {
     // Without a command to advise, only the pods matter.
     let named = if report.note.is_some() { 0 } else { NAMED };
     for group in by_pod(&report.holders) {
-        tell(&group, named, &mut lines);
+        describe(&group, named, &mut lines);
     }
     if let Some(note) = &report.note {
         lines.headed("note", DIMMED, note);
@@ -44,10 +44,10 @@ fn by_pod(holders: &[Holder]) -> Vec<Vec<&Holder>> {
     groups
 }
 
-fn tell(group: &[&Holder], named: usize, lines: &mut Lines) {
+fn describe(group: &[&Holder], named: usize, lines: &mut Lines) {
     let heading = match group {
         [holder] => who(holder),
-        _ => who_of_pod(group),
+        _ => processes_of_pod(group),
     };
     lines.headed("held", FAULTY, &heading);
     let mounts: Vec<&HeldMount> = group.iter().flat_map(|holder| &holder.mounts).collect();
@@ -81,7 +81,7 @@ fn releases<'r>(group: &[&'r Holder]) -> Vec<&'r Release> {
     releases
 }
 
-fn who_of_pod(group: &[&Holder]) -> String {
+fn processes_of_pod(group: &[&Holder]) -> String {
     let name = group[0].pod.as_ref().and_then(|pod| pod.for_people()).unwrap_or_default();
     let process =
         |holder: &&Holder| Some(format!("{} ({})", holder.process_name.as_deref().unwrap_or("?"), holder.pid?));

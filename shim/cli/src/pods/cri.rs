@@ -41,9 +41,9 @@ pub struct GrpcStatus {
 }
 
 /// Every sandbox and container that the CRI knows; none where there is no CRI.
-pub fn containers(asked: Option<&Path>) -> Result<Vec<PodContainer>> {
+pub fn containers(socket: Option<&Path>) -> Result<Vec<PodContainer>> {
     let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.symlink_metadata().is_ok());
-    let Some(socket) = asked.map(Path::to_owned).or_else(usual) else { return Ok(Vec::new()) };
+    let Some(socket) = socket.map(Path::to_owned).or_else(usual) else { return Ok(Vec::new()) };
     within_time_limit(&socket, async |client| {
         let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox", ListRequest {}).await?;
         let containers: ListContainersResponse = call(&client, "ListContainers", ListRequest {}).await?;
@@ -68,7 +68,7 @@ fn within_time_limit<A>(socket: &Path, calls: impl AsyncFnOnce(SendRequest<Bytes
     // the timer needs the runtime when it is made
     let answer = runtime.block_on(async { timeout(PATIENCE, calls).await });
     let answer = answer.map_err(|_| anyhow::anyhow!("it does not answer within {} s", PATIENCE.as_secs()));
-    answer.and_then(|answer| answer).with_context(|| format!("ask {}", socket.display()))
+    answer.and_then(|answer| answer).with_context(|| format!("query {}", socket.display()))
 }
 
 async fn call<A: Message + Default>(client: &SendRequest<Bytes>, method: &str, request: impl Message) -> Result<A> {
@@ -167,8 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_not_there_is_an_error_only_when_it_was_asked_for() {
+    fn a_missing_socket_is_an_error_only_when_it_was_named() {
         let error = containers(Some(Path::new("/nowhere.sock"))).unwrap_err();
-        assert!(format!("{error:#}").starts_with("ask /nowhere.sock: connect: "), "{error:#}");
+        assert!(format!("{error:#}").starts_with("query /nowhere.sock: connect: "), "{error:#}");
     }
 }

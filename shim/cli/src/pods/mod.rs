@@ -31,7 +31,7 @@ pub struct PodsFrom {
 impl PodsFrom {
     /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a convenience.
     pub fn pods(&self) -> Pods {
-        let mut containers = self.asked_of_the_cri();
+        let mut containers = self.from_the_cri();
         for bundle in bundles::containers(Path::new("/")) {
             match containers.iter_mut().find(|known| known.id == bundle.id) {
                 Some(known) => known.guarded = bundle.guarded,
@@ -45,7 +45,7 @@ impl PodsFrom {
         Pods { containers }
     }
 
-    fn asked_of_the_cri(&self) -> Vec<PodContainer> {
+    fn from_the_cri(&self) -> Vec<PodContainer> {
         match cri::containers(self.cri.as_deref()) {
             Ok(containers) => containers,
             Err(error) => {
@@ -66,19 +66,23 @@ pub fn recorded(root: &Path) -> Pods {
 ///
 /// # Errors
 /// If pods of several namespaces have this name.
-pub fn uids(pods: &Pods, asked: &PodSelector) -> anyhow::Result<Vec<String>> {
+pub fn uids(pods: &Pods, selector: &PodSelector) -> anyhow::Result<Vec<String>> {
     let meant: Vec<&PodName> =
-        pods.containers.iter().map(|container| &container.pod).filter(|pod| asked.is(pod)).collect();
+        pods.containers.iter().map(|container| &container.pod).filter(|pod| selector.is(pod)).collect();
     let names: BTreeSet<String> = meant.iter().filter_map(|pod| pod.for_people()).collect();
     let namespaces: BTreeSet<_> = meant.iter().map(|pod| &pod.namespace).collect();
     if namespaces.len() > 1 {
-        bail!("more than one pod is called {}: say which, {}", asked.for_people(), Vec::from_iter(names).join(" or "));
+        bail!(
+            "more than one pod is called {}: say which, {}",
+            selector.for_people(),
+            Vec::from_iter(names).join(" or ")
+        );
     }
     let mut uids: Vec<String> = meant.iter().filter_map(|pod| pod.uid.clone()).collect();
     uids.sort();
     uids.dedup();
-    if uids.is_empty() && asked.is(&PodName::of_uid(&asked.for_people())) {
-        uids.push(asked.for_people());
+    if uids.is_empty() && selector.is(&PodName::of_uid(&selector.for_people())) {
+        uids.push(selector.for_people());
     }
     Ok(uids)
 }

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_cgroup_is_found_by_the_mount_table_too() {
+    fn our_own_cgroup_is_also_found_by_the_mount_table() {
         let search = Search { pid: std::process::id(), mounts: OnceCell::new() };
         let text = read("/proc/self/cgroup".into()).unwrap();
         for membership in memberships(&text) {
