@@ -1,4 +1,4 @@
-//! The floor: what a runtime costs when nothing stands before it. `create`, `start`, `delete`, as a shim calls them, on the spec
+//! The floor: what a runtime costs without a shim or a guard. `create`, `start`, `delete`, as a shim calls them, on the spec
 //! that containerd wrote for the same container.
 
 use std::fs;

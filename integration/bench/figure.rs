@@ -44,7 +44,7 @@ pub enum Figure {
     /// The guard's work on a spec with 30 binds and nothing stale.
     WorkClean,
     /// The same with five stale subpaths.
-    WorkMended,
+    WorkRepaired,
     /// Reading and parsing mountinfo, which the guard does not do.
     MountinfoRead,
     /// A shim's program as it comes.
@@ -80,7 +80,7 @@ impl Figure {
             Self::RepairCpu => Words("a repaired create over a clean one, CPU", "ms", Some("stale")),
             Self::RepairWall => Words("a repaired create over a clean one, wall", "ms", Some("stale")),
             Self::WorkClean => Words("the guard's work, nothing stale, CPU", "µs", mounts),
-            Self::WorkMended => Words("the guard's work, 5 stale repaired, CPU", "µs", mounts),
+            Self::WorkRepaired => Words("the guard's work, 5 stale repaired, CPU", "µs", mounts),
             Self::MountinfoRead => Words("for comparison: reading and parsing mountinfo, CPU", "µs", mounts),
             Self::ShippedSize => Words("the shim's program as it comes", "MB", None),
             Self::StrippedSize => Words("the shim's program, stripped", "MB", None),

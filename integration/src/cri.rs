@@ -201,15 +201,14 @@ impl Cri {
     pub fn status(&self, id: &str) -> Result<ContainerStatus> {
         let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         let response =
-            self.call(&format!("ask for the status of {id}"), self.runtime_service().container_status(request))?;
+            self.call(&format!("query the status of {id}"), self.runtime_service().container_status(request))?;
         response.status.with_context(|| format!("the answer about {id} has no status"))
     }
 
     /// The pid of a container's init.
     pub fn pid(&self, id: &str) -> Result<u32> {
         let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
-        let answer =
-            self.call(&format!("ask for the pid of {id}"), self.runtime_service().container_status(request))?;
+        let answer = self.call(&format!("query the pid of {id}"), self.runtime_service().container_status(request))?;
         let info: serde_json::Value = serde_json::from_str(answer.info.get("info").context("it has no info")?)?;
         let pid = info["pid"].as_u64().context("its info has no pid")?;
         u32::try_from(pid).context("its pid is too large")
@@ -243,7 +242,7 @@ impl Cri {
     pub fn usage(&self, id: &str) -> Result<(u64, u64)> {
         let request = ContainerStatsRequest { container_id: id.to_owned() };
         let answer =
-            self.call(&format!("ask for the figures of {id}"), self.runtime_service().container_stats(request))?;
+            self.call(&format!("query the figures of {id}"), self.runtime_service().container_stats(request))?;
         let stats = answer.stats.with_context(|| format!("the answer about {id} has no figures"))?;
         let cpu = stats.cpu.and_then(|cpu| cpu.usage_core_nano_seconds).map_or(0, |value| value.value);
         let memory = stats.memory.and_then(|memory| memory.working_set_bytes).map_or(0, |value| value.value);
@@ -286,7 +285,7 @@ impl Cri {
         let mut client = self.runtime_service();
         let mut last = Ok(());
         let ready = until("the CRI answers", || {
-            last = self.call("ask for the CRI's version", client.version(VersionRequest::default())).map(drop);
+            last = self.call("query the CRI's version", client.version(VersionRequest::default())).map(drop);
             Ok(last.is_ok())
         });
         last.and(ready)

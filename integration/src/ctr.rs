@@ -27,7 +27,7 @@ pub enum Runtime {
     BindguardByPath,
     /// The stock shim, with bindguard-runtime as its runc.
     Wrapper,
-    /// `io.containerd.NAME.v2`: containerd looks for `containerd-shim-NAME-v2` among the node's programs.
+    /// `io.containerd.NAME.v2`: containerd searches for `containerd-shim-NAME-v2` among the node's programs.
     Named(&'static str),
 }
 

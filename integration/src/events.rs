@@ -25,17 +25,17 @@ pub fn during(node: &Node, happens: impl FnOnce() -> Result<()>) -> Result<Vec<S
     let output = fs::File::create(&file).with_context(|| format!("create {}", file.display()))?;
     let mut events = node.ctr().command(&["events"]);
     let mut listener = events.stdin(Stdio::null()).stdout(output).spawn().context("start ctr events")?;
-    let seen = it_listens(node, &file).and_then(|()| happens()).and_then(|()| until_the_end(node, &file));
+    let seen = wait_until_it_listens(node, &file).and_then(|()| happens()).and_then(|()| until_the_end(node, &file));
     let _ = (listener.kill(), listener.wait());
     seen
 }
 
 /// It says nothing when it has begun to; so there are events of no task until it shows one.
-fn it_listens(node: &Node, file: &Path) -> Result<()> {
+fn wait_until_it_listens(node: &Node, file: &Path) -> Result<()> {
     let mut number = 0;
     until("ctr events listens", || {
         number += 1;
-        let label = format!("bindguard.test/heard={number}");
+        let label = format!("bindguard.test/received={number}");
         run(node.ctr().command(&["namespaces", "label", node.name(), &label]))?.success()?;
         Ok(fs::metadata(file).with_context(|| format!("look at {}", file.display()))?.len() > 0)
     })

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// A shim gives memory back when none of its children has ended for one second.
 const REST: Duration = Duration::from_secs(2);
-/// So often it is looked whether a shim has come to rest.
+/// The interval between two checks for an idle shim.
 const LOOKS: u32 = 15;
 
 /// Of one process, at one moment.

@@ -50,8 +50,8 @@ impl KubeApi {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "here",
             "clusters": [{"name": "here", "cluster": {"server": format!("http://{}", self.address)}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "nobody"}}],
-            "users": [{"name": "nobody", "user": {}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "tester"}}],
+            "users": [{"name": "tester", "user": {}}],
         });
         fs::write(path, config.to_string()).with_context(|| format!("write {}", path.display()))
     }

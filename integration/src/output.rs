@@ -19,7 +19,7 @@ const END: &str = "[that is all]";
 
 /// Runs its arguments and ends as they do. [`END`] is in pieces: ps(1) shows this, too.
 const STAYING: &str =
-    r#""$@"; code=$?; printf '[that is %s]' all; printf '[that is %s]' all >&2; read -r heard; exit $code"#;
+    r#""$@"; code=$?; printf '[that is %s]' all; printf '[that is %s]' all >&2; read -r line; exit $code"#;
 
 /// The command to run in a container to receive all output of `words`.
 pub fn staying<'a>(words: &[&'a str]) -> Vec<&'a str> {
@@ -61,7 +61,7 @@ pub fn read_all_output(mut client: Command) -> Result<Finished> {
 /// Reads a stream to its end; `ends` receives every [`END`] in it, of which a terminal has both.
 fn listen(mut stream: impl Read + Send + 'static, ends: Sender<()>) -> JoinHandle<String> {
     thread::spawn(move || {
-        let (mut said, mut heard, mut buffer) = (Vec::new(), 0, [0; 16 * 1024]);
+        let (mut said, mut reported, mut buffer) = (Vec::new(), 0, [0; 16 * 1024]);
         loop {
             match stream.read(&mut buffer) {
                 Ok(0) => break,
@@ -70,11 +70,11 @@ fn listen(mut stream: impl Read + Send + 'static, ends: Sender<()>) -> JoinHandl
                 Err(_) => break,
             }
             let found = String::from_utf8_lossy(&said).matches(END).count();
-            for _ in heard..found {
+            for _ in reported..found {
                 // no receiver is left when the client takes too long
                 let _ = ends.send(());
             }
-            heard = found;
+            reported = found;
         }
         String::from_utf8_lossy(&said).replace(END, "")
     })

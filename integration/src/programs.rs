@@ -143,7 +143,7 @@ pub fn binaries_under_test() -> Result<PathBuf> {
     match searched.iter().find(|folder| has_shim(folder)) {
         Some(folder) => Ok(folder.clone()),
         None => bail!(
-            "{} is not built: run `cargo build --workspace`, or set BINDGUARD_BIN_DIR (looked in {searched:?})",
+            "{} is not built: run `cargo build --workspace`, or set BINDGUARD_BIN_DIR (searched {searched:?})",
             SHIM
         ),
     }
@@ -152,11 +152,11 @@ pub fn binaries_under_test() -> Result<PathBuf> {
 /// The folder of a guard and a shim that were built with the feature `fault-points`, which gives a story places to break
 /// them at: `$BINDGUARD_FAULTS_DIR`, else that of the programs under test, if they have them.
 pub fn folder_with_fault_points() -> Option<PathBuf> {
-    let apart = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
+    let separate = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
     let has_them = |folder: &PathBuf| {
         contains(&folder.join(GUARD), b"BINDGUARD_FAULT") && contains(&folder.join(SHIM), b"panic-in-")
     };
-    apart.into_iter().chain(binaries_under_test().ok()).find(has_them)
+    separate.into_iter().chain(binaries_under_test().ok()).find(has_them)
 }
 
 /// Looks for a word that is compiled in with the fault points, and with nothing else.

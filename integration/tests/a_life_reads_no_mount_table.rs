@@ -40,7 +40,7 @@ fn story(node: &Node) -> Result<()> {
     let readers: Vec<&str> = trace.lines().filter(|line| line.contains("/mountinfo\"")).filter_map(name).collect();
     let of_1_7: &[&str] = if node.generation() == Generation::V1_7 { &["containerd"] } else { &[] };
     let may = |reader: &&str| RUNTIME.iter().any(|name| reader.starts_with(name)) || of_1_7.contains(reader);
-    ensure!(!readers.is_empty(), "the trace shows nobody who reads a mount table");
+    ensure!(!readers.is_empty(), "the trace shows no process that reads a mount table");
     ensure!(readers.iter().all(may), "mount tables were read by {readers:?}");
     Ok(())
 }

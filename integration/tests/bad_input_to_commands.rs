@@ -145,7 +145,7 @@ fn journals(node: &Node, files: &BadFiles) -> Result<()> {
     }
     let empty = node.bindguard(["journal", "--file", &files.path("empty")])?;
     ensure!(empty.code() == 0 && empty.stdout.starts_with("0 admissions"), "{empty:?}");
-    refused(&as_nobody(node, &["journal", "--file", &files.path("secret")])?, ": run it as root")
+    refused(&unprivileged(node, &["journal", "--file", &files.path("secret")])?, ": run it as root")
 }
 
 fn command_lines(node: &Node) -> Result<()> {
@@ -155,7 +155,7 @@ fn command_lines(node: &Node) -> Result<()> {
         (&["holders", "/", "--proc", "/nowhere"], "/nowhere"),
         (&["holders", &format!("/proc/{gone}/root")], "No such file"),
         (&["repair", &format!("/proc/{gone}/root")], "is not a volume-subpath"),
-        (&["diagnose", "--pod", "nobody"], "is it another node's?"),
+        (&["diagnose", "--pod", "no-such-pod"], "is it another node's?"),
         (&["journal", "--since", "soon"], "neither a time"),
         (&["install", "--dry-run", "--containerd", "/nowhere/containerd"], "run /nowhere/containerd"),
         (&["install", "--root", "/nowhere"], "/nowhere"),
@@ -212,10 +212,10 @@ fn gone_process() -> Result<u32> {
     Ok(pid)
 }
 
-fn as_nobody(node: &Node, words: &[&str]) -> Result<Finished> {
-    let mut nobody = node.command("setpriv")?;
-    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bindguard"]).args(words);
-    run(nobody)
+fn unprivileged(node: &Node, words: &[&str]) -> Result<Finished> {
+    let mut command = node.command("setpriv")?;
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bindguard"]).args(words);
+    run(command)
 }
 
 fn refused(ended: &Finished, said: &str) -> Result<()> {

@@ -86,7 +86,7 @@ fn give_up(
         }
     }
     gate.wait_for_call()?;
-    let state = shim.connect()?.state("nobody", "");
+    let state = shim.connect()?.state("no-such-container", "");
     ensure!(code(state)? == Code::NOT_FOUND, "the shim does not answer others");
     gate.open()
 }

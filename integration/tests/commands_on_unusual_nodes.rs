@@ -149,13 +149,13 @@ fn without_permission(node: &Node) -> Result<()> {
     // The real kubelet's folder is 0750.
     fs::set_permissions(node.kubelet().root().join("pods"), Permissions::from_mode(0o750))?;
     for words in [&["diagnose"][..], &["repair", "--all"], &["repair", &source], &["doctor"], &["holders", "/"]] {
-        let mut nobody = node.command("setpriv")?;
-        nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bindguard"]).args(words);
-        let ended = run(nobody)?;
+        let mut command = node.command("setpriv")?;
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bindguard"]).args(words);
+        let ended = run(command)?;
         let one_line = ended.stderr.lines().filter(|line| line.contains("run it as root")).count() == 1;
         ensure!((ended.code() == 2 || words == ["doctor"]) && one_line, "{words:?}: {ended:?}");
     }
-    ensure!(subpath.mounts()? == before, "somebody without permission changed the mounts");
+    ensure!(subpath.mounts()? == before, "a user without permission changed the mounts");
     pod.delete()
 }
 

@@ -32,8 +32,8 @@ fn story() {
             ensure!(noted.stdout.contains("the running containerd reads"), "no word that it is unread: {noted:?}");
 
             let second = Daemon::start(node, &third)?;
-            let asked = node.bindguard(["install"])?;
-            ensure!(asked.code() == 2 && asked.stderr.contains("--containerd-config"), "{asked:?}");
+            let installed = node.bindguard(["install"])?;
+            ensure!(installed.code() == 2 && installed.stderr.contains("--containerd-config"), "{installed:?}");
             node.bindguard(["install", "--dry-run", &config_argument(&other)])?.success()?;
             drop((running, second));
             node.bindguard(["uninstall"])?;

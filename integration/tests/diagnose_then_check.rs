@@ -21,7 +21,7 @@ fn story(node: &Node) -> Result<()> {
 
     volume.update(&[("app.conf", "two")])?;
     let spec = Bundle::spec(&[Bundle::bind(source, "/etc/app.conf")]);
-    let bundle = Bundle::create(node, "looked-at", spec.to_string().as_bytes())?;
+    let bundle = Bundle::create(node, "checked", spec.to_string().as_bytes())?;
     let before = subpath.mounts()?;
     for found in [node.bindguard(["diagnose"])?, node.bindguard(["check".as_ref(), bundle.path().as_os_str()])?] {
         ensure!(found.code() == 1 && found.stdout.contains(&target), "did not find {target}: {found:?}");

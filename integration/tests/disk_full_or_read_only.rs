@@ -61,7 +61,7 @@ impl Disk {
         }
     }
 
-    fn mend(&self) -> Result<()> {
+    fn restore(&self) -> Result<()> {
         self.remount(MsFlags::empty())?;
         for entry in fs::read_dir(&self.0)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with("filler") {
@@ -102,7 +102,7 @@ fn bundle(node: &Node, state: State) -> Result<()> {
     let client = begin(node, &bundle)?;
     disk.spoil(state)?;
     refused(&client, &bundle.request())?;
-    disk.mend()?;
+    disk.restore()?;
     client.create(&bundle.request())?;
     client.start("web", "")?;
     disk.spoil(state)?;
@@ -112,7 +112,7 @@ fn bundle(node: &Node, state: State) -> Result<()> {
     client.delete("web", "e")?;
     // what runs can still be killed and deleted
     ensure!(client.end("web")?.exit_status == 137);
-    disk.mend()?;
+    disk.restore()?;
     Ok(client.shut_down("web")?)
 }
 
@@ -123,7 +123,7 @@ fn runtimes_state(node: &Node, state: State) -> Result<()> {
     let disk = Disk::on(Path::new(&root))?;
     disk.spoil(state)?;
     ensure!(client.create(&bundle.request()).is_err(), "it was created without room for runc's state");
-    disk.mend()?;
+    disk.restore()?;
     client.create(&bundle.request())?;
     client.start("web", "")?;
     disk.spoil(state)?;
@@ -131,7 +131,7 @@ fn runtimes_state(node: &Node, state: State) -> Result<()> {
     ensure!(client.wait("web", "")? == 137);
     // runc may be unable to remove its state now; then it is able to when the disk is as it was
     if client.delete("web", "").is_err() {
-        disk.mend()?;
+        disk.restore()?;
         client.delete("web", "")?;
     }
     Ok(client.shut_down("web")?)

@@ -206,17 +206,17 @@ fn of_other_distributions(node: &Node) -> Result<()> {
 
 /// apt itself says what it would do.
 fn is_a_package(node: &Node, line: &str) -> Result<()> {
-    let asked = |line: &str| {
+    let shell = |line: &str| {
         let mut command = node.command("sh")?;
         command.args(["-ec", line]);
         run(command)
     };
-    if !asked("apt-cache show nfs-common")?.status.success() {
+    if !shell("apt-cache show nfs-common")?.status.success() {
         skipped("apt has no lists of packages here");
         return Ok(());
     }
     let simulated = line.replace("apt-get install", "apt-get --simulate install");
-    ensure!(simulated != line && asked(&simulated)?.success()?.contains("Inst nfs-common"), "{line}");
+    ensure!(simulated != line && shell(&simulated)?.success()?.contains("Inst nfs-common"), "{line}");
     Ok(())
 }
 

@@ -94,7 +94,7 @@ fn runbook() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let said = rehearse(node, "docs/runbook.md", "bindguard")?;
         let says = |words: &str| said.iter().any(|one| one.stdout.contains(words));
-        ensure!(says("would be re-bound") && says("re-bound to the current target"), "nothing was mended: {said:?}");
+        ensure!(says("would be re-bound") && says("re-bound to the current target"), "nothing was repaired: {said:?}");
         ensure!(said.last().is_some_and(|bundle| bundle.stdout.starts_with("2 checked")), "no bundle: {said:?}");
         Ok(())
     });

@@ -114,7 +114,7 @@ fn one(report: &Value, is_wanted: impl Fn(&Value) -> bool) -> Result<&Value> {
     let mut found = holders.iter().filter(|holder| is_wanted(holder));
     match (found.next(), found.next()) {
         (Some(holder), None) => Ok(holder),
-        (None, _) => bail!("nobody like that in {report:#}"),
+        (None, _) => bail!("no such holder in {report:#}"),
         (Some(_), Some(_)) => bail!("more than one like that in {report:#}"),
     }
 }

@@ -129,7 +129,7 @@ fn umount_reaches_the_container(node: &Node, runtime: Runtime, source: &Path, pr
     let bind = table.iter().find(|mount| mount.target == Path::new("/host")).context("find /host in the container")?;
     let is_shared = bind.propagation.iter().any(|field| field.starts_with("shared:"));
     ensure!(is_shared || bind.has_master(), "/host gets nothing from the host: {bind:?}");
-    ensure!(is_shared == (propagation == Some("rshared")), "asked for {propagation:?}, got {bind:?}");
+    ensure!(is_shared == (propagation == Some("rshared")), "requested {propagation:?}, got {bind:?}");
     ensure!(volume.is_seen_by(pid)?, "the container never saw the host's volume");
 
     volume.unmount()?;

@@ -1,4 +1,4 @@
-//! An operator puts bindguard onto a node with pods on it, looks first, and takes it off again: nothing that runs is
+//! An operator puts bindguard onto a node with pods on it, previews the changes first, and takes it off again: nothing that runs is
 //! harmed, containerd's own view of its files says what changed, and afterwards every byte is as it was.
 
 use std::fs;

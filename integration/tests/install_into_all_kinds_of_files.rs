@@ -50,8 +50,8 @@ fn story(generation: Generation) {
         no_file(node)?;
         imported(node)?;
         edited_since(node)?;
-        let asked = fs::read_to_string(node.programs().join("systemctl.log"))?;
-        ensure!(asked.lines().all(|words| words == "restart containerd"), "asked of systemd: {asked}");
+        let requests = fs::read_to_string(node.programs().join("systemctl.log"))?;
+        ensure!(requests.lines().all(|words| words == "restart containerd"), "requests to systemd: {requests}");
         refused(node)
     });
 }

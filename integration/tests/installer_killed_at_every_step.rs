@@ -69,13 +69,13 @@ fn uninstall_of_the_programs() {
     });
 }
 
-fn story(generation: Generation, tell: impl Fn(&Node, &[u8]) -> Result<()>) {
+fn story(generation: Generation, steps: impl Fn(&Node, &[u8]) -> Result<()>) {
     if !privilege::has_program("strace") {
         return privilege::skipped("no strace");
     }
     Setup::on(generation).cri().bare().story(|node| {
         let before = fs::read(node.containerd_config())?;
-        tell(node, &before)
+        steps(node, &before)
     });
 }
 

@@ -30,7 +30,10 @@ fn story(node: &Node) -> Result<()> {
 
     let refused = client.update("web", &json!({"memory": {"limit": "much"}}));
     ensure!(refused.is_err(), "a limit that is no number was taken");
-    ensure!(client.update("nobody", &json!({})).is_err(), "the limits of nobody were changed");
+    ensure!(
+        client.update("no-such-container", &json!({})).is_err(),
+        "the limits of a container that does not exist were changed"
+    );
     ensure!(limit(pid, "pids", &["pids.max"])? == "77", "a call that was refused changed something");
     ctr.remove("web")
 }

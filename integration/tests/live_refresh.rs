@@ -15,17 +15,17 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const REFRESHED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
 
 fn story(generation: Generation) {
-    Setup::on(generation).cri().story(tell);
+    Setup::on(generation).cri().story(refresh_story);
 }
 
 on_every_generation!(story);
 
 #[test]
 fn crun_beside_containerd_2_1() {
-    Setup::on(Generation::V2_1).oci(Oci::Crun(Generation::V2_1)).cri().story(tell);
+    Setup::on(Generation::V2_1).oci(Oci::Crun(Generation::V2_1)).cri().story(refresh_story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn refresh_story(node: &Node) -> Result<()> {
     let agent = Agent::start(node, "")?;
     for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
         update_reaches_only_containers_that_opted_in(node, &agent, kind)?;

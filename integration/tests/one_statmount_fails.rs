@@ -80,7 +80,7 @@ fn denials_bite(node: &Node) -> Result<()> {
 /// The number of calls.
 fn calls(ended: &Finished) -> Result<u32> {
     let said = ended.stderr.lines().find_map(|line| line.strip_prefix("denied_once: ")?.strip_suffix(" calls"));
-    said.with_context(|| format!("nobody counted: {ended:?}"))?.parse().context("a number of calls")
+    said.with_context(|| format!("no count: {ended:?}"))?.parse().context("a number of calls")
 }
 
 fn went_on(ended: &Finished) -> Result<()> {

@@ -10,10 +10,10 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(tell);
+    Setup::on(Generation::V2_1).cri().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let cri = node.cri()?;
     let pod = node.kubelet().pod("uid-1")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one"), ("gone.conf", "one")])?;
@@ -29,8 +29,8 @@ fn tell(node: &Node) -> Result<()> {
     ensure!(nothing.code() == 0 && nothing.stdout.contains("2 files"), "{nothing:?}");
 
     volume.update(&[("app.conf", "two"), ("gone.conf", "two")])?;
-    let looked = refresh(&["--dry-run"])?;
-    ensure!(looked.code() == 1 && looked.stdout.contains("/etc/app.conf of default/web/app"), "{looked:?}");
+    let dry_run = refresh(&["--dry-run"])?;
+    ensure!(dry_run.code() == 1 && dry_run.stdout.contains("/etc/app.conf of default/web/app"), "{dry_run:?}");
     ensure!(cri.read(&app, "/etc/app.conf")? == "one", "a dry run changed something");
 
     let done = refresh(&[])?;
@@ -47,7 +47,7 @@ fn tell(node: &Node) -> Result<()> {
 
     let by_id = node.bindguard(["refresh", "--container", &app[..12]])?;
     ensure!(by_id.code() == 1, "{by_id:?}");
-    let unknown = node.bindguard(["refresh", "--pod", "default/nobody"])?;
+    let unknown = node.bindguard(["refresh", "--pod", "default/no-such-pod"])?;
     ensure!(unknown.code() == 2 && unknown.stderr.contains("nothing to refresh"), "{unknown:?}");
     cri.remove_pod(&sandbox)?;
     until("the kubelet deletes the pod", || Ok(node.kubelet().pod("uid-1")?.delete().is_ok()))

@@ -68,9 +68,9 @@ fn shim_cgroup(node: &Node) -> Result<()> {
 
 /// The option decides. Where there are no options, a path in systemd's form does, if systemd runs on the node.
 fn systemd(node: &Node) -> Result<()> {
-    let asked = Options { systemd_cgroup: true, ..Default::default() };
+    let options = Options { systemd_cgroup: true, ..Default::default() };
     let by_systemd = "system.slice:test:app";
-    ensure!(is_systemds(node, "by-option", None, Some(&asked))?, "the option does not reach the runtime");
+    ensure!(is_systemds(node, "by-option", None, Some(&options))?, "the option does not reach the runtime");
     ensure!(!is_systemds(node, "not-by-option", Some(by_systemd), Some(&Options::default()))?, "the path goes before");
     ensure!(!is_systemds(node, "no-systemd", Some(by_systemd), None)?, "there is no systemd here");
     // the path that sd_booted(3) checks; the node's /run is its own

@@ -22,7 +22,7 @@ fn hung() {
     refused_after("stop:start", &[Runtime::Bindguard], "no answer within 400ms");
 }
 
-/// Also where no shim of ours stands before the guard.
+/// Also where no shim of ours starts the guard.
 #[test]
 fn panicked() {
     refused_after("panic:start", &[Runtime::Bindguard, Runtime::Wrapper], "the guard panicked");

@@ -25,13 +25,16 @@ fn story(node: &Node) -> Result<()> {
 
     let before = subpath.mounts()?;
     for way in [&["--dry-run"][..], &["--dry-run", "--unmount"]] {
-        let looked = node.bindguard([&["repair", "--pod", "looping"], way].concat())?;
-        ensure!(looked.code() == 1 && looked.stdout.contains("would be re-bound"), "a dry run: {looked:?}");
+        let dry_run = node.bindguard([&["repair", "--pod", "looping"], way].concat())?;
+        ensure!(dry_run.code() == 1 && dry_run.stdout.contains("would be re-bound"), "a dry run: {dry_run:?}");
     }
     ensure!(subpath.mounts()? == before, "a dry run changed the mounts");
 
-    let mended = node.bindguard([OsStr::new("repair"), source.as_os_str()])?;
-    ensure!(mended.code() == 0 && mended.stdout.contains("re-bound to the current target"), "not mended: {mended:?}");
+    let repaired = node.bindguard([OsStr::new("repair"), source.as_os_str()])?;
+    ensure!(
+        repaired.code() == 0 && repaired.stdout.contains("re-bound to the current target"),
+        "not repaired: {repaired:?}"
+    );
     only_a_current_mount(&subpath)?;
     stock("starts")?.success()?;
     ensure!(node.ctr().read("starts", "/etc/app.conf")? == "two");
@@ -56,12 +59,12 @@ fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
     // a finding that remains is exit status 1, by its path as with --all
     for (words, said, code) in [
         (&["repair", "/etc/passwd"][..], "is not a volume-subpath", 2),
-        (&["repair", "--pod=nobody"], "nothing to repair", 2),
+        (&["repair", "--pod=no-such-pod"], "nothing to repair", 2),
         (&["repair", &mistyped], "No such file or directory", 2),
         (&["repair", &detached.to_string_lossy()], "is unmounted, not stale", 1),
         (&["repair", "--unmount", &detached.to_string_lossy()], "is unmounted, not stale", 1),
         (&["repair", "--all"], "unmounted", 1),
-        (&["diagnose", "--pod", "nobody"], "of a pod nobody", 2),
+        (&["diagnose", "--pod", "no-such-pod"], "of a pod no-such-pod", 2),
         (&["check", "/nowhere"], "read /nowhere/config.json: No such file", 2),
         (&["diagnose", "--config", "/etc/passwd"], "understand /etc/passwd", 2),
     ] {

@@ -180,7 +180,7 @@ fn fails_for_good(node: &Node) -> Result<()> {
     let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
     let error = match client.create(&request) {
         Err(error) => error.to_string(),
-        // crun looks for the program when it starts it
+        // crun searches for the program when it starts it
         Ok(_) => client.start("hopeless", "").err().context("it was started")?.to_string(),
     };
     ensure!(error.contains("/no/such/program"), "{error}");

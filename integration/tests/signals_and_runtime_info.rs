@@ -41,14 +41,14 @@ fn what_it_is(node: &Node) -> Result<()> {
     let options = options_any(&Options { binary_name: "runc".to_owned(), ..Default::default() })?;
     let mut info = node.command(node.programs().join(SHIM))?;
     info.arg("-info").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut asked = info.spawn().context("ask it")?;
-    asked.stdin.take().context("its stdin")?.write_all(&options.write_to_bytes()?)?;
-    let answer = asked.wait_with_output()?;
+    let mut child = info.spawn().context("start it")?;
+    child.stdin.take().context("its stdin")?.write_all(&options.write_to_bytes()?)?;
+    let answer = child.wait_with_output()?;
     let info = RuntimeInfo::parse_from_bytes(&answer.stdout).context("understand the answer")?;
     ensure!(info.name == "io.containerd.bindguard.v2", "{info:?}");
     ensure!(!info.version.version.is_empty() && info.options.value == options.value, "{info:?}");
     let features: serde_json::Value = serde_json::from_slice(&info.features.value).context("read the features")?;
-    // what containerd looks for: can the runtime map the ids of mounts?
+    // containerd reads it: can the runtime map the ids of mounts?
     ensure!(features["linux"]["mountExtensions"]["idmap"]["enabled"].is_boolean(), "{features}");
     ensure!(info.features.type_url.ends_with("runtime-spec/1/features/Features"), "{}", info.features.type_url);
     let mut version = node.command(node.programs().join(SHIM))?;
@@ -63,7 +63,7 @@ fn sigterm(node: &Node) -> Result<()> {
     let client = shim.connect()?;
     client.create(&bundle.request())?;
     client.start("web", "")?;
-    kill(shim_pid(&bundle)?, Signal::SIGTERM).context("ask the shim to terminate")?;
+    kill(shim_pid(&bundle)?, Signal::SIGTERM).context("send SIGTERM to the shim")?;
     thread::sleep(Duration::from_millis(700));
     ensure!(client.state("web", "")?.pid > 0, "it ended, and its container with it");
     ensure!(client.end("web")?.exit_status == 137);
@@ -107,7 +107,7 @@ fn sigusr1(node: &Node) -> Result<()> {
         ctr.container("web").runtime(runtime).start()?.success()?;
         run(ctr.command(&["task", "exec", "--detach", "--exec-id", "e", "web", "sleep", "1000000"]))?.success()?;
         let shim = parent_of(ctr.pid("web")?)?;
-        kill(Pid::from_raw(shim.try_into()?), Signal::SIGUSR1).context("ask the shim what it does")?;
+        kill(Pid::from_raw(shim.try_into()?), Signal::SIGUSR1).context("send SIGUSR1 to the shim")?;
         let wanted: &[&str] = match runtime {
             Runtime::Stock => &["goroutine stack dump"],
             _ => &[

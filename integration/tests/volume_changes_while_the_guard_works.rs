@@ -25,7 +25,7 @@ fn story(node: &Node, way: &str) -> Result<()> {
     let mut stale = StaleBundle::lay_out(node, "changes")?;
     let reader = PollingReader::start(stale.subpath().target());
     let places = stale.fault_points()?;
-    let looked = places.iter().position(|place| place == "verified").context("the guard looks at its work")?;
+    let verified = places.iter().position(|place| place == "verified").context("the guard verifies its work")?;
     for (number, place) in places.iter().map(String::as_str).enumerate() {
         if ROTATION.contains(&place) || way.is_empty() && TUCK.contains(&place) {
             continue;
@@ -34,7 +34,7 @@ fn story(node: &Node, way: &str) -> Result<()> {
         let guard = StoppedGuard::at(place, way, stale.guard(&[])?)?;
         stale.update()?;
         guard.go_on().with_context(|| format!("changed at {place}"))?;
-        if number < looked {
+        if number < verified {
             stale.is_repaired().with_context(|| format!("changed at {place}"))?;
         }
         stale.next_create().with_context(|| format!("after a change at {place}"))?;

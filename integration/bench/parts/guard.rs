@@ -51,9 +51,9 @@ fn repairs(scene: &mut Scene, results: &mut Results) -> Result<()> {
         in_turns(results, ROUNDS, &[Candidate::Bindguard], stale, |_| {
             let clean = scene.create()?;
             scene.update(volumes)?;
-            let mended = scene.create()?;
+            let repaired = scene.create()?;
             scene.subpaths.iter().try_for_each(only_a_current_mount)?;
-            Ok(vec![(Figure::RepairCpu, mended.cpu - clean.cpu), (Figure::RepairWall, mended.wall - clean.wall)])
+            Ok(vec![(Figure::RepairCpu, repaired.cpu - clean.cpu), (Figure::RepairWall, repaired.wall - clean.wall)])
         })?;
     }
     Ok(())

@@ -15,7 +15,7 @@ use crate::results::Results;
 const MOUNTS: [u64; 4] = [100, 1_000, 10_000, 30_000];
 const BENCHES: [(&str, Figure); 3] = [
     ("30 binds, nothing stale", Figure::WorkClean),
-    ("30 binds, 5 stale repaired", Figure::WorkMended),
+    ("30 binds, 5 stale repaired", Figure::WorkRepaired),
     ("mountinfo read and parsed, for comparison", Figure::MountinfoRead),
 ];
 

@@ -19,7 +19,7 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(
         "\n2. A monitoring container mounts the host's `/` (rbind,rprivate). The host unmounts a disk and detaches it."
     );
-    let mut tell_with = |runtime, want_released| -> Result<()> {
+    let mut observe = |runtime, want_released| -> Result<()> {
         let disk = Disk::attach(node.disk())?;
         // what does not happen is waited for in vain, what does takes as long as the machine lets it
         let patience = Duration::from_secs(if want_released { 60 } else { 2 });
@@ -33,8 +33,8 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
         });
         Ok(())
     };
-    tell_with(Runtime::Stock, false)?;
-    tell_with(Runtime::Bindguard, true)
+    observe(Runtime::Stock, false)?;
+    observe(Runtime::Bindguard, true)
 }
 
 /// Plays the part with one runtime. The container is gone at the end, and with it whatever it kept alive.
@@ -49,7 +49,7 @@ fn is_released_under(node: &Node, disk: &Disk, runtime: Runtime, patience: Durat
     match released {
         true => println!("   {} is free: the umount reached the container", disk.device),
         false => println!(
-            "   {} is still attached: the container holds a mount of it that nobody can see from the host",
+            "   {} is still attached: the container holds a mount of it that is invisible from the host",
             disk.device
         ),
     }

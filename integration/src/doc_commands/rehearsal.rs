@@ -20,7 +20,7 @@ pub struct Rehearsal<'n> {
     node: &'n Node,
     names: Vec<(String, String)>,
     instead: Vec<(String, String)>,
-    may_not_tell: Vec<String>,
+    may_be_incomplete: Vec<String>,
     environment: Vec<(String, String)>,
     systemd: Vec<(String, Done<'n>)>,
     folder: PathBuf,
@@ -29,9 +29,9 @@ pub struct Rehearsal<'n> {
 impl<'n> Rehearsal<'n> {
     /// Commands run in the node's own folder, with its environment.
     pub fn on(node: &'n Node) -> Self {
-        let (names, instead, may_not_tell, environment, systemd) = Default::default();
+        let (names, instead, may_be_incomplete, environment, systemd) = Default::default();
         let folder = node.disk().to_path_buf();
-        Self { node, names, instead, may_not_tell, environment, systemd, folder }
+        Self { node, names, instead, may_be_incomplete, environment, systemd, folder }
     }
 
     /// Replacements for words of the document on this node. Whole words only.
@@ -63,7 +63,7 @@ impl<'n> Rehearsal<'n> {
     /// exit with 2.
     pub fn reads_all_processes(mut self, beginning: &str) -> Self {
         if fs::metadata("/proc/1/ns/mnt").is_err() {
-            self.may_not_tell.push(beginning.to_owned());
+            self.may_be_incomplete.push(beginning.to_owned());
         }
         self
     }
@@ -93,9 +93,9 @@ impl<'n> Rehearsal<'n> {
         let words = not_run.map_or_else(|| self.words_for(&shown.text), |it| it.instead.to_owned());
         let mut command = self.node.command("sh")?;
         command.args(["-ec", &words]).current_dir(&self.folder).envs(self.environment.iter().cloned());
-        let asked = self.systemd_requests();
+        let earlier = self.systemd_requests();
         let done = run(command)?;
-        for words in &self.systemd_requests()[asked.len()..] {
+        for words in &self.systemd_requests()[earlier.len()..] {
             let (_, done) = self
                 .systemd
                 .iter()
@@ -104,8 +104,9 @@ impl<'n> Rehearsal<'n> {
             done().with_context(|| format!("systemctl {words}"))?;
         }
         let found = done.code() == 1 && words.starts_with("bindguard ");
-        let not_told = done.code() == 2 && self.may_not_tell.iter().any(|beginning| words.starts_with(beginning));
-        ensure!(done.code() == 0 || found || not_told, "exit code {}: {}{}", done.code(), done.stderr, done.stdout);
+        let incomplete =
+            done.code() == 2 && self.may_be_incomplete.iter().any(|beginning| words.starts_with(beginning));
+        ensure!(done.code() == 0 || found || incomplete, "exit code {}: {}{}", done.code(), done.stderr, done.stdout);
         Ok(done)
     }
 

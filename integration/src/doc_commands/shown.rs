@@ -13,7 +13,7 @@ use super::repository;
 pub struct Shown {
     /// The line of the document that it begins on, counted from 1.
     pub line: usize,
-    /// As it stands there; several lines where it spans them.
+    /// Verbatim; several lines where it spans them.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! The bind mount that stands between a container and the sub path of a volume.
+//! The bind mount between a container and the sub path of a volume.
 //!
 //! Mirrors `doBindSubPath`, `prepareSubpathTarget` and `doCleanSubPaths` of
 //! `pkg/volume/util/subpath/subpath_linux.go`. What differs between versions is what happens at a container's restart,

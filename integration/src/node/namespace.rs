@@ -1,6 +1,6 @@
 //! A mount namespace for one test: unshared by the test's own thread, so that everything it starts is inside.
 //!
-//! Inside, `/` looks like a real host's: shared (systemd makes it so), or private (what some embedded hosts have), with
+//! Inside, `/` is like a real host's: shared (systemd makes it so), or private (what some embedded hosts have), with
 //! an empty `/run` of its own. Nothing mounted here can reach the machine, because `/` is made private first.
 //!
 //! unshare(2) and setns(2) act on the calling thread alone. Threads started later share its file system context; setns

@@ -206,9 +206,9 @@ impl Setup {
 
     /// The requirements of the story that this machine or these binaries lack.
     fn missing(&self) -> Option<String> {
-        let has_what_it_asks = !self.fault_points || folder_with_fault_points().is_some();
+        let lacks_fault_points = self.fault_points && folder_with_fault_points().is_none();
         let without = || format!("no {GUARD} and {SHIM} with the feature fault-points");
-        let without_fault_points = || (!has_what_it_asks).then(without);
+        let without_fault_points = || lacks_fault_points.then(without);
         let without_systemd = || self.systemd.then(systemd::missing).flatten();
         let here = privilege::missing().or_else(|| self.kubelet_root.unavailable()).or_else(without_systemd);
         here.or_else(without_fault_points)
@@ -255,7 +255,7 @@ impl Setup {
         let faulty = folder_with_fault_points().filter(|_| self.fault_points);
         let built = binaries_under_test()?;
         let broken = faulty.as_ref().unwrap_or(&built);
-        // not a link: the shim looks for the guard beside its own executable
+        // not a link: the shim expects the guard beside its own executable
         let shim = broken.join(SHIM);
         fs::copy(&shim, folder.join(SHIM)).with_context(|| format!("copy {}", shim.display()))?;
         [(broken.join(GUARD), GUARD), (built.join(CLI), CLI), (built.join(AGENT), AGENT)]

@@ -36,9 +36,9 @@ impl Gate {
         self.hold(verb, "hold-after\n")
     }
 
-    /// Waits until a call stands before the gate.
+    /// Waits until a call waits at the gate.
     pub fn wait_for_call(&self) -> Result<()> {
-        until("a call stands before the runtime's gate", || Ok(self.has_call()))
+        until("a call waits at the runtime's gate", || Ok(self.has_call()))
     }
 
     /// True if a call waits, or waited, at the gate since it was closed.

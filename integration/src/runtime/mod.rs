@@ -1,7 +1,7 @@
 //! A runc that does what a story wants at a verb: wait, be killed, kill the shim that called it, leave a broken log.
 //!
 //! Real faults come at a bad moment, and waiting for luck makes flaky tests. So the runtime on containerd's `PATH` becomes a
-//! script (`runc.sh`) that looks whether anything is laid out for this verb, does it, and becomes the real runc. It also
+//! script (`runc.sh`) that checks if anything is laid out for this verb, does it, and becomes the real runc. It also
 //! keeps the arguments of every call.
 
 mod gate;
