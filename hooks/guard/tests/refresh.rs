@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_guard::refresh::{
-    PodVolumes, RefreshAct, RefreshOutcome, Refreshed, VolumeOfPod, Way, rebind_volume, refresh_container,
+    PodVolumes, RefreshAct, RefreshError, RefreshOutcome, Refreshed, VolumeOfPod, Way, rebind_volume, refresh_container,
 };
 use live::{Container, Inside, change};
 use nix::mount::{MsFlags, mount};
@@ -40,11 +40,15 @@ impl Scene {
 
     /// The steps of the agent after `..data` was renamed.
     fn refresh(&self, container: &Container) -> Refreshed {
+        self.rebind();
+        self.refresh_only(container, RefreshAct::Replace(Notify::None))
+    }
+
+    fn rebind(&self) {
         let kubelet_root = self.pod.places().kubelet_roots[0].clone();
         let volume = VolumeOfPod { kubelet_root, pod_uid: "uid-1".to_owned(), volume: "conf".to_owned() };
         let report = rebind_volume(&volume, &self.pod.policy());
         assert!(report.problems.is_empty(), "{report:?}");
-        self.refresh_only(container, RefreshAct::Replace(Notify::None))
     }
 
     fn refresh_only(&self, container: &Container, act: RefreshAct) -> Refreshed {
@@ -156,6 +160,88 @@ fn a_signal_is_sent_once_and_only_after_a_replacement() {
     scene.pod.update(1);
     assert!(scene.refresh_only(&container, act).is_current());
     assert_eq!(pending(), 1 << (nix::sys::signal::SIGUSR1 as u64 - 1));
+}
+
+/// The agent and an operator at once: the second one waits for the lock. So does one whose container holds the lock of its own
+/// namespace: that costs a second, and its own refresh.
+#[test]
+fn a_container_that_locks_itself_is_told() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let container = scene.start(1);
+    let lock = container.process.try_lock_mounts().unwrap().unwrap();
+    scene.pod.update(1);
+    let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
+    let refresh = || refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None));
+    assert!(matches!(refresh(), Err(RefreshError::Locked(_))));
+    drop(lock);
+    assert!(refresh().unwrap().is_current());
+}
+
+/// The agent is killed with its child, as by a cgroup's end, at any moment.
+#[test]
+fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::with_keys(2);
+    let container = scene.start(2);
+    let before = (container.mounts(), container.propagation_at("/"));
+    for number in 1..=150 {
+        scene.pod.update(number);
+        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+        match unsafe { nix::unistd::fork() }.unwrap() {
+            nix::unistd::ForkResult::Parent { child } => {
+                std::thread::sleep(std::time::Duration::from_micros(number * 20));
+                // The group: the refresh's own child, too.
+                let _ = nix::sys::signal::killpg(child, nix::sys::signal::SIGKILL);
+                let _ = nix::sys::signal::kill(child, nix::sys::signal::SIGKILL);
+                nix::sys::wait::waitpid(child, None).unwrap();
+            }
+            nix::unistd::ForkResult::Child => {
+                let _ = nix::unistd::setpgid(nix::unistd::Pid::from_raw(0), nix::unistd::Pid::from_raw(0));
+                scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
+                // SAFETY: ends the process without running what its copy of this one has registered.
+                unsafe { nix::libc::_exit(0) }
+            }
+        }
+        assert!(container.read("etc/app/0").is_some_and(|content| !content.is_empty()), "at {number}");
+    }
+    let last = scene.refresh(&container);
+    assert!(last.is_current(), "{last:?}");
+    assert_eq!((container.mounts(), container.propagation_at("/")), before);
+    let seen = container.stop();
+    assert_eq!((seen.failed, seen.empty, seen.older, seen.last), (0, 0, 0, 150), "{seen:?}");
+}
+
+/// Containers that end at the very moment of their refresh.
+#[test]
+fn a_container_that_ends_meanwhile_leaves_nothing() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let mounts = || fs::read_to_string("/proc/thread-self/mountinfo").unwrap().lines().count();
+    let before = mounts();
+    for number in 1..=200 {
+        let container = scene.start(1);
+        scene.pod.update(number);
+        let pid = nix::unistd::Pid::from_raw(container.process.pid() as i32);
+        let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_micros(number * 10));
+                nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
+            });
+            // Either it was in time, or the reason is typed.
+            let _ = refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None));
+        });
+        drop(container);
+        scene.rebind();
+    }
+    assert_eq!(mounts(), before);
 }
 
 #[test]

@@ -13,10 +13,12 @@
 //! states to continue from.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bindguard_core::refresh::{State, SubpathInContainer, subpaths_in_container};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
@@ -32,6 +34,9 @@ const ROUNDS: u32 = 64;
 
 /// Limit of rounds in which one mount could not be replaced, other than by an update of its volume.
 const FAILURES: u32 = 3;
+
+/// The pause between two tries to get the lock.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Time limit of one step in the container.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -60,6 +65,12 @@ pub fn refresh_container(
         RefreshAct::Look => return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale)),
         RefreshAct::Replace(notify) => notify,
     };
+    if refresh.due(&subpaths).is_empty() {
+        return Ok(refresh.into_report(subpaths, not_replaced));
+    }
+    // Two refreshes at once could each attach a mount, and detach the newer one first.
+    let _lock = lock(process)?;
+    subpaths = refresh.find()?;
     for _ in 0..ROUNDS {
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
@@ -69,8 +80,25 @@ pub fn refresh_container(
         subpaths = refresh.find()?;
     }
     refresh.signal();
-    Ok(refresh
-        .into_report(subpaths, |failure| RefreshOutcome::NotReplaced(failure.unwrap_or(NotReplaced::Restless(ROUNDS)))))
+    Ok(refresh.into_report(subpaths, not_replaced))
+}
+
+fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
+    RefreshOutcome::NotReplaced(failure.unwrap_or(NotReplaced::Restless(ROUNDS)))
+}
+
+/// Waits for the lock for at most [`PATIENCE`].
+fn lock(process: &HeldProcess) -> Result<File, RefreshError> {
+    let start = Instant::now();
+    loop {
+        if let Some(lock) = process.try_lock_mounts()? {
+            return Ok(lock);
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(RefreshError::Locked(PATIENCE));
+        }
+        thread::sleep(PAUSE);
+    }
 }
 
 pub(super) struct Refresh<'a> {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bindguard_sys::TargetError;
 use bindguard_sys::enter::{Abandoned, CloneError, EnterError, ProcessError};
@@ -101,6 +102,9 @@ pub enum RefreshError {
     /// Its init process could not be read, for example because it ended.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// Another refresh works on it, or the container holds the lock of its own namespace.
+    #[error("another refresh has locked its mount namespace for {} ms", .0.as_millis())]
+    Locked(Duration),
 }
 
 impl Refreshed {

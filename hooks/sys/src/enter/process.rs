@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bindguard_core::mount_table::MountTable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::mountinfo::MountinfoError;
@@ -112,6 +114,26 @@ impl HeldProcess {
             return Err(ProcessError::Ended(self.pid));
         }
         file.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
+    }
+
+    /// Locks its mount namespace against other refreshes, until the file is closed: flock(2) on the namespace's own file.
+    /// `None` if another process has the lock. A container can lock itself, and only itself.
+    ///
+    /// # Errors
+    /// As [`HeldProcess::read`].
+    pub fn try_lock_mounts(&self) -> Result<Option<File>, ProcessError> {
+        let name = "ns/mnt";
+        let failed = |source| ProcessError::Read { pid: self.pid, name, source };
+        let file = File::open(format!("/proc/{}/{name}", self.pid));
+        if !self.is_alive() {
+            return Err(ProcessError::Ended(self.pid));
+        }
+        let file = file.map_err(failed)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(failed(errno.into())),
+        }
     }
 
     /// Sends it a signal: pidfd_send_signal(2).
