@@ -128,6 +128,33 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
     }
 }
 
+/// Its mount namespace belongs to its own user namespace.
+#[test]
+fn a_container_in_a_user_namespace_of_its_own() {
+    if !namespace::enter(true) {
+        return;
+    }
+    for way in WAYS {
+        let scene = Scene::new();
+        let container = Container::start_in_user_namespace(&scene.root(), &scene.binds());
+        let look = || (container.mounts(), container.mounts_at(PLACE)[0].1.clone(), container.propagation_at("/"));
+        let before = look();
+        for version in 1..=10 {
+            scene.update(version);
+            let entered = entered(&container, &scene, version);
+            if !attached(way, &entered) {
+                break;
+            }
+            entered.detach(0).unwrap();
+            entered.set_propagation(0).unwrap();
+            assert_eq!(container.read("etc/conf").unwrap(), version.to_string());
+        }
+        assert_eq!(look(), before);
+        let seen = container.stop();
+        assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
+    }
+}
+
 /// The agent is killed: the child ends, and what it left is finished by the next one.
 #[test]
 fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finishes() {

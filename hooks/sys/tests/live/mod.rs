@@ -50,8 +50,17 @@ impl Container {
         Self::start_with(root, binds, || {})
     }
 
+    /// The same, in a user namespace of its own, with root as its only user.
+    pub fn start_in_user_namespace(root: &Path, binds: &[Inside]) -> Self {
+        Self::start_as(root, binds, enter_user_namespace, || {})
+    }
+
     /// The same, with more to do in its namespace before it reads.
     pub fn start_with(root: &Path, binds: &[Inside], more: impl FnOnce()) -> Self {
+        Self::start_as(root, binds, || {}, more)
+    }
+
+    fn start_as(root: &Path, binds: &[Inside], before: impl FnOnce(), more: impl FnOnce()) -> Self {
         for bind in binds {
             let place = root.join(bind.destination);
             fs::create_dir_all(place.parent().unwrap()).unwrap();
@@ -76,6 +85,7 @@ impl Container {
             ForkResult::Child => {
                 drop(stop);
                 let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    before();
                     enter_root(root, binds);
                     more();
                     let mut out = File::from(seen_write);
@@ -137,6 +147,14 @@ impl Drop for Container {
         let _ = kill(self.pid, Signal::SIGKILL);
         let _ = waitpid(self.pid, None);
     }
+}
+
+/// user_namespaces(7): a process may map its own ids.
+fn enter_user_namespace() {
+    unshare(CloneFlags::CLONE_NEWUSER).unwrap();
+    fs::write("/proc/self/setgroups", "deny").unwrap();
+    fs::write("/proc/self/uid_map", "0 0 1").unwrap();
+    fs::write("/proc/self/gid_map", "0 0 1").unwrap();
 }
 
 fn enter_root(root: &Path, binds: &[Inside]) {
