@@ -164,7 +164,7 @@ else
 endif
 
 # tests that run on other kernels, and on a node with systemd and cgroup v2 alone
-SYSCALLS := mounts swap target admit attributes_of_the_mount cifs dead_kubelet_root dead_sources hostile_volumes nfs repairers_at_once \
+SYSCALLS := mounts swap target enter refresh admit attributes_of_the_mount cifs dead_kubelet_root dead_sources hostile_volumes nfs repairers_at_once \
   what_cannot_be_read written_by_containers
 SYSCALLS_9P := ninep
 STORIES := configmap_update_then_restart limits_by_hand oom_event_before_exit \

@@ -55,6 +55,17 @@ impl Scene {
     }
 }
 
+/// False, with a printed reason, without privilege and on older kernels.
+fn can_run() -> bool {
+    match live::has_mount_setattr() {
+        Ok(()) => namespace::enter(true),
+        Err(why) => {
+            namespace::skipped(why);
+            false
+        }
+    }
+}
+
 fn stale(container: &Container) -> (MountEntry, MountEntry) {
     let table = container.process.mounts().unwrap();
     let stale = table.stack_at(Path::new(PLACE)).last().unwrap().clone();
@@ -96,7 +107,7 @@ fn attached(way: Way, entered: &Entered) -> bool {
 
 #[test]
 fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     for way in WAYS {
@@ -131,7 +142,7 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
 /// Its mount namespace belongs to its own user namespace.
 #[test]
 fn a_container_in_a_user_namespace_of_its_own() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     for way in WAYS {
@@ -158,7 +169,7 @@ fn a_container_in_a_user_namespace_of_its_own() {
 /// The agent is killed: the child ends, and what it left is finished by the next one.
 #[test]
 fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finishes() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     for way in WAYS {
@@ -195,7 +206,7 @@ fn stale_top(container: &Container) -> (MountEntry, MountEntry) {
 /// The kubelet removes the new file as well, before the stale mount is detached: the kernel detaches it then.
 #[test]
 fn a_stale_mount_that_the_kernel_detached_is_no_error() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -213,7 +224,7 @@ fn a_stale_mount_that_the_kernel_detached_is_no_error() {
 
 #[test]
 fn a_file_removed_before_it_was_attached_is_an_error() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -231,7 +242,7 @@ fn a_file_removed_before_it_was_attached_is_an_error() {
 /// The mount table named a mount that is no longer there: nothing is opened in its place.
 #[test]
 fn another_mount_at_the_place_is_refused() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -250,7 +261,7 @@ fn another_mount_at_the_place_is_refused() {
 /// The folder of the mount point may be read-only in the container.
 #[test]
 fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     use rustix::fs::inotify;
@@ -287,7 +298,7 @@ fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
 /// A FUSE mount of the container above its mount point, whose daemon never answers.
 #[test]
 fn a_walk_that_hangs_in_the_container_is_abandoned() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     let Ok(fuse) = File::options().read(true).write(true).open("/dev/fuse") else {
@@ -320,7 +331,7 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
 
 #[test]
 fn the_child_holds_nothing_of_the_agent_open() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -339,7 +350,7 @@ fn the_child_holds_nothing_of_the_agent_open() {
 
 #[test]
 fn a_process_that_ended_is_not_entered() {
-    if !namespace::enter(true) {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();

@@ -13,7 +13,6 @@
 //! states to continue from.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::refresh::{State, SubpathInContainer, subpaths_in_container};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
-use bindguard_sys::enter::{AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, Replacement, clone_like};
+use bindguard_sys::enter::{
+    AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, MountsLock, Replacement, clone_like,
+};
 use rustix::process::Signal;
 
 use super::outcome::{MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
@@ -88,7 +89,7 @@ fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
 }
 
 /// Waits for the lock for at most [`PATIENCE`].
-fn lock(process: &HeldProcess) -> Result<File, RefreshError> {
+fn lock(process: &HeldProcess) -> Result<MountsLock, RefreshError> {
     let start = Instant::now();
     loop {
         if let Some(lock) = process.try_lock_mounts()? {

@@ -32,7 +32,7 @@ use self::message::{Reply, Request};
 pub use self::clone::{CloneError, clone_like};
 pub use self::job::Replacement;
 pub use self::message::EnterStep;
-pub use self::process::{HeldProcess, ProcessError};
+pub use self::process::{HeldProcess, MountsLock, ProcessError};
 
 /// Limit of replacements of one child.
 pub const AT_A_TIME: usize = 256;

@@ -116,12 +116,12 @@ impl HeldProcess {
         file.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
     }
 
-    /// Locks its mount namespace against other refreshes, until the file is closed: flock(2) on the namespace's own file.
-    /// `None` if another process has the lock. A container can lock itself, and only itself.
+    /// Locks its mount namespace against other refreshes: flock(2) on the namespace's own file. `None` if another process has
+    /// the lock. A container can lock itself, and only itself.
     ///
     /// # Errors
     /// As [`HeldProcess::read`].
-    pub fn try_lock_mounts(&self) -> Result<Option<File>, ProcessError> {
+    pub fn try_lock_mounts(&self) -> Result<Option<MountsLock>, ProcessError> {
         let name = "ns/mnt";
         let failed = |source| ProcessError::Read { pid: self.pid, name, source };
         let file = File::open(format!("/proc/{}/{name}", self.pid));
@@ -130,7 +130,7 @@ impl HeldProcess {
         }
         let file = file.map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
+            Ok(()) => Ok(Some(MountsLock(file))),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(failed(errno.into())),
         }
@@ -146,6 +146,17 @@ impl HeldProcess {
             signal: format!("{signal:?}"),
             source: errno.into(),
         })
+    }
+}
+
+/// A lock that ends with this value, also if a process that was forked meanwhile has a copy of the descriptor.
+#[derive(Debug)]
+pub struct MountsLock(File);
+
+impl Drop for MountsLock {
+    fn drop(&mut self) {
+        // Closing the file unlocks it as well, but only once every copy is closed.
+        let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 

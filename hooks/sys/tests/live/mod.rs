@@ -36,6 +36,18 @@ pub struct Seen {
     pub last: u64,
 }
 
+/// The version of the running kernel: uname(2).
+pub fn kernel() -> (u32, u32) {
+    let release = nix::sys::utsname::uname().unwrap().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+/// An error with the reason if the kernel cannot make a mount like another one before it is attached.
+pub fn has_mount_setattr() -> Result<(), &'static str> {
+    if kernel() >= (5, 12) { Ok(()) } else { Err("no mount_setattr(2) before Linux 5.12") }
+}
+
 /// A process that reads the files of its binds until it is stopped.
 pub struct Container {
     pid: Pid,
