@@ -65,6 +65,13 @@ fn no_pod_acts_at_its_end() {
 }
 
 #[test]
+fn the_chart_has_the_version_of_the_programs() {
+    let chart: Value = serde_norway::from_str(include_str!("../chart/Chart.yaml")).unwrap();
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
 fn kustomize_builds_the_base() {
     let Some(kubectl) = program("BINDGUARD_ENGINES", "engines", "kubectl") else { return };
     let built = run(&kubectl, &["kustomize", &folder("")]);

@@ -24,6 +24,7 @@ fn is_reported_in_one_line() {
         mount_tables(node, &files)?;
         bundles(node, &files)?;
         journals(node, &files)?;
+        without_privilege(node)?;
         command_lines(node)?;
         readers_that_leave(node)?;
         ensure!(subpath.mounts()? == before, "bad input changed the mounts");
@@ -146,6 +147,16 @@ fn journals(node: &Node, files: &BadFiles) -> Result<()> {
     let empty = node.bindguard(["journal", "--file", &files.path("empty")])?;
     ensure!(empty.code() == 0 && empty.stdout.starts_with("0 admissions"), "{empty:?}");
     refused(&unprivileged(node, &["journal", "--file", &files.path("secret")])?, ": run it as root")
+}
+
+/// Issue 16: what only root can see is not taken for absent, and the advice is to become root.
+fn without_privilege(node: &Node) -> Result<()> {
+    refused(&as_nobody(node, &["repair", "--all"])?, "this needs root")?;
+    let doctor = as_nobody(node, &["doctor"])?;
+    ensure!(doctor.code() == 2 && doctor.stdout.contains("only root may read its arguments"), "{doctor:?}");
+    let status = as_nobody(node, &["status"])?;
+    ensure!(status.code() == 2 && status.stdout.contains("only root may read its arguments"), "{status:?}");
+    Ok(())
 }
 
 fn command_lines(node: &Node) -> Result<()> {
