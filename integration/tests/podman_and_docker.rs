@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::engines::{Docker, Podman, missing};
 use bindguard_integration::process::Finished;
 use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
 
 #[test]
@@ -86,7 +87,8 @@ fn docker() {
         both_faults(node, |binds, words| docker.run(binds, words))?;
         drop(docker);
         let docker = Docker::start(node)?;
-        node.bindguard(["uninstall"])?.success()?;
+        // a shim ends a moment after its container
+        until("nothing needs the programs", || Ok(node.bindguard(["uninstall"])?.code() == 0))?;
         docker.run(&[], &["true"])?.success().map(drop)
     });
 }

@@ -81,12 +81,23 @@ pub fn docker_runtimes() -> Result<Vec<String>> {
 }
 
 fn crio_config() -> Result<toml::Table> {
-    let text = http::get(Path::new(CRIO_SOCKET), "/config")?;
+    let socket = socket_option("crio", &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
+    let text = http::get(&socket, "/config")?;
     toml::from_str(&text).context("read CRI-O's answer as TOML")
 }
 
 fn docker_info() -> Result<serde_json::Value> {
-    let sockets = [PathBuf::from(DOCKER_SOCKET), Path::new("/var").join(&DOCKER_SOCKET[1..])];
-    let socket = sockets.iter().find(|socket| socket.symlink_metadata().is_ok()).unwrap_or(&sockets[0]);
-    serde_json::from_str(&http::get(socket, "/info")?).context("read dockerd's answer as JSON")
+    let named = socket_option("dockerd", &["host", "H"]);
+    let usual = [PathBuf::from(DOCKER_SOCKET), Path::new("/var").join(&DOCKER_SOCKET[1..])];
+    let present = || usual.iter().find(|socket| socket.symlink_metadata().is_ok()).cloned();
+    let socket = named.or_else(present).unwrap_or_else(|| DOCKER_SOCKET.into());
+    serde_json::from_str(&http::get(&socket, "/info")?).context("read dockerd's answer as JSON")
+}
+
+/// The unix socket that an option of a running daemon names, as a path or as a URL.
+fn socket_option(daemon: &str, names: &[&str]) -> Option<PathBuf> {
+    let daemon = Daemon::named(daemon).into_iter().next()?;
+    let value = option(&daemon.arguments(), names)?;
+    let path = value.strip_prefix("unix://").unwrap_or(&value);
+    path.starts_with('/').then(|| PathBuf::from(path))
 }
