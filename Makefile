@@ -164,7 +164,8 @@ else
 endif
 
 # tests that run on other kernels, and on a node with systemd and cgroup v2 alone
-SYSCALLS := mounts swap target enter refresh admit attributes_of_the_mount cifs dead_kubelet_root dead_sources hostile_volumes nfs repairers_at_once \
+SYSCALLS := mounts swap target enter refresh admit attributes_of_the_mount cifs dead_kubelet_root dead_sources host_root_binds hostile_volumes \
+  mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources vanished_directories volumes_mounted_anew \
   what_cannot_be_read written_by_containers
 SYSCALLS_9P := ninep
 STORIES := configmap_update_then_restart limits_by_hand oom_event_before_exit \
@@ -184,8 +185,9 @@ kernels: build matrix
 
 ARM64 := $(CURDIR)/target/arm64
 ARM64_BIN := $(ARM64)/cargo/aarch64-unknown-linux-gnu/release
-ARM64_TESTS := mounts swap target admit attributes_of_the_mount written_by_containers configmap_update_then_restart \
-  container_life_cycle host_root_propagation
+ARM64_TESTS := mounts swap target admit attributes_of_the_mount host_root_binds mounts_within_volumes payloads_of_drivers \
+  vanished_directories volumes_mounted_anew written_by_containers configmap_update_then_restart container_life_cycle \
+  host_root_propagation
 
 ## the programs for arm64, and the guard's tests and three stories on an emulated arm64 machine; half an hour
 arm64: setup

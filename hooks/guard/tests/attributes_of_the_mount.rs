@@ -130,11 +130,8 @@ fn a_mount_within_the_volume_is_distinguished_by_its_attributes() {
     if !own_namespace() {
         return;
     }
-    for plugin in ["kubernetes.io~empty-dir", "kubernetes.io~local-volume"] {
-        let scene = Scene::of_plugin(plugin);
-        if plugin == "kubernetes.io~local-volume" {
-            tmpfs(&scene.volume);
-        }
+    for scene in Scene::with_and_without_a_mount() {
+        let volume = scene.volume.clone();
         let [data, open, shared] = ["data", "open", "shared"].map(|name| scene.volume.join(name));
         for folder in [&data, &open, &shared] {
             fs::create_dir(folder).unwrap();
@@ -146,7 +143,7 @@ fn a_mount_within_the_volume_is_distinguished_by_its_attributes() {
         let scene = scene.bound("shared/state");
         replace(&data);
         let (before, now) = rebound(&scene);
-        assert_eq!(now, before, "{plugin}");
+        assert_eq!(now, before, "{}", volume.display());
         for mount in [&shared, &open] {
             umount2(mount, MntFlags::MNT_DETACH).unwrap();
         }

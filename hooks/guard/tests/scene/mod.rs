@@ -33,6 +33,13 @@ impl Scene {
         Self::with_volume(folder, volume)
     }
 
+    /// Two volumes that a sidecar can mount in: one without a mount of its own, and one with.
+    pub fn with_and_without_a_mount() -> [Self; 2] {
+        let mounted = Self::of_plugin("kubernetes.io~local-volume");
+        tmpfs(&mounted.volume);
+        [Self::of_plugin("kubernetes.io~empty-dir"), mounted]
+    }
+
     /// A volume somewhere on the host.
     pub fn of_host_path() -> Self {
         let folder = Folder::new();
