@@ -10,12 +10,12 @@ pub struct Passage {
     /// One line for each line of the file, without markup, inline code and links' targets.
     pub text: String,
     /// Decides which rules apply.
-    pub place: Place,
+    pub place: TextKind,
 }
 
 /// A passage's place in its file.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum TextKind {
     /// A paragraph, list item, heading or table cell of a document.
     #[default]
     Document,
@@ -31,7 +31,7 @@ pub enum Place {
 pub fn passages(file: &File) -> Vec<Passage> {
     match file.kind {
         Kind::Document => document(&file.text),
-        Kind::Hash => comments(&file.text, |line| line.strip_prefix('#').map(|rest| (rest, Place::Comment))),
+        Kind::Hash => comments(&file.text, |line| line.strip_prefix('#').map(|rest| (rest, TextKind::Comment))),
         Kind::Test => comments(&file.text, rust_comment),
         Kind::Program => {
             let mut found = comments(&file.text, rust_comment);
@@ -54,20 +54,20 @@ fn document(text: &str) -> Vec<Passage> {
         } else if text.starts_with('|') {
             found.end();
             for cell in text.split('|') {
-                found.add(line, cell, Place::Document);
+                found.add(line, cell, TextKind::Document);
                 found.end();
             }
         } else {
             if text.starts_with(['#', '*', '-', '+', '>']) || text.starts_with(|c: char| c.is_ascii_digit()) {
                 found.end();
             }
-            found.add(line, text, Place::Document);
+            found.add(line, text, TextKind::Document);
         }
     }
     found.all()
 }
 
-fn comments(text: &str, comment: impl Fn(&str) -> Option<(&str, Place)>) -> Vec<Passage> {
+fn comments(text: &str, comment: impl Fn(&str) -> Option<(&str, TextKind)>) -> Vec<Passage> {
     let mut found = Passages::default();
     for (line, text) in (1..).zip(text.lines()) {
         match comment(text.trim_start()) {
@@ -78,11 +78,11 @@ fn comments(text: &str, comment: impl Fn(&str) -> Option<(&str, Place)>) -> Vec<
     found.all()
 }
 
-fn rust_comment(line: &str) -> Option<(&str, Place)> {
+fn rust_comment(line: &str) -> Option<(&str, TextKind)> {
     if let Some(text) = line.strip_prefix("///").or_else(|| line.strip_prefix("//!")) {
-        return Some((text, Place::DocComment));
+        return Some((text, TextKind::DocComment));
     }
-    line.strip_prefix("//").map(|text| (text, Place::Comment))
+    line.strip_prefix("//").map(|text| (text, TextKind::Comment))
 }
 
 /// String literals with at least two spaces, outside of comments and of a file's unit tests.
@@ -97,7 +97,7 @@ fn messages(text: &str) -> Vec<Passage> {
         }
         for literal in text.split('"').skip(1).step_by(2) {
             if literal.split_whitespace().count() > 2 {
-                found.add(line, literal, Place::Message);
+                found.add(line, literal, TextKind::Message);
                 found.end();
             }
         }
@@ -112,7 +112,7 @@ struct Passages {
 }
 
 impl Passages {
-    fn add(&mut self, line: usize, text: &str, place: Place) {
+    fn add(&mut self, line: usize, text: &str, place: TextKind) {
         if self.open.as_ref().is_some_and(|open| open.place != place) {
             self.end();
         }

@@ -1,6 +1,6 @@
 //! The three rules, on one passage.
 
-use super::prose::{Passage, Place};
+use super::prose::{Passage, TextKind};
 use super::words::PRIVATE;
 
 /// The longest sentence of a document, in words.
@@ -16,12 +16,12 @@ pub fn problems(passage: &Passage) -> Vec<(usize, String)> {
         let uses = words.windows(length).filter(|window| window.iter().map(|(_, word)| word).eq(phrase.split(' ')));
         found.extend(uses.map(|window| (window[0].0, format!("\"{phrase}\": write {instead}"))));
     }
-    if passage.place == Place::DocComment
+    if passage.place == TextKind::DocComment
         && let Some((line, first)) = words.first().filter(|(_, first)| QUESTION_WORDS.contains(&first.as_str()))
     {
         found.push((*line, format!("a doc comment opens with \"{first}\": name the thing")));
     }
-    if passage.place == Place::Document {
+    if passage.place == TextKind::Document {
         let long = sentences(&passage.text).filter(|sentence| count(sentence) > LONGEST);
         found.extend(long.map(|sentence| {
             let beginning: String = sentence.chars().take(50).collect();
@@ -63,27 +63,27 @@ fn count(sentence: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn problems_of(text: &str, place: Place) -> Vec<(usize, String)> {
+    fn problems_of(text: &str, place: TextKind) -> Vec<(usize, String)> {
         problems(&Passage { line: 1, text: text.to_owned(), place })
     }
 
     #[test]
     fn a_private_word_is_found_as_a_whole_word() {
-        assert_eq!(problems_of("The journal is told so.", Place::Comment).len(), 1);
-        assert_eq!(problems_of("An untold tellurium task.", Place::Comment), vec![]);
-        assert_eq!(problems_of("First.\nIt told all.", Place::Comment)[0].0, 2);
+        assert_eq!(problems_of("The journal is told so.", TextKind::Comment).len(), 1);
+        assert_eq!(problems_of("An untold tellurium task.", TextKind::Comment), vec![]);
+        assert_eq!(problems_of("First.\nIt told all.", TextKind::Comment)[0].0, 2);
     }
 
     #[test]
     fn a_doc_comment_names_the_thing() {
-        assert_eq!(problems_of("Whether it is one.", Place::DocComment).len(), 1);
-        assert_eq!(problems_of("Whether it is one.", Place::Comment), vec![]);
+        assert_eq!(problems_of("Whether it is one.", TextKind::DocComment).len(), 1);
+        assert_eq!(problems_of("Whether it is one.", TextKind::Comment), vec![]);
     }
 
     #[test]
     fn a_long_sentence_is_found_in_documents() {
         let sentence = format!("{}.", "word ".repeat(41).trim());
-        assert_eq!(problems_of(&format!("Short. {sentence} Short."), Place::Document).len(), 1);
-        assert_eq!(problems_of(&sentence.replace("word word", "word. word"), Place::Document), vec![]);
+        assert_eq!(problems_of(&format!("Short. {sentence} Short."), TextKind::Document).len(), 1);
+        assert_eq!(problems_of(&sentence.replace("word word", "word. word"), TextKind::Document), vec![]);
     }
 }

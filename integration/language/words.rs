@@ -1,10 +1,10 @@
 //! The words that this project once used in a sense of its own, each with the words of the field.
 
 /// A phrase, in lower case, and the words to use instead.
-pub type Entry = (&'static str, &'static str);
+pub type Phrase = (&'static str, &'static str);
 
 /// Every phrase that is not to be used.
-pub const PRIVATE: &[Entry] = &[
+pub const PRIVATE: &[Phrase] = &[
     ("tell", REPORT),
     ("tells", REPORT),
     ("told", REPORT),

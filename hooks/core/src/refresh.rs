@@ -36,12 +36,12 @@ pub struct SubpathInContainer {
     /// The path below the payload.
     pub sub_path: PathBuf,
     /// Its state.
-    pub state: State,
+    pub state: SubpathState,
 }
 
 /// The state of a subpath's mount in a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum SubpathState {
     /// It shows the payload that `..data` names.
     Current,
     /// It shows an older payload.
@@ -55,8 +55,8 @@ pub enum State {
 /// The mounts of a container that show a part of a payload of these volumes. Mounts of a whole volume follow `..data` by
 /// themselves.
 pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<SubpathInContainer> {
-    let shown: BTreeMap<MountId, Shown<'_>> =
-        table.entries().iter().filter_map(|mount| Some((mount.id, Shown::by(mount, volumes)?))).collect();
+    let shown: BTreeMap<MountId, ShownPart<'_>> =
+        table.entries().iter().filter_map(|mount| Some((mount.id, ShownPart::by(mount, volumes)?))).collect();
     let subpaths = table.entries().iter().filter_map(|mount| {
         let shown_here = shown.get(&mount.id)?;
         let parent = table.mount(mount.parent).filter(|parent| parent.id != mount.id);
@@ -73,10 +73,10 @@ pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<S
             return None;
         }
         let state = match (covering, equal) {
-            (Some(_), _) => State::Hidden,
-            (None, Some(equal)) => State::Covering(equal),
-            (None, None) if shown_here.is_current(mount) => State::Current,
-            (None, None) => State::Stale,
+            (Some(_), _) => SubpathState::Hidden,
+            (None, Some(equal)) => SubpathState::Covering(equal),
+            (None, None) if shown_here.is_current(mount) => SubpathState::Current,
+            (None, None) => SubpathState::Stale,
         };
         Some(SubpathInContainer {
             mount: mount.clone(),
@@ -91,13 +91,13 @@ pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<S
 
 /// The part of a volume that a mount shows.
 #[derive(Debug)]
-struct Shown<'a> {
+struct ShownPart<'a> {
     volume: &'a PodVolume,
     timestamp: TimestampDirectory,
     sub_path: &'a Path,
 }
 
-impl<'a> Shown<'a> {
+impl<'a> ShownPart<'a> {
     fn by(mount: &'a MountEntry, volumes: &'a [PodVolume]) -> Option<Self> {
         volumes.iter().filter(|volume| volume.device == mount.device).find_map(|volume| {
             let mut names = below(&mount.root.path, &volume.place)?.components();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     /// A container's root, and the mounts of a test on it: id, parent, device, root and mount point.
-    fn states(mounts: &[(u32, u32, &str, &str, &str)]) -> Vec<(u32, State)> {
+    fn states(mounts: &[(u32, u32, &str, &str, &str)]) -> Vec<(u32, SubpathState)> {
         let lines = mounts.iter().map(|(id, parent, device, root, point)| {
             format!("{id} {parent} {device} {root} {point} ro,relatime - ext4 /dev/sda1 rw\n")
         });
@@ -149,9 +149,12 @@ mod tests {
     fn a_mount_is_stale_by_its_root_alone() {
         let (deleted, older) = (root(&format!("/{OLD}/app.conf//deleted")), root(&format!("/{OLD}/app.conf")));
         let (current, gone) = (root(&format!("/{NEW}/app.conf")), root(&format!("/{NEW}/app.conf//deleted")));
-        for (shown, state) in
-            [(&deleted, State::Stale), (&older, State::Stale), (&current, State::Current), (&gone, State::Stale)]
-        {
+        for (shown, state) in [
+            (&deleted, SubpathState::Stale),
+            (&older, SubpathState::Stale),
+            (&current, SubpathState::Current),
+            (&gone, SubpathState::Stale),
+        ] {
             assert_eq!(states(&[(2, 1, "8:1", shown, "/etc/app.conf")]), [(2, state)], "{shown}");
         }
     }
@@ -177,15 +180,15 @@ mod tests {
         // Killed between attaching the new mount and detaching the stale one.
         assert_eq!(
             states(&[(2, 3, "8:1", &deleted, at), (3, 1, "8:1", &current, at)]),
-            [(2, State::Covering(MountId(3)))]
+            [(2, SubpathState::Covering(MountId(3)))]
         );
         // The container mounted its own file over the subpath, or the kubelet mounted the subpath over another mount.
-        assert_eq!(states(&[(2, 1, "8:1", &deleted, at), (3, 2, "0:40", "/x", at)]), [(2, State::Hidden)]);
-        assert_eq!(states(&[(2, 1, "0:40", "/x", at), (3, 2, "8:1", &deleted, at)]), [(3, State::Stale)]);
+        assert_eq!(states(&[(2, 1, "8:1", &deleted, at), (3, 2, "0:40", "/x", at)]), [(2, SubpathState::Hidden)]);
+        assert_eq!(states(&[(2, 1, "0:40", "/x", at), (3, 2, "8:1", &deleted, at)]), [(3, SubpathState::Stale)]);
         let other = root(&format!("/{OLD}/other.conf//deleted"));
         assert_eq!(
             states(&[(2, 1, "8:1", &other, at), (3, 2, "8:1", &deleted, at)]),
-            [(2, State::Hidden), (3, State::Stale)]
+            [(2, SubpathState::Hidden), (3, SubpathState::Stale)]
         );
     }
 }

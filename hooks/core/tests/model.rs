@@ -13,7 +13,7 @@ mod world;
 use std::path::Path;
 
 use bindguard_core::evidence::FileKind;
-use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, Way, judge_subpath};
+use bindguard_core::judge::{Finding, RepairMethod, StaleCause, Unmounted, Verdict, judge_subpath};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath};
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Policy, Vanished};
@@ -108,16 +108,16 @@ fn carry_out(world: &mut World, policy: &Policy, is_killed: bool) {
 }
 
 fn step(world: &mut World, order: &Rebind, is_killed: bool) {
-    match order.way() {
-        Way::Remake => world.make_directory(order.sub_path()),
-        Way::Rebind if world.stack.len() > 1 => world.detach(),
-        Way::Rebind => {
+    match order.method() {
+        RepairMethod::Remake => world.make_directory(order.sub_path()),
+        RepairMethod::Rebind if world.stack.len() > 1 => world.detach(),
+        RepairMethod::Rebind => {
             world.attach_beneath(order.sub_path());
             if !is_killed {
                 world.detach();
             }
         }
-        Way::PointSpecAtVolume => panic!("planned as a re-bind: {order:?}"),
+        RepairMethod::PointSpecAtVolume => panic!("planned as a re-bind: {order:?}"),
     }
 }
 
@@ -163,7 +163,7 @@ fn check(world: &World, policy: &Policy) {
             assert!(world.is_veiled() || !world.answers(), "stale, and not repaired: {world:?}");
         }
         // A directory in a file's place cannot be bound over: the spec edit bypasses it, by a name that leads to the truth.
-        Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::PointSpecAtVolume => {
+        Verdict::Stale { remedy: Ok(remedy), .. } if remedy.method == RepairMethod::PointSpecAtVolume => {
             assert!(matches!(&plan(world, policy).edits[..], [SpecEdit::Source { bind: 1, .. }]));
             assert!(world.truth().is_some());
         }

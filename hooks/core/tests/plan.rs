@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::evidence::{
     FileIdentity, FileKind, HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
-use bindguard_core::judge::{Finding, Remedy, StaleCause, Verdict, Way, judge_host_root, judge_subpath};
+use bindguard_core::judge::{Finding, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root, judge_subpath};
 use bindguard_core::kubelet::{Layout, Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
@@ -161,7 +161,7 @@ proptest! {
             let (Observed::Seen(mount), Observed::Seen(target)) = (&evidence.mount, &evidence.target) else { panic!() };
             let (Observed::Seen(shown), Observed::Seen(file)) = (&mount.identity, &target.file) else { panic!() };
             prop_assert_eq!(shown.kind, file.kind);
-            prop_assert_eq!(order.way(), Way::Rebind);
+            prop_assert_eq!(order.method(), RepairMethod::Rebind);
         }
     }
 
@@ -273,7 +273,7 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
             sub_path: SubPath { timestamp: None, path: "app.conf".into() },
             writer: plugin.writer(),
             layout: plugin.layout(),
-            way: Way::Rebind,
+            method: RepairMethod::Rebind,
         };
         let stale = finding(Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) });
         let edit = Rebind::from_finding(&stale, &Policy::default()).unwrap().spec_edit();

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathEvidence};
-use bindguard_core::judge::{Remedy, Verdict, Way, judge_subpath};
+use bindguard_core::judge::{Remedy, RepairMethod, Verdict, judge_subpath};
 use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::plan::Rebind;
 use bindguard_sys::fault::{self, FaultPoint};
@@ -67,7 +67,7 @@ pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Rebound, NotRebound> {
 fn until_current(order: &Rebind, probes: &Probes, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
     for _ in 0..ROUNDS {
-        let round = Round::begin(order.subpath(), probes);
+        let round = RebindRound::begin(order.subpath(), probes);
         fault::reach(FaultPoint::Held);
         match round.act(order, left_behind) {
             Ok(Step::Done) if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
@@ -98,13 +98,13 @@ enum Step {
 }
 
 /// One observation of a subpath, and the actions that follow from it.
-struct Round<'s> {
+struct RebindRound<'s> {
     subpath: &'s VolumeSubpath,
     held: HeldSubpath,
     evidence: SubpathEvidence,
 }
 
-impl<'s> Round<'s> {
+impl<'s> RebindRound<'s> {
     fn begin(subpath: &'s VolumeSubpath, probes: &Probes) -> Self {
         let held = HeldSubpath::hold(subpath.clone());
         let evidence = probes.observe_one(&held, &Mounts::default());
@@ -125,13 +125,13 @@ impl<'s> Round<'s> {
             }
             // Foreign: the file that a hostPath shows exists again, and there is nothing else to compare it with.
             Verdict::Current | Verdict::Foreign => Ok(Step::Done),
-            Verdict::Stale { remedy: Ok(remedy), .. } if remedy.way == Way::Rebind => {
+            Verdict::Stale { remedy: Ok(remedy), .. } if remedy.method == RepairMethod::Rebind => {
                 if remedy.writer == Writer::Kubelet {
                     left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
                 }
                 self.replace(&remedy)
             }
-            Verdict::Orphaned { remake: Some(remedy), .. } if order.way() == Way::Remake => {
+            Verdict::Orphaned { remake: Some(remedy), .. } if order.method() == RepairMethod::Remake => {
                 self.remake(&remedy)?;
                 Ok(Step::LookAgain)
             }

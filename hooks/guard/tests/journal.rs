@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use bindguard_core::judge::{Finding, Remedy, StaleCause, Verdict, Way};
+use bindguard_core::judge::{Finding, Remedy, RepairMethod, StaleCause, Verdict};
 use bindguard_core::kubelet::{Layout, SubPath, Writer};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
@@ -31,8 +31,8 @@ fn a_line_is_as_documented() {
     let named = |text: &str| Some(text.to_owned());
     let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
     let sub_path = SubPath { timestamp: None, path: "app.conf".into() };
-    let (writer, layout, way) = (Writer::Kubelet, Layout::Payload, Way::Rebind);
-    let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, way };
+    let (writer, layout, method) = (Writer::Kubelet, Layout::Payload, RepairMethod::Rebind);
+    let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, method };
     let mut bind = bind(source, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) });
     bind.finding.destination = Some("/etc/app/app.conf".into());
     bind.outcome = Some(Outcome::Rebound { tries: 1 });

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_guard::refresh::{
-    PodVolumes, RefreshAct, RefreshError, RefreshOutcome, Refreshed, VolumeOfPod, Way, rebind_volume, refresh_container,
+    AttachMethod, PodVolumes, RefreshAct, RefreshError, RefreshOutcome, Refreshed, VolumeOfPod, rebind_volume,
+    refresh_container,
 };
 use live::{Container, Inside, change};
 use nix::mount::{MsFlags, mount};
@@ -69,17 +70,17 @@ fn can_run() -> bool {
     }
 }
 
-/// The way of this kernel.
-fn way() -> Way {
-    if live::kernel() >= (6, 5) { Way::Beneath } else { Way::Tucked }
+/// The method of this kernel.
+fn method() -> AttachMethod {
+    if live::kernel() >= (6, 5) { AttachMethod::Beneath } else { AttachMethod::Tucked }
 }
 
-fn ways(refreshed: &Refreshed) -> Vec<Way> {
-    let way = |outcome: &RefreshOutcome| match outcome {
-        RefreshOutcome::Replaced(way) => *way,
+fn methods(refreshed: &Refreshed) -> Vec<AttachMethod> {
+    let method = |outcome: &RefreshOutcome| match outcome {
+        RefreshOutcome::Replaced(method) => *method,
         other => panic!("not replaced: {other:?}"),
     };
-    refreshed.mounts.iter().map(|mount| way(&mount.outcome)).collect()
+    refreshed.mounts.iter().map(|mount| method(&mount.outcome)).collect()
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn a_running_container_gets_the_new_file_and_keeps_its_flags() {
 
     scene.pod.update(1);
     let refreshed = scene.refresh(&container);
-    assert_eq!(ways(&refreshed), [way(); 2]);
+    assert_eq!(methods(&refreshed), [method(); 2]);
     assert_eq!(refreshed.subpaths, 2);
     assert_eq!(container.read("etc/app/0").as_deref(), Some("1"));
     let after = container.mounts_at("/etc/app/0");
@@ -295,7 +296,7 @@ fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
         let mount = refreshed.mounts.iter().find(|mount| mount.destination == Path::new(place)).unwrap();
         format!("{:?}", mount.outcome)
     };
-    assert_eq!((of("/etc/app/0"), of("/etc/app/1")), ("KeyGone".to_owned(), format!("Replaced({:?})", way())));
+    assert_eq!((of("/etc/app/0"), of("/etc/app/1")), ("KeyGone".to_owned(), format!("Replaced({:?})", method())));
     assert_eq!(container.read("etc/app/0").as_deref(), Some("0"));
     assert_eq!(container.read("etc/app/1").as_deref(), Some("1"));
 }
@@ -342,7 +343,7 @@ fn a_symlink_on_the_way_is_never_followed() {
     scene.pod.update(1);
     let refreshed = scene.refresh(&container);
     // The mount table names the new path by now: the refresh follows the mount, not the name.
-    assert_eq!(ways(&refreshed), [way()]);
+    assert_eq!(methods(&refreshed), [method()]);
     assert_eq!(refreshed.mounts[0].destination, Path::new("/etc/moved/0"));
     assert_eq!(container.read("etc/moved/0").as_deref(), Some("1"));
     assert_eq!(fs::read_to_string(inside("trap/0")).unwrap(), "9");
@@ -418,6 +419,6 @@ fn a_folder_as_sub_path_is_refreshed_as_a_whole() {
     scene.pod.update(1);
     folder(1);
     let refreshed = scene.refresh(&container);
-    assert_eq!(ways(&refreshed), [way()]);
+    assert_eq!(methods(&refreshed), [method()]);
     assert_eq!(container.read("etc/folder/0").as_deref(), Some("1"));
 }

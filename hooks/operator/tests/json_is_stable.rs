@@ -35,8 +35,8 @@ fn pod(namespace: &str, name: &str) -> PodName {
 fn stale() -> NodeReport {
     let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
     let sub_path = SubPath { timestamp: None, path: "app.conf".into() };
-    let (writer, layout, way) = (Writer::Kubelet, Layout::Payload, judge::Way::Rebind);
-    let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, way };
+    let (writer, layout, method) = (Writer::Kubelet, Layout::Payload, judge::RepairMethod::Rebind);
+    let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, method };
     let finding = Finding {
         bind: None,
         source: source.into(),

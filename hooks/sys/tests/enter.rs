@@ -1,4 +1,4 @@
-//! Replacing a mount in a container's mount namespace, step by step, both ways.
+//! Replacing a mount in a container's mount namespace, step by step, by both methods.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
@@ -87,13 +87,13 @@ fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     entered
 }
 
-/// One way to attach a mount beneath the stale one.
-type Way = fn(&Entered) -> Result<(), EnterError>;
-const WAYS: [Way; 2] = [|entered| entered.attach_beneath(0), |entered| entered.tuck(0)];
+/// Attaches a mount beneath the stale one.
+type Attach = fn(&Entered) -> Result<(), EnterError>;
+const METHODS: [Attach; 2] = [|entered| entered.attach_beneath(0), |entered| entered.tuck(0)];
 
 /// False, with a printed reason, where the kernel has no `MOVE_MOUNT_BENEATH`.
-fn attached(way: Way, entered: &Entered) -> bool {
-    match way(entered) {
+fn attached(attach: Attach, entered: &Entered) -> bool {
+    match attach(entered) {
         Err(error) if error.is_not_possible() => {
             namespace::skipped(&format!("{error}: Linux 6.5 and newer"));
             false
@@ -110,7 +110,7 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
     if !can_run() {
         return;
     }
-    for way in WAYS {
+    for attach in METHODS {
         for parent in [MsFlags::MS_PRIVATE, MsFlags::MS_SLAVE, MsFlags::MS_SHARED] {
             let scene = Scene::new();
             let container = Container::start_with(&scene.root(), &scene.binds(), || {
@@ -125,7 +125,7 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
             for version in 1..=20 {
                 scene.update(version);
                 let entered = entered(&container, &scene, version);
-                if !attached(way, &entered) {
+                if !attached(attach, &entered) {
                     break;
                 }
                 entered.detach(0).unwrap();
@@ -145,7 +145,7 @@ fn a_container_in_a_user_namespace_of_its_own() {
     if !can_run() {
         return;
     }
-    for way in WAYS {
+    for attach in METHODS {
         let scene = Scene::new();
         let container = Container::start_in_user_namespace(&scene.root(), &scene.binds());
         let look = || (container.mounts(), container.mounts_at(PLACE)[0].1.clone(), container.propagation_at("/"));
@@ -153,7 +153,7 @@ fn a_container_in_a_user_namespace_of_its_own() {
         for version in 1..=10 {
             scene.update(version);
             let entered = entered(&container, &scene, version);
-            if !attached(way, &entered) {
+            if !attached(attach, &entered) {
                 break;
             }
             entered.detach(0).unwrap();
@@ -172,13 +172,13 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
     if !can_run() {
         return;
     }
-    for way in WAYS {
+    for attach in METHODS {
         let scene = Scene::new();
         let container = Container::start(&scene.root(), &scene.binds());
         let before = (container.mounts(), container.propagation_at("/"));
         scene.update(1);
         let first = entered(&container, &scene, 1);
-        if !attached(way, &first) {
+        if !attached(attach, &first) {
             continue;
         }
         drop(first);
@@ -213,7 +213,7 @@ fn a_stale_mount_that_the_kernel_detached_is_no_error() {
     let container = Container::start(&scene.root(), &scene.binds());
     scene.update(1);
     let entered = entered(&container, &scene, 1);
-    if !attached(WAYS[0], &entered) {
+    if !attached(METHODS[0], &entered) {
         return;
     }
     scene.update(2);
@@ -232,8 +232,8 @@ fn a_file_removed_before_it_was_attached_is_an_error() {
     scene.update(1);
     let entered = entered(&container, &scene, 1);
     scene.update(2);
-    for way in WAYS {
-        let error = way(&entered).unwrap_err();
+    for attach in METHODS {
+        let error = attach(&entered).unwrap_err();
         assert!(error.is_target_gone() || error.is_not_possible(), "{error:?}");
     }
     assert_eq!(container.read("etc/conf").as_deref(), Some("0"));
@@ -281,7 +281,7 @@ fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
     inotify::add_watch(&watch, folder.as_str(), inotify::WatchFlags::ATTRIB).unwrap();
     scene.update(1);
     let entered = entered(&container, &scene, 1);
-    if !attached(WAYS[0], &entered) {
+    if !attached(METHODS[0], &entered) {
         return;
     }
     entered.detach(0).unwrap();

@@ -9,15 +9,15 @@
 //!
 //! [`NOT_RUN`] lists the commands that cannot be run, each with the reason; the test prints them.
 
+mod document;
 mod not_run;
 mod rehearsal;
-mod shown;
 
 use std::path::{Path, PathBuf};
 
+pub use self::document::{DocCommand, commands_of, documents_with_commands};
 pub use self::not_run::{NOT_RUN, NotRun};
 pub use self::rehearsal::Rehearsal;
-pub use self::shown::{Shown, commands_of, documents_with_commands};
 
 /// The folder that holds the workspace.
 pub fn repository() -> PathBuf {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{NOT_RUN, NotRun, Shown, commands_of};
+use super::{DocCommand, NOT_RUN, NotRun, commands_of};
 use crate::node::Node;
 use crate::process::{Finished, run};
 
@@ -78,13 +78,13 @@ impl<'n> Rehearsal<'n> {
     pub fn play(&self, document: &str) -> Result<Vec<Finished>> {
         let commands = commands_of(document)?;
         ensure!(!commands.is_empty(), "{document} shows no commands");
-        let run = |shown: &Shown| {
+        let run = |shown: &DocCommand| {
             self.run(document, shown).with_context(|| format!("{document}, line {}: {}", shown.line, shown.text))
         };
         commands.iter().map(run).collect()
     }
 
-    fn run(&self, document: &str, shown: &Shown) -> Result<Finished> {
+    fn run(&self, document: &str, shown: &DocCommand) -> Result<Finished> {
         let not_run = NOT_RUN.iter().find(|it| it.document == document && shown.text.starts_with(it.command));
         if let Some(NotRun { command, instead, why, .. }) = not_run {
             // past the test runner's capture

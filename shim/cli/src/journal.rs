@@ -47,7 +47,7 @@ pub struct Journal {
 /// The content of the journal. `--json` prints its JSON form.
 #[derive(Debug, Default, Serialize)]
 struct Read {
-    admissions: Vec<Admission>,
+    admissions: Vec<AdmissionLine>,
     /// The number of lines that a newer version of bindguard wrote.
     #[serde(skip_serializing_if = "is_zero")]
     newer_lines: usize,
@@ -57,19 +57,19 @@ struct Read {
 
 /// A line of the journal.
 #[derive(Debug)]
-struct Admission {
+struct AdmissionLine {
     /// The text, unchanged.
     text: Box<RawValue>,
     line: JournalLine,
 }
 
-impl Serialize for Admission {
+impl Serialize for AdmissionLine {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.text.serialize(serializer)
     }
 }
 
-impl Admission {
+impl AdmissionLine {
     fn parse(text: &str) -> Result<Self, UnreadLine> {
         let line = JournalLine::parse(text)?;
         let text = RawValue::from_string(text.trim().to_owned()).map_err(|_| UnreadLine::Foreign)?;
@@ -133,7 +133,7 @@ impl Journal {
         } else {
             print_text(text(&read, self.all).text())?;
         }
-        Ok(show::code(!read.problems.is_empty(), read.admissions.iter().any(Admission::has_unrepaired)))
+        Ok(show::code(!read.problems.is_empty(), read.admissions.iter().any(AdmissionLine::has_unrepaired)))
     }
 
     fn read(&self, journal: &Path) -> anyhow::Result<Read> {
@@ -145,7 +145,7 @@ impl Journal {
 pub fn last_headlines(config: &Config, count: usize) -> anyhow::Result<Vec<String>> {
     let Some(journal) = config.journal() else { return Ok(Vec::new()) };
     let admissions = read(journal, false)?.admissions;
-    Ok(admissions.iter().rev().take(count).map(Admission::headline).collect())
+    Ok(admissions.iter().rev().take(count).map(AdmissionLine::headline).collect())
 }
 
 fn read(journal: &Path, is_named: bool) -> anyhow::Result<Read> {
@@ -176,7 +176,7 @@ impl Read {
     fn take(&mut self, file: &Path, text: &str) {
         let mut lines = text.split_inclusive('\n').enumerate().peekable();
         while let Some((index, line)) = lines.next() {
-            match Admission::parse(line) {
+            match AdmissionLine::parse(line) {
                 Ok(admission) => self.admissions.push(admission),
                 Err(UnreadLine::Newer) => self.newer_lines += 1,
                 // A guard is writing this line.
@@ -226,8 +226,8 @@ fn text(read: &Read, all: bool) -> Lines {
             print_bind(bind, &mut lines);
         }
     }
-    let count = |is: fn(&Admission) -> bool| read.admissions.iter().filter(|admission| is(admission)).count();
-    let (found, left) = (count(Admission::has_findings), count(Admission::has_unrepaired));
+    let count = |is: fn(&AdmissionLine) -> bool| read.admissions.iter().filter(|admission| is(admission)).count();
+    let (found, left) = (count(AdmissionLine::has_findings), count(AdmissionLine::has_unrepaired));
     lines.line(&format!(
         "{} admissions, {found} with findings, {left} of them with something that was left as it was",
         read.admissions.len()

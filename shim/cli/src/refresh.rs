@@ -50,7 +50,7 @@ fn notify(text: &str) -> Result<Notify, String> {
 
 /// One file or folder of a running container.
 #[derive(Debug, Serialize)]
-struct Line {
+struct RefreshedFile {
     container: String,
     destination: PathBuf,
     outcome: &'static str,
@@ -60,9 +60,9 @@ struct Line {
 
 /// The report of a refresh.
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct RefreshReport {
     /// Stale files and folders; current ones are only counted.
-    files: Vec<Line>,
+    files: Vec<RefreshedFile>,
     /// The number of all files and folders that the containers show by a subPath.
     subpaths: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -74,7 +74,7 @@ impl Refresh {
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let pods = self.pods.pods();
         let containers = self.containers(&pods)?;
-        let mut report = Report::default();
+        let mut report = RefreshReport::default();
         for container in containers {
             if let Err(error) = self.refresh(container, config, &mut report) {
                 report.problems.push(format!("{error:#}"));
@@ -85,7 +85,7 @@ impl Refresh {
         } else {
             show::print_text(text(&report).text())?;
         }
-        let is_left = |line: &Line| line.outcome != "replaced";
+        let is_left = |line: &RefreshedFile| line.outcome != "replaced";
         Ok(show::code(!report.problems.is_empty(), report.files.iter().any(is_left)))
     }
 
@@ -107,7 +107,7 @@ impl Refresh {
         Ok(found)
     }
 
-    fn refresh(&self, container: &PodContainer, config: &Config, report: &mut Report) -> anyhow::Result<()> {
+    fn refresh(&self, container: &PodContainer, config: &Config, report: &mut RefreshReport) -> anyhow::Result<()> {
         let name = [container.pod.for_people(), container.name.clone()].into_iter().flatten().collect::<Vec<_>>();
         let name = name.join("/");
         let uid = container.pod.uid.as_deref().with_context(|| format!("refresh {name}: its pod's uid is unknown"))?;
@@ -131,7 +131,7 @@ impl Refresh {
 }
 
 /// The host's subpaths first: a container that restarts meanwhile starts with the current file.
-fn rebind_host(kubelet_root: PathBuf, uid: &str, policy: &Policy, report: &mut Report) {
+fn rebind_host(kubelet_root: PathBuf, uid: &str, policy: &Policy, report: &mut RefreshReport) {
     let subpaths = kubelet_root.join("pods").join(uid).join("volume-subpaths");
     let names = std::fs::read_dir(subpaths).into_iter().flatten().flatten();
     for volume in names.filter_map(|entry| entry.file_name().into_string().ok()) {
@@ -140,7 +140,7 @@ fn rebind_host(kubelet_root: PathBuf, uid: &str, policy: &Policy, report: &mut R
     }
 }
 
-impl Report {
+impl RefreshReport {
     fn add(&mut self, container: &str, refreshed: &Refreshed) {
         self.subpaths += refreshed.subpaths;
         for mount in &refreshed.mounts {
@@ -152,14 +152,14 @@ impl Report {
                 RefreshOutcome::NotReplaced(why) => ("failed", Some(error_chain(why))),
             };
             let destination = mount.destination.clone();
-            self.files.push(Line { container: container.to_owned(), destination, outcome, reason });
+            self.files.push(RefreshedFile { container: container.to_owned(), destination, outcome, reason });
         }
         let not_notified = refreshed.not_notified.iter();
         self.problems.extend(not_notified.map(|error| format!("notify {container}: {}", error_chain(error))));
     }
 }
 
-fn text(report: &Report) -> Lines {
+fn text(report: &RefreshReport) -> Lines {
     let mut lines = Lines::default();
     for problem in &report.problems {
         lines.problem(problem);

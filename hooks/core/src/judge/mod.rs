@@ -11,5 +11,5 @@ pub use host_root::judge_host_root;
 pub use in_container::judge_in_container;
 pub use reach::judge_reach;
 pub use subpath::judge_subpath;
-pub use verdict::{Finding, Lack, Pinning, Remedy, StaleCause, Unmounted, Verdict, VerdictName, Way};
+pub use verdict::{Finding, Lack, Pinning, Remedy, RepairMethod, StaleCause, Unmounted, Verdict, VerdictName};
 pub use volume::{judge_plain_volume, judge_volume};

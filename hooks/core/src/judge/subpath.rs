@@ -11,7 +11,7 @@ use crate::evidence::{FileIdentity, FileKind, Observed, Reach, SubpathEvidence, 
 use crate::kubelet::{MountedVolume, NoSubPath, Plugin, SubPath, VolumeSubpath, Writer};
 
 use super::reach::judge_reach;
-use super::verdict::{Lack, Remedy, StaleCause, Unmounted, Verdict, Way};
+use super::verdict::{Lack, Remedy, RepairMethod, StaleCause, Unmounted, Verdict};
 
 /// Judges one subpath.
 pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Verdict {
@@ -139,14 +139,14 @@ impl Comparison<'_> {
 
     fn against(&self, target: &Target, shown: &FileIdentity, file: &FileIdentity) -> Verdict {
         if self.is_placeholder() {
-            return self.stale(StaleCause::Placeholder, way_over(shown, file));
+            return self.stale(StaleCause::Placeholder, method_over(shown, file));
         }
         if shown.kind != file.kind {
             let directory = file.kind == FileKind::Directory;
             return self.orphaned(Lack::OtherKind { path: self.sub_path.path.clone(), directory }, None);
         }
         match self.difference(target, shown, file) {
-            Some(cause) => self.stale(cause, Way::Rebind),
+            Some(cause) => self.stale(cause, RepairMethod::Rebind),
             None => Verdict::Current,
         }
     }
@@ -176,7 +176,7 @@ impl Comparison<'_> {
     fn vanished(&self, shown: &FileIdentity) -> Verdict {
         let is_plain = self.volume.plugin.writer() == Writer::Containers && self.sub_path.timestamp.is_none();
         let can_be_made = is_plain && shown.kind == FileKind::Directory;
-        self.orphaned(Lack::Key(self.sub_path.path.clone()), can_be_made.then(|| self.remedy(Way::Remake)))
+        self.orphaned(Lack::Key(self.sub_path.path.clone()), can_be_made.then(|| self.remedy(RepairMethod::Remake)))
     }
 
     /// True if the key was missing at the bind: the kubelet made an empty directory to have something to bind.
@@ -194,22 +194,22 @@ impl Comparison<'_> {
         Verdict::Orphaned { cause, lacks, remake }
     }
 
-    fn stale(&self, cause: StaleCause, way: Way) -> Verdict {
-        Verdict::Stale { cause, remedy: Ok(self.remedy(way)) }
+    fn stale(&self, cause: StaleCause, method: RepairMethod) -> Verdict {
+        Verdict::Stale { cause, remedy: Ok(self.remedy(method)) }
     }
 
-    fn remedy(&self, way: Way) -> Remedy {
+    fn remedy(&self, method: RepairMethod) -> Remedy {
         Remedy {
             volume: self.volume.directory.clone(),
             sub_path: self.sub_path.clone(),
             writer: self.volume.plugin.writer(),
             layout: self.volume.layout,
-            way,
+            method,
         }
     }
 }
 
 /// A file cannot be mounted over a directory, nor a directory over a file: move_mount(2) returns ENOTDIR.
-fn way_over(shown: &FileIdentity, file: &FileIdentity) -> Way {
-    if shown.kind == file.kind { Way::Rebind } else { Way::PointSpecAtVolume }
+fn method_over(shown: &FileIdentity, file: &FileIdentity) -> RepairMethod {
+    if shown.kind == file.kind { RepairMethod::Rebind } else { RepairMethod::PointSpecAtVolume }
 }

@@ -176,12 +176,12 @@ pub struct Remedy {
     /// The layout of its files.
     pub layout: Layout,
     /// The permitted repair.
-    pub way: Way,
+    pub method: RepairMethod,
 }
 
-/// The ways to repair a stale subpath.
+/// The methods that repair a stale subpath.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum RepairMethod {
     /// Bind the current target in place of the stale one.
     Rebind,
     /// A directory is in the way of a file: only the spec's source can be changed.

@@ -4,7 +4,7 @@ mod rebind;
 
 pub use rebind::Rebind;
 
-use crate::judge::{Finding, Pinning, Unmounted, Verdict, Way};
+use crate::judge::{Finding, Pinning, RepairMethod, Unmounted, Verdict};
 use crate::policy::{Alarm, FailedRepair, Mode, Policy};
 use crate::spec::SpecEdit;
 
@@ -63,9 +63,9 @@ impl Plan {
 
     fn repair_subpath(&mut self, finding: &Finding, policy: &Policy) {
         let Some(rebind) = Rebind::from_finding(finding, policy) else { return };
-        match rebind.way() {
-            Way::Rebind | Way::Remake => self.rebinds.push(rebind),
-            Way::PointSpecAtVolume => self.edits.extend(rebind.spec_edit()),
+        match rebind.method() {
+            RepairMethod::Rebind | RepairMethod::Remake => self.rebinds.push(rebind),
+            RepairMethod::PointSpecAtVolume => self.edits.extend(rebind.spec_edit()),
         }
     }
 

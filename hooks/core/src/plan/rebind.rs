@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::judge::{Finding, Remedy, Verdict, Way};
+use crate::judge::{Finding, Remedy, RepairMethod, Verdict};
 use crate::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
 use crate::policy::{Policy, Vanished};
 use crate::source::SourceKind;
@@ -57,8 +57,8 @@ impl Rebind {
     }
 
     /// The permitted repair.
-    pub fn way(&self) -> Way {
-        self.remedy.way
+    pub fn method(&self) -> RepairMethod {
+        self.remedy.method
     }
 
     /// The edit that points the spec's source at the volume's own path, used when binding is impossible.

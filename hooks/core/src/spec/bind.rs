@@ -36,7 +36,7 @@ pub(super) struct Written<'a> {
 
 impl<'a> Bind<'a> {
     /// The entry at `index` of `mounts`; `None` if it is no bind.
-    pub(super) fn from_entry(index: usize, entry: Entry<'a>) -> serde_json::Result<Option<Self>> {
+    pub(super) fn from_entry(index: usize, entry: RawMount<'a>) -> serde_json::Result<Option<Self>> {
         let Some(source) = entry.source else { return Ok(None) };
         let written: Vec<Option<Text<'_>>> = match entry.options {
             Some(options) => serde_json::from_str::<Option<_>>(options.get())?.unwrap_or_default(),
@@ -101,25 +101,25 @@ fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
 /// The values of an entry of `mounts` that concern binds. As for Go's `encoding/json`, the last of several equal keys
 /// applies, and a string that is `null` is ignored.
 #[derive(Debug, Default)]
-pub(super) struct Entry<'a> {
+pub(super) struct RawMount<'a> {
     kind: Option<Cow<'a, str>>,
     source: Option<&'a RawValue>,
     destination: Option<Cow<'a, str>>,
     options: Option<&'a RawValue>,
 }
 
-impl<'de> Deserialize<'de> for Entry<'de> {
+impl<'de> Deserialize<'de> for RawMount<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Keys;
         impl<'de> Visitor<'de> for Keys {
-            type Value = Entry<'de>;
+            type Value = RawMount<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a mount, as an object")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut entry = Entry::default();
+                let mut entry = RawMount::default();
                 while let Some(Text(key)) = map.next_key()? {
                     match &*key {
                         "type" => entry.kind = text(&mut map)?.or(entry.kind),

@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::bind::{Bind, Entry};
+use super::bind::{Bind, RawMount};
 use super::object::Text;
 use super::view::SpecError;
 
@@ -33,7 +33,7 @@ impl<'a> Values<'a> {
             // These are nearly always line breaks. But `Text` also accepts them inside a string, where JSON forbids them.
             serde_json::from_str::<IgnoredAny>(text).map_err(SpecError::NotAnObject)?;
         }
-        let (mut values, mut place) = (Self::default(), Place::Elsewhere);
+        let (mut values, mut place) = (Self::default(), Position::Elsewhere);
         let mut json = serde_json::Deserializer::from_str(text);
         let read = json.deserialize_map(Spec { values: &mut values, place: &mut place }).and_then(|()| json.end());
         match (read, place.field()) {
@@ -45,7 +45,7 @@ impl<'a> Values<'a> {
 }
 
 /// The reader's position in the spec.
-enum Place {
+enum Position {
     Elsewhere,
     Mounts,
     Mount(usize),
@@ -53,7 +53,7 @@ enum Place {
     Linux,
 }
 
-impl Place {
+impl Position {
     /// The field, as a dotted path.
     fn field(&self) -> Option<String> {
         match self {
@@ -68,7 +68,7 @@ impl Place {
 
 struct Spec<'s, 'a> {
     values: &'s mut Values<'a>,
-    place: &'s mut Place,
+    place: &'s mut Position,
 }
 
 impl<'de> Visitor<'de> for Spec<'_, 'de> {
@@ -83,26 +83,26 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
         while let Some(Text(key)) = spec.next_key()? {
             match &*key {
                 "mounts" => {
-                    *place = Place::Mounts;
+                    *place = Position::Mounts;
                     (values.binds, values.overlooked) = Default::default();
                     spec.next_value_seed(Mounts { values: &mut *values, place: &mut *place })?;
                 }
                 "annotations" => {
-                    *place = Place::Annotations;
+                    *place = Position::Annotations;
                     match spec.next_value::<Option<Annotations<'de>>>()? {
                         Some(Annotations(more)) => values.annotations.extend(more),
                         None => values.annotations.clear(),
                     }
                 }
                 "linux" => {
-                    *place = Place::Linux;
+                    *place = Position::Linux;
                     let linux = spec.next_value::<Option<Linux<'de>>>()?;
                     values.rootfs_propagation =
                         linux.and_then(|Linux(propagation)| propagation.or(values.rootfs_propagation.take()));
                 }
                 _ => drop(spec.next_value::<IgnoredAny>()?),
             }
-            *place = Place::Elsewhere;
+            *place = Position::Elsewhere;
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
 
 struct Mounts<'s, 'a> {
     values: &'s mut Values<'a>,
-    place: &'s mut Place,
+    place: &'s mut Position,
 }
 
 impl<'de> DeserializeSeed<'de> for Mounts<'_, 'de> {
@@ -142,8 +142,8 @@ impl<'de> Visitor<'de> for Mounts<'_, 'de> {
             if values.binds.len() == MOST_BINDS {
                 break;
             }
-            *place = Place::Mount(index);
-            let Some(entry) = mounts.next_element::<Option<Entry<'de>>>()? else { return Ok(()) };
+            *place = Position::Mount(index);
+            let Some(entry) = mounts.next_element::<Option<RawMount<'de>>>()? else { return Ok(()) };
             values.binds.extend(Bind::from_entry(index, entry.unwrap_or_default()).map_err(A::Error::custom)?);
         }
         while mounts.next_element::<IgnoredAny>()?.is_some() {

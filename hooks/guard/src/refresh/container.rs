@@ -19,14 +19,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_core::refresh::{State, SubpathInContainer, subpaths_in_container};
+use bindguard_core::refresh::{SubpathInContainer, SubpathState, subpaths_in_container};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_sys::enter::{
     AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, MountsLock, Replacement, clone_like,
 };
 use rustix::process::Signal;
 
-use super::outcome::{MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
+use super::outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 use super::round::Round;
 use super::volumes::PodVolumes;
 
@@ -60,7 +60,7 @@ pub fn refresh_container(
     volumes: &PodVolumes,
     act: RefreshAct,
 ) -> Result<Refreshed, RefreshError> {
-    let mut refresh = Refresh::new(process, volumes);
+    let mut refresh = ContainerRefresh::new(process, volumes);
     let mut subpaths = refresh.find()?;
     refresh.notify = match act {
         RefreshAct::Look => return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale)),
@@ -102,11 +102,11 @@ fn lock(process: &HeldProcess) -> Result<MountsLock, RefreshError> {
     }
 }
 
-pub(super) struct Refresh<'a> {
+pub(super) struct ContainerRefresh<'a> {
     pub(super) process: &'a HeldProcess,
     volumes: &'a PodVolumes,
-    /// The way of each mount point that was replaced.
-    pub(super) ways: BTreeMap<PathBuf, Way>,
+    /// The method that replaced the mount at each mount point.
+    pub(super) methods: BTreeMap<PathBuf, AttachMethod>,
     /// The failures at each mount point, and the last reason.
     failures: BTreeMap<PathBuf, (u32, Failure)>,
     pub(super) notify: Notify,
@@ -121,15 +121,15 @@ pub(super) enum Failure {
     NotReplaced(NotReplaced),
 }
 
-impl<'a> Refresh<'a> {
+impl<'a> ContainerRefresh<'a> {
     fn new(process: &'a HeldProcess, volumes: &'a PodVolumes) -> Self {
-        let (ways, failures) = Default::default();
-        Self { process, volumes, ways, failures, notify: Notify::None, not_notified: None, abandoned: None }
+        let (methods, failures) = Default::default();
+        Self { process, volumes, methods, failures, notify: Notify::None, not_notified: None, abandoned: None }
     }
 
     /// One signal for one update, after all files are new.
     fn signal(&mut self) {
-        if let (Notify::Signal(signal), false) = (self.notify, self.ways.is_empty()) {
+        if let (Notify::Signal(signal), false) = (self.notify, self.methods.is_empty()) {
             self.not_notified = self.process.signal(number_of(signal)).err().map(NotNotified::from);
         }
     }
@@ -142,8 +142,8 @@ impl<'a> Refresh<'a> {
     fn due<'s>(&self, subpaths: &'s [SubpathInContainer]) -> Vec<&'s SubpathInContainer> {
         let is_due = |subpath: &&SubpathInContainer| {
             let is_stale = match subpath.state {
-                State::Stale | State::Covering(_) => true,
-                State::Current | State::Hidden => false,
+                SubpathState::Stale | SubpathState::Covering(_) => true,
+                SubpathState::Current | SubpathState::Hidden => false,
             };
             let failed = self.failures.get(&subpath.mount.mount_point);
             is_stale && failed.is_none_or(|(times, why)| *times < FAILURES && !matches!(why, Failure::KeyGone))
@@ -178,8 +178,8 @@ impl<'a> Refresh<'a> {
         let mut prepared = (Vec::new(), Vec::new());
         for subpath in due {
             let new = match subpath.state {
-                State::Covering(_) => None,
-                State::Stale | State::Current | State::Hidden => match self.new_mount(subpath) {
+                SubpathState::Covering(_) => None,
+                SubpathState::Stale | SubpathState::Current | SubpathState::Hidden => match self.new_mount(subpath) {
                     Ok(Some(new)) => Some(new),
                     // The volume changed: judge again.
                     Ok(None) => continue,
@@ -223,9 +223,9 @@ impl<'a> Refresh<'a> {
         let mounts = subpaths.into_iter().filter_map(|subpath| {
             let place = &subpath.mount.mount_point;
             let outcome = match subpath.state {
-                State::Current => RefreshOutcome::Replaced(*self.ways.get(place)?),
-                State::Hidden => RefreshOutcome::Hidden,
-                State::Stale | State::Covering(_) => match self.failures.remove(place) {
+                SubpathState::Current => RefreshOutcome::Replaced(*self.methods.get(place)?),
+                SubpathState::Hidden => RefreshOutcome::Hidden,
+                SubpathState::Stale | SubpathState::Covering(_) => match self.failures.remove(place) {
                     Some((_, Failure::KeyGone)) => RefreshOutcome::KeyGone,
                     Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
                     None => otherwise(None),

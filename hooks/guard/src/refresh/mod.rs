@@ -11,7 +11,7 @@ mod volumes;
 
 pub use container::{RefreshAct, refresh_container};
 pub use host::{VolumeOfPod, rebind_volume};
-pub use outcome::{MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed, Way};
+pub use outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 pub use volumes::{PodVolumes, VolumesError};
 
 /// A container's init process, held so that no other process is taken for it; and a child that hangs in a container.

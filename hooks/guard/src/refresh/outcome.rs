@@ -24,7 +24,7 @@ pub struct MountRefresh {
 #[derive(Debug)]
 pub enum RefreshOutcome {
     /// The container shows the current file.
-    Replaced(Way),
+    Replaced(AttachMethod),
     /// It is stale; this run only checks.
     Stale,
     /// The volume has no such key any more: the container keeps the old content.
@@ -35,9 +35,9 @@ pub enum RefreshOutcome {
     NotReplaced(NotReplaced),
 }
 
-/// The way in which a mount was replaced.
+/// The method that attached the new mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum AttachMethod {
     /// `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
     Beneath,
     /// Through propagation.

@@ -1,17 +1,17 @@
 //! One visit of a child to a container: opens every stale mount, attaches every new one, then detaches the stale ones.
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{State, SubpathInContainer};
+use bindguard_core::refresh::{SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::Notify;
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_sys::fault;
 
-use super::container::{Failure, Refresh};
-use super::outcome::{NotReplaced, RefreshError, Way};
+use super::container::{ContainerRefresh, Failure};
+use super::outcome::{AttachMethod, NotReplaced, RefreshError};
 
 /// One visit of a child to the container.
 pub(super) struct Round<'r, 'a, 's> {
-    pub(super) refresh: &'r mut Refresh<'a>,
+    pub(super) refresh: &'r mut ContainerRefresh<'a>,
     pub(super) subpaths: &'r [&'s SubpathInContainer],
     pub(super) entered: &'r Entered,
 }
@@ -38,25 +38,25 @@ impl Round<'_, '_, '_> {
             open.into_iter().partition(|index| is_same_mount(self.subpaths[*index], &table));
         other.into_iter().for_each(|index| self.fail(index, NotReplaced::Changed));
         let attached = self.attach(&same)?;
-        attached.into_iter().for_each(|(index, way)| self.detach(index, way));
+        attached.into_iter().for_each(|(index, method)| self.detach(index, method));
         Ok(false)
     }
 
     /// Attaches every new mount. Those of a volume that changed meanwhile are left to the next round.
-    fn attach(&mut self, indices: &[usize]) -> Result<Vec<(usize, Way)>, RefreshError> {
+    fn attach(&mut self, indices: &[usize]) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
         let mut attached = Vec::new();
         for index in indices.iter().copied() {
-            let way = match self.subpaths[index].state {
-                State::Covering(_) => Ok(Way::Finished),
-                State::Stale | State::Current | State::Hidden => self.attach_one(index),
+            let method = match self.subpaths[index].state {
+                SubpathState::Covering(_) => Ok(AttachMethod::Finished),
+                SubpathState::Stale | SubpathState::Current | SubpathState::Hidden => self.attach_one(index),
             };
-            match way {
-                Ok(way) => attached.push((index, way)),
+            match method {
+                Ok(method) => attached.push((index, method)),
                 Err(error) if error.is_target_gone() => {}
                 Err(error) => self.fail(index, error.into()),
             }
         }
-        if attached.iter().any(|(_, way)| *way == Way::Tucked) {
+        if attached.iter().any(|(_, method)| *method == AttachMethod::Tucked) {
             let table = self.refresh.process.mounts()?;
             let arrived = |subpath: &SubpathInContainer| {
                 let stale = table.mount(subpath.mount.id);
@@ -64,37 +64,38 @@ impl Round<'_, '_, '_> {
                 // A stale mount that is gone was detached by the kernel: the file beneath was removed.
                 stale.is_none() || parent.is_some_and(|parent| parent.mount_point == subpath.mount.mount_point)
             };
-            let lost = attached.extract_if(.., |(index, way)| *way == Way::Tucked && !arrived(self.subpaths[*index]));
+            let lost = attached
+                .extract_if(.., |(index, method)| *method == AttachMethod::Tucked && !arrived(self.subpaths[*index]));
             let lost: Vec<usize> = lost.map(|(index, _)| index).collect();
             lost.into_iter().for_each(|index| self.fail(index, NotReplaced::DidNotArrive));
         }
         Ok(attached)
     }
 
-    /// The kernel's own way first; which kernels have it is found by trying.
-    fn attach_one(&self, index: usize) -> Result<Way, EnterError> {
-        let tucked = || self.entered.tuck(index).map(|()| Way::Tucked);
+    /// The kernel's own method first; which kernels have it is found by trying.
+    fn attach_one(&self, index: usize) -> Result<AttachMethod, EnterError> {
+        let tucked = || self.entered.tuck(index).map(|()| AttachMethod::Tucked);
         if fault::denies_beneath() {
             return tucked();
         }
         match self.entered.attach_beneath(index) {
-            Ok(()) => Ok(Way::Beneath),
+            Ok(()) => Ok(AttachMethod::Beneath),
             Err(error) if error.is_not_possible() => tucked(),
             Err(error) => Err(error),
         }
     }
 
-    fn detach(&mut self, index: usize, way: Way) {
+    fn detach(&mut self, index: usize, method: AttachMethod) {
         // What is attached to a shared mount becomes shared.
         let on_shared = self.subpaths[index].parent.as_ref().is_some_and(|it| it.propagation.peer_group.is_some());
-        let done = self.entered.detach(index).and_then(|()| match way {
-            Way::Beneath if !on_shared => Ok(()),
-            Way::Finished => Ok(()),
-            Way::Beneath | Way::Tucked => self.entered.set_propagation(index),
+        let done = self.entered.detach(index).and_then(|()| match method {
+            AttachMethod::Beneath if !on_shared => Ok(()),
+            AttachMethod::Finished => Ok(()),
+            AttachMethod::Beneath | AttachMethod::Tucked => self.entered.set_propagation(index),
         });
         match done {
             Ok(()) => {
-                self.refresh.ways.insert(self.subpaths[index].mount.mount_point.clone(), way);
+                self.refresh.methods.insert(self.subpaths[index].mount.mount_point.clone(), method);
                 self.touch(index);
             }
             Err(error) => self.fail(index, error.into()),

@@ -57,14 +57,14 @@ pub struct RuntimeEntry {
 }
 
 impl RuntimeEntry {
-    fn door(&self) -> Option<Door> {
+    fn guard_setting(&self) -> Option<GuardSetting> {
         let names = |path: &str, name: &str| path.rsplit('/').next() == Some(name);
         if self.runtime_type.contains("bindguard") {
-            Some(Door::Type)
+            Some(GuardSetting::Type)
         } else if names(&self.runtime_path, "containerd-shim-bindguard-v2") {
-            Some(Door::Path)
+            Some(GuardSetting::Path)
         } else if names(&self.binary_name, "bindguard-runtime") {
-            Some(Door::Wrapper)
+            Some(GuardSetting::BinaryName)
         } else {
             None
         }
@@ -73,10 +73,10 @@ impl RuntimeEntry {
 
 /// The setting by which a runtime starts the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Door {
+enum GuardSetting {
     Type,
     Path,
-    Wrapper,
+    BinaryName,
 }
 
 /// The point for containerd. `Ok(None)`: none runs here; `Err`: why containerd could not be queried.
@@ -86,10 +86,10 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
         Ok(None) => return Point::ok(NAME, "none runs here"),
         Err(why) => return Point::unknown(NAME, why),
     };
-    let doors: Vec<(&RuntimeEntry, Door)> =
-        seen.runtimes.iter().filter_map(|entry| Some((entry, entry.door()?))).collect();
+    let guarded: Vec<(&RuntimeEntry, GuardSetting)> =
+        seen.runtimes.iter().filter_map(|entry| Some((entry, entry.guard_setting()?))).collect();
     let version = &seen.version;
-    if doors.is_empty() {
+    if guarded.is_empty() {
         let message = format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
@@ -97,18 +97,18 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
         let message = format!("containerd {version} cannot start containers through bindguard: {program}");
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
-    let deaf = doors.iter().find(|(_, door)| *door == Door::Path && version.starts_with("1.6"));
-    if let Some((entry, _)) = deaf {
+    let ignored = guarded.iter().find(|(_, setting)| *setting == GuardSetting::Path && version.starts_with("1.6"));
+    if let Some((entry, _)) = ignored {
         let message = format!(
             "containerd {version} runs its own shim for {}: 1.6 reads runtime_path and passes over it",
             entry.name
         );
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
-    if let Some(message) = other_cgroup_driver(seen, &doors) {
+    if let Some(message) = other_cgroup_driver(seen, &guarded) {
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
-    let names: Vec<&str> = doors.iter().map(|(entry, _)| entry.name.as_str()).collect();
+    let names: Vec<&str> = guarded.iter().map(|(entry, _)| entry.name.as_str()).collect();
     let default = if names.contains(&seen.default_runtime.as_str()) {
         ", for every new pod"
     } else {
@@ -121,9 +121,9 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
 
 /// Finds a bindguard runtime with another cgroup driver than runc's. A runtime of bindguard's own type needs no check: the
 /// shim detects the driver from the form of the cgroup's path.
-fn other_cgroup_driver(seen: &ContainerdSeen, doors: &[(&RuntimeEntry, Door)]) -> Option<String> {
+fn other_cgroup_driver(seen: &ContainerdSeen, guarded: &[(&RuntimeEntry, GuardSetting)]) -> Option<String> {
     let usual = seen.runtimes.iter().find(|entry| entry.name == "runc")?;
-    let mut by_option = doors.iter().filter(|(_, door)| *door != Door::Type).map(|(entry, _)| *entry);
+    let mut by_option = guarded.iter().filter(|(_, setting)| *setting != GuardSetting::Type).map(|(entry, _)| *entry);
     let entry = by_option.find(|entry| entry.systemd_cgroup != usual.systemd_cgroup)?;
     Some(format!(
         "SystemdCgroup is {} for runc and {} for {}: its pods get another cgroup driver than the kubelet expects",

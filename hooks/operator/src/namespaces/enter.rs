@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 
 /// Why the mounts of a namespace could not be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum EnterError {
+pub(super) enum ReadMountsError {
     /// A call failed.
     #[error("{call} {}", file.display())]
     Call {
@@ -25,13 +25,13 @@ pub(super) enum EnterError {
 }
 
 /// The mountinfo of the namespace that a file refers to, read by a thread that enters it.
-pub(super) fn mountinfo_of_namespace(file: &Path) -> Result<Vec<u8>, EnterError> {
-    let panicked = || EnterError::Panic(file.to_owned());
+pub(super) fn mountinfo_of_namespace(file: &Path) -> Result<Vec<u8>, ReadMountsError> {
+    let panicked = || ReadMountsError::Panic(file.to_owned());
     thread::scope(|scope| scope.spawn(|| enter(file)).join().unwrap_or_else(|_| Err(panicked())))
 }
 
-fn enter(file: &Path) -> Result<Vec<u8>, EnterError> {
-    let failed = |call: &'static str, source: io::Error| EnterError::Call { call, file: file.to_owned(), source };
+fn enter(file: &Path) -> Result<Vec<u8>, ReadMountsError> {
+    let failed = |call: &'static str, source: io::Error| ReadMountsError::Call { call, file: file.to_owned(), source };
     let namespace = File::open(file).map_err(|error| failed("open", error))?;
     // Open the thread's own directory before: inside, there may be no /proc.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -18,7 +18,7 @@ use crate::target::current_payload;
 
 /// The origin that a subpath is compared with.
 #[derive(Debug)]
-pub(super) struct Origin {
+pub(super) struct SubpathOrigin {
     /// The volume, or the mount that replaces it.
     pub(super) volume: Observed<Volume>,
     directory: Option<Rc<HeldVolumeDirectory>>,
@@ -32,7 +32,7 @@ pub(super) struct Bound<'a> {
     pub(super) mount: &'a SubpathMount,
 }
 
-impl Origin {
+impl SubpathOrigin {
     /// A volume's folder, whatever is mounted at the subpath.
     pub(super) fn of_directory(directory: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Self {
         Self { volume: directory.observe(mounts), directory: Some(Rc::clone(directory)), filesystem: None }
@@ -76,27 +76,27 @@ impl Origin {
 
 impl Bound<'_> {
     /// Finds the origin. `first` is the first directory that has the volume's name.
-    pub(super) fn origin(&self, first: Option<&Rc<HeldVolumeDirectory>>, mounts: &Mounts) -> Origin {
+    pub(super) fn origin(&self, first: Option<&Rc<HeldVolumeDirectory>>, mounts: &Mounts) -> SubpathOrigin {
         match first {
             Some(first) if self.fit(&first.observe(mounts)) == Some(Fit::Holds) => self.held_by(first, mounts),
             Some(first) => self.search(first, mounts),
             // The volume may lie anywhere on the host: only a file that is gone can be detected.
             None if self.mount.root.deleted || !self.mount.fs_type.is_local() => {
-                find_filesystem(self.entry, mounts).map_or_else(Origin::unknown, Origin::of_filesystem)
+                find_filesystem(self.entry, mounts).map_or_else(SubpathOrigin::unknown, SubpathOrigin::of_filesystem)
             }
-            None => Origin::unknown(),
+            None => SubpathOrigin::unknown(),
         }
     }
 
     /// The directory that contains the mount's root, or a mount of the same filesystem within it, recognized by its
     /// attributes. If none has the same attributes, those of the volume's mount changed since, and the kubelet binds from
     /// that mount.
-    fn held_by(&self, directory: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Origin {
+    fn held_by(&self, directory: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> SubpathOrigin {
         let has_its_attributes = directory.mount(mounts).is_none_or(|mount| mount.attributes == self.entry.attributes);
         let within = Some(directory).filter(|_| !has_its_attributes).and_then(|it| self.mounted_within(it, mounts));
         match within.filter(|within| within.keep.is_none()) {
-            Some(within) => Origin::of_filesystem(within),
-            None => Origin::of_directory(directory, mounts),
+            Some(within) => SubpathOrigin::of_filesystem(within),
+            None => SubpathOrigin::of_directory(directory, mounts),
         }
     }
 
@@ -105,12 +105,14 @@ impl Bound<'_> {
         find_filesystem_in(&directory.handle()?.resolved_path().ok()?, self.entry, mounts)
     }
 
-    fn search(&self, first: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Origin {
+    fn search(&self, first: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> SubpathOrigin {
         let directories: Vec<Rc<HeldVolumeDirectory>> = match HeldVolumeDirectory::all(self.subpath) {
             Ok(all) if all.len() > 1 => all.into_iter().map(Rc::new).collect(),
             // It is open and observed already.
             Ok(_) => vec![Rc::clone(first)],
-            Err(error) => return Origin { volume: Observed::Unreadable(error.to_string()), ..Origin::unknown() },
+            Err(error) => {
+                return SubpathOrigin { volume: Observed::Unreadable(error.to_string()), ..SubpathOrigin::unknown() };
+            }
         };
         // Some were opened after the last reading of the mount table.
         let mounts = &mounts.for_newly_opened();
@@ -119,20 +121,20 @@ impl Bound<'_> {
             return self.held_by(directory, mounts);
         }
         match directories.iter().find_map(|directory| self.mounted_within(directory, mounts)) {
-            Some(within) => Origin::of_filesystem(within),
+            Some(within) => SubpathOrigin::of_filesystem(within),
             None => self.likeliest(&directories, mounts),
         }
     }
 
     /// The directory that fits best, if none contains the mount's root: the volume is not mounted, or was mounted again.
-    fn likeliest(&self, directories: &[Rc<HeldVolumeDirectory>], mounts: &Mounts) -> Origin {
+    fn likeliest(&self, directories: &[Rc<HeldVolumeDirectory>], mounts: &Mounts) -> SubpathOrigin {
         let origins = directories.iter().map(|directory| {
-            let origin = Origin::of_directory(directory, mounts);
+            let origin = SubpathOrigin::of_directory(directory, mounts);
             let volume = self.with_age(origin.volume, directory, mounts);
             let fit = self.fit(&volume);
-            (fit, Origin { volume, ..origin })
+            (fit, SubpathOrigin { volume, ..origin })
         });
-        let mut origins: Vec<(Option<Fit>, Origin)> = origins.collect();
+        let mut origins: Vec<(Option<Fit>, SubpathOrigin)> = origins.collect();
         // A directory that could not be read has no fit and sorts first: it may be the origin.
         origins.sort_by_key(|(fit, _)| *fit);
         let is_ambiguous = match &origins[..] {
@@ -141,9 +143,9 @@ impl Bound<'_> {
             }
             _ => false,
         };
-        let likeliest = origins.into_iter().next().map(|(_, origin)| origin).unwrap_or_else(Origin::unknown);
+        let likeliest = origins.into_iter().next().map(|(_, origin)| origin).unwrap_or_else(SubpathOrigin::unknown);
         match is_ambiguous {
-            true => Origin {
+            true => SubpathOrigin {
                 volume: Observed::Unreadable("several volumes of its name may be its own".to_owned()),
                 ..likeliest
             },

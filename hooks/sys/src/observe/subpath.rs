@@ -11,7 +11,7 @@ use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
-use crate::observe::origin::{Bound, Origin};
+use crate::observe::origin::{Bound, SubpathOrigin};
 use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
 use crate::target::{TargetError, open_target};
@@ -29,7 +29,7 @@ pub struct HeldSubpath {
 #[derive(Debug)]
 struct Seen {
     mount: Observed<SubpathMount>,
-    origin: Origin,
+    origin: SubpathOrigin,
 }
 
 impl HeldSubpath {
@@ -150,7 +150,10 @@ impl HeldSubpath {
                 (Observed::Seen((entry, _)), Observed::Seen(mount)) => {
                     Bound { subpath: &self.subpath, entry, mount }.origin(self.directory.as_ref(), mounts)
                 }
-                _ => self.directory.as_ref().map_or_else(Origin::unknown, |it| Origin::of_directory(it, mounts)),
+                _ => self
+                    .directory
+                    .as_ref()
+                    .map_or_else(SubpathOrigin::unknown, |it| SubpathOrigin::of_directory(it, mounts)),
             };
             Seen { mount, origin }
         })

@@ -10,7 +10,7 @@ use super::repository;
 
 /// One command of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct DocCommand {
     /// The line of the document that it begins on, counted from 1.
     pub line: usize,
     /// Verbatim; several lines where it spans them.
@@ -18,7 +18,7 @@ pub struct Shown {
 }
 
 /// The commands of a document, in their order. `name` is its path from the repository's top.
-pub fn commands_of(name: &str) -> Result<Vec<Shown>> {
+pub fn commands_of(name: &str) -> Result<Vec<DocCommand>> {
     let path = repository().join(name);
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     Ok(commands_in(&text))
@@ -45,8 +45,8 @@ pub fn documents_with_commands() -> Result<Vec<String>> {
     Ok(documents)
 }
 
-fn commands_in(document: &str) -> Vec<Shown> {
-    let mut commands: Vec<Shown> = Vec::new();
+fn commands_in(document: &str) -> Vec<DocCommand> {
+    let mut commands: Vec<DocCommand> = Vec::new();
     let (mut in_block, mut until) = (false, Until::LineEnd);
     for (index, line) in document.lines().enumerate() {
         let fence = line.trim_start();
@@ -74,14 +74,14 @@ enum Until {
 }
 
 impl Until {
-    fn take(self, line: &str, number: usize, commands: &mut Vec<Shown>) -> Self {
+    fn take(self, line: &str, number: usize, commands: &mut Vec<DocCommand>) -> Self {
         let joins = !matches!(self, Self::LineEnd);
         if !joins && (line.trim().is_empty() || line.trim_start().starts_with('#')) {
             return Self::LineEnd;
         }
         match commands.last_mut().filter(|_| joins) {
             Some(shown) => shown.text.push_str(&format!("\n{line}")),
-            None => commands.push(Shown { line: number, text: line.trim_start().to_owned() }),
+            None => commands.push(DocCommand { line: number, text: line.trim_start().to_owned() }),
         }
         match self {
             Self::Word(word) if line.trim() != word => Self::Word(word),
