@@ -13,7 +13,7 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
 use bindguard_core::judge::{Finding, Lack, StaleCause, Verdict, judge_host_root, judge_subpath};
-use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, VolumeSubpath};
+use bindguard_core::kubelet::{PathInVolume, Plugin, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::places::Places;
 use bindguard_core::plan::Plan;
@@ -89,7 +89,7 @@ fn evidence(table: &MountTable, entry: &MountEntry, target: Observed<Target>) ->
 fn same_target(table: &MountTable, entry: &MountEntry) -> Observed<Target> {
     let seen = evidence(table, entry, Observed::Absent);
     let (Observed::Seen(mount), Observed::Seen(volume)) = (&seen.mount, &seen.volume) else { return Observed::Absent };
-    let timestamp = SubPath::from_mount(mount, volume).unwrap().timestamp;
+    let timestamp = PathInVolume::from_mount(mount, volume).unwrap().timestamp;
     Observed::Seen(Target { timestamp, file: Observed::Seen(SHOWN) })
 }
 

@@ -9,7 +9,7 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
 use bindguard_core::judge::{Finding, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root, judge_subpath};
-use bindguard_core::kubelet::{Layout, Plugin, SubPath, TimestampDirectory, VolumeSubpath, Writer};
+use bindguard_core::kubelet::{Layout, PathInVolume, Plugin, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Alarm, Mode, Policy};
@@ -270,7 +270,7 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
     for plugin in Plugin::all() {
         let remedy = Remedy {
             volume: "/v".into(),
-            sub_path: SubPath { timestamp: None, path: "app.conf".into() },
+            sub_path: PathInVolume { timestamp: None, path: "app.conf".into() },
             writer: plugin.writer(),
             layout: plugin.layout(),
             method: RepairMethod::Rebind,

@@ -19,7 +19,7 @@ use std::time::Duration;
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathEvidence};
 use bindguard_core::judge::{Remedy, RepairMethod, Verdict, judge_subpath};
-use bindguard_core::kubelet::{SubPath, TimestampDirectory, VolumeSubpath, Writer};
+use bindguard_core::kubelet::{PathInVolume, TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::plan::Rebind;
 use bindguard_sys::fault::{self, FaultPoint};
 use bindguard_sys::observe::HeldSubpath;
@@ -200,7 +200,7 @@ impl<'s> RebindRound<'s> {
         }
     }
 
-    fn open_current(&self, sub_path: &SubPath, remedy: &Remedy) -> Result<OpenedTarget, NotRebound> {
+    fn open_current(&self, sub_path: &PathInVolume, remedy: &Remedy) -> Result<OpenedTarget, NotRebound> {
         open_target(self.directory()?, &sub_path.path, remedy.layout).map_err(not_rebound)
     }
 

@@ -11,7 +11,7 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume, VolumeMount,
 };
 use bindguard_core::kubelet::{
-    DATA_LINK, Fit, Layout, MountedVolume, Plugin, SubPath, TimestampDirectory, VolumeSubpath,
+    DATA_LINK, Fit, Layout, MountedVolume, PathInVolume, Plugin, TimestampDirectory, VolumeSubpath,
 };
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 
@@ -107,9 +107,10 @@ impl<'r> Recorded<'r> {
         }
     }
 
-    /// The layout that the volume's writer made: see [`SubPath::begins_like_a_payload`].
+    /// The layout that the volume's writer made: see [`PathInVolume::begins_like_a_payload`].
     fn layout(&self, mount: &SubpathMount, volume: &Volume) -> Layout {
-        let may_be_payload = SubPath::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
+        let may_be_payload =
+            PathInVolume::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
         let link = || fs::read_link(self.copy_of(&volume.directory).join(DATA_LINK)).ok();
         let is_payload =
             may_be_payload && link().is_some_and(|to| TimestampDirectory::from_name(to.as_os_str()).is_some());
@@ -117,7 +118,7 @@ impl<'r> Recorded<'r> {
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
-        let Ok(sub_path) = SubPath::from_mount(mount, volume) else { return Observed::Absent };
+        let Ok(sub_path) = PathInVolume::from_mount(mount, volume) else { return Observed::Absent };
         let copy = self.copy_of(&volume.directory);
         let payload = match volume.layout {
             Layout::Plain => None,

@@ -8,7 +8,7 @@
 use std::ffi::OsStr;
 
 use crate::evidence::{FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
-use crate::kubelet::{MountedVolume, NoSubPath, Plugin, SubPath, VolumeSubpath, Writer};
+use crate::kubelet::{MountedVolume, NotInVolume, PathInVolume, Plugin, VolumeSubpath, Writer};
 
 use super::reach::judge_reach;
 use super::verdict::{Lack, Remedy, RepairMethod, StaleCause, Unmounted, Verdict};
@@ -39,7 +39,7 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
     if let Some(unmounted) = missing_mount(subpath, mount, volume) {
         return Verdict::Unmounted(unmounted);
     }
-    match SubPath::from_mount(mount, volume) {
+    match PathInVolume::from_mount(mount, volume) {
         Ok(sub_path) if shows_whole_share(mount, volume, &sub_path) => {
             let why = "its sub path is recorded nowhere; delete the pod".to_owned();
             Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(why) }
@@ -52,10 +52,10 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
         Ok(sub_path) => {
             Comparison { mount, volume, sub_path: &sub_path, reach: &evidence.reach }.judge(&evidence.target)
         }
-        Err(why @ NoSubPath::OtherDevice { .. }) => {
+        Err(why @ NotInVolume::OtherDevice { .. }) => {
             Verdict::Stale { cause: StaleCause::OtherDevice, remedy: Err(why.to_string()) }
         }
-        Err(why @ NoSubPath::Outside { .. }) => without_remedy(mount, why.to_string()),
+        Err(why @ NotInVolume::Outside { .. }) => without_remedy(mount, why.to_string()),
     }
 }
 
@@ -73,20 +73,20 @@ fn missing_mount(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume)
 }
 
 /// True for a pod's `subPath: .` of a kubelet-written volume: it is beside the payloads and never changes.
-fn shows_volume_itself(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath) -> bool {
+fn shows_volume_itself(mount: &SubpathMount, volume: &Volume, sub_path: &PathInVolume) -> bool {
     let is_root = sub_path.timestamp.is_none() && sub_path.path.as_os_str().is_empty();
     volume.plugin.writer() == Writer::Kubelet && is_root && !mount.root.deleted && mount.device == volume.device
 }
 
 /// True for a share that resolves to its own root, possible after its handles went bad. On a local filesystem the root is a
 /// pod's `subPath: .`; a mount that a sidecar makes within its volume has a name there.
-fn shows_whole_share(mount: &SubpathMount, volume: &Volume, sub_path: &SubPath) -> bool {
+fn shows_whole_share(mount: &SubpathMount, volume: &Volume, sub_path: &PathInVolume) -> bool {
     let is_a_volumes = volume.plugin != Plugin::host_path();
     is_a_volumes && !mount.fs_type.is_local() && sub_path.path.as_os_str().is_empty()
 }
 
 /// True for a file deleted or replaced on this node while in use: the NFS client gave it a name that no pod requests.
-fn shows_what_was_deleted_here(mount: &SubpathMount, sub_path: &SubPath) -> bool {
+fn shows_what_was_deleted_here(mount: &SubpathMount, sub_path: &PathInVolume) -> bool {
     let name = sub_path.path.file_name().and_then(OsStr::to_str);
     let number = name.and_then(|name| name.strip_prefix(".nfs")).filter(|_| mount.fs_type.has_root_in_source());
     number.is_some_and(|number| number.len() == 24 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
@@ -114,7 +114,7 @@ fn without_remedy(mount: &SubpathMount, why: String) -> Verdict {
 struct Comparison<'a> {
     mount: &'a SubpathMount,
     volume: &'a Volume,
-    sub_path: &'a SubPath,
+    sub_path: &'a PathInVolume,
     reach: &'a Reach,
 }
 

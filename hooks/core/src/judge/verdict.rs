@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::kubelet::{Layout, MountedVolume, SubPath, TimestampDirectory, Writer};
+use crate::kubelet::{Layout, MountedVolume, PathInVolume, TimestampDirectory, Writer};
 use crate::mount_table::FsType;
 use crate::policy::Kept;
 use crate::source::SourceKind;
@@ -170,7 +170,7 @@ pub struct Remedy {
     /// The volume's directory.
     pub volume: PathBuf,
     /// The path within it.
-    pub sub_path: SubPath,
+    pub sub_path: PathInVolume,
     /// The writer of the volume.
     pub writer: Writer,
     /// The layout of its files.

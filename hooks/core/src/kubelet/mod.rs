@@ -12,16 +12,16 @@
 
 mod fit;
 mod mounted_volume;
+mod path_in_volume;
 mod payload;
 mod plugin;
 mod pod_path;
-mod sub_path;
 mod volume_subpath;
 
 pub use fit::Fit;
 pub use mounted_volume::MountedVolume;
+pub use path_in_volume::{NotInVolume, PathInVolume};
 pub use payload::{DATA_LINK, Layout, TimestampDirectory};
 pub use plugin::{Plugin, RequiredMount, Writer};
 pub use pod_path::PodPath;
-pub use sub_path::{NoSubPath, SubPath};
 pub use volume_subpath::VolumeSubpath;

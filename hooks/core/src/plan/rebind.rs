@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::judge::{Finding, Remedy, RepairMethod, Verdict};
-use crate::kubelet::{DATA_LINK, SubPath, VolumeSubpath, Writer};
+use crate::kubelet::{DATA_LINK, PathInVolume, VolumeSubpath, Writer};
 use crate::policy::{Policy, Vanished};
 use crate::source::SourceKind;
 use crate::spec::SpecEdit;
@@ -47,7 +47,7 @@ impl Rebind {
     }
 
     /// The path within the volume.
-    pub fn sub_path(&self) -> &SubPath {
+    pub fn sub_path(&self) -> &PathInVolume {
         &self.remedy.sub_path
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
-use bindguard_core::kubelet::{Plugin, SubPath, TimestampDirectory, Writer};
+use bindguard_core::kubelet::{PathInVolume, Plugin, TimestampDirectory, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 
 /// The device of the node's own disk.
@@ -241,7 +241,7 @@ impl World {
     }
 
     /// open_tree and move_mount: the current target of a sub path, directly below the topmost mount.
-    pub fn attach_beneath(&mut self, sub_path: &SubPath) {
+    pub fn attach_beneath(&mut self, sub_path: &PathInVolume) {
         let at = self.place_of(&self.in_volume(sub_path)).expect("a target was seen");
         let file = *self.files.get(&at).expect("a target was seen");
         assert_eq!(self.stack.last().map(|top| top.file.kind), Some(file.kind), "the kernel says ENOTDIR");
@@ -256,7 +256,7 @@ impl World {
     }
 
     /// mkdir, below the volume's root.
-    pub fn make_directory(&mut self, sub_path: &SubPath) {
+    pub fn make_directory(&mut self, sub_path: &PathInVolume) {
         let file = self.make(FileKind::Directory);
         self.files.insert(self.in_volume(sub_path), file);
     }
@@ -333,7 +333,7 @@ impl World {
     }
 
     /// A sub path of the host's disk leads through the folder that is the volume.
-    fn in_volume(&self, sub_path: &SubPath) -> PathBuf {
+    fn in_volume(&self, sub_path: &PathInVolume) -> PathBuf {
         match self.storage {
             Storage::Host => sub_path.path.strip_prefix(ON_THE_HOST).expect("it was bound from there").to_owned(),
             Storage::Node | Storage::Memory | Storage::Disk | Storage::Server => sub_path.path.clone(),
@@ -400,7 +400,7 @@ impl World {
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
-        let Ok(sub_path) = SubPath::from_mount(mount, volume) else { return Observed::Absent };
+        let Ok(sub_path) = PathInVolume::from_mount(mount, volume) else { return Observed::Absent };
         let Some(at) = self.place_of(&self.in_volume(&sub_path)) else { return Observed::Absent };
         let file = self.files.get(&at).map_or(Observed::Absent, |file| Observed::Seen(seen_on(*file, self.device)));
         Observed::Seen(Target { timestamp: self.data.clone(), file })

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathMount, Volume};
-use bindguard_core::kubelet::{Fit, Layout, SubPath, VolumeSubpath};
+use bindguard_core::kubelet::{Fit, Layout, PathInVolume, VolumeSubpath};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
 use crate::handle::Handle;
@@ -63,7 +63,7 @@ impl SubpathOrigin {
     pub(super) fn layout(&self, mount: &SubpathMount, volume: &Volume) -> Layout {
         let may_be_payload = volume.layout == Layout::Plain
             && self.directory.is_some()
-            && SubPath::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
+            && PathInVolume::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
         let has_payload = || self.handle().is_some_and(|volume| current_payload(volume).is_ok());
         if may_be_payload && has_payload() { Layout::Payload } else { volume.layout }
     }

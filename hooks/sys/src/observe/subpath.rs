@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
-use bindguard_core::kubelet::{DATA_LINK, Layout, SubPath, VolumeSubpath, Writer};
+use bindguard_core::kubelet::{DATA_LINK, Layout, PathInVolume, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
 use crate::handle::{Handle, HandleError};
@@ -92,7 +92,7 @@ impl HeldSubpath {
         if mount.fs_type.is_local() && volume.is_none_or(|volume| volume.fs_type.is_local()) {
             return Vec::new();
         }
-        let target = volume.and_then(|volume| Some(path_of(volume, &SubPath::from_mount(mount, volume).ok()?)));
+        let target = volume.and_then(|volume| Some(path_of(volume, &PathInVolume::from_mount(mount, volume).ok()?)));
         [self.subpath.path()].into_iter().chain(target).collect()
     }
 
@@ -194,7 +194,7 @@ impl HeldSubpath {
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
         // Without a sub path there is no target; the judge reports the reason.
-        let (Ok(sub_path), Some(handle)) = (SubPath::from_mount(mount, volume), self.volume()) else {
+        let (Ok(sub_path), Some(handle)) = (PathInVolume::from_mount(mount, volume), self.volume()) else {
             return Observed::Absent;
         };
         if let Some(target) = self.key_in_payload(&sub_path) {
@@ -210,7 +210,7 @@ impl HeldSubpath {
     }
 
     /// The key of a kubelet-written volume, which nearly always exists.
-    fn key_in_payload(&self, sub_path: &SubPath) -> Option<Target> {
+    fn key_in_payload(&self, sub_path: &PathInVolume) -> Option<Target> {
         let directory = self.seen.get()?.origin.directory()?;
         let payload = directory.payload()?;
         let key = payload.key(&sub_path.path, directory.handle()?)?;
@@ -226,7 +226,7 @@ fn identity_of(handle: &Handle) -> Observed<FileIdentity> {
 }
 
 /// The path that the sub path leads to today, by its names.
-fn path_of(volume: &Volume, sub_path: &SubPath) -> PathBuf {
+fn path_of(volume: &Volume, sub_path: &PathInVolume) -> PathBuf {
     match volume.layout {
         Layout::Payload => volume.directory.join(DATA_LINK).join(&sub_path.path),
         Layout::Plain => volume.directory.join(&sub_path.path),

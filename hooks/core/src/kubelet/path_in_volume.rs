@@ -11,7 +11,7 @@ use crate::paths::below;
 
 /// A path within a volume, as a pod's `subPath` names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SubPath {
+pub struct PathInVolume {
     /// The payload directory that the mount shows it in; `None` in volumes that have no payload, and for a mount of
     /// something beside the payload.
     pub timestamp: Option<TimestampDirectory>,
@@ -21,7 +21,7 @@ pub struct SubPath {
 
 /// Why a mount could not be mapped to a path of its volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoSubPath {
+pub enum NotInVolume {
     /// The mount is from another filesystem than the volume is on today.
     #[error("its mount is of device {mount}, its volume of {volume}")]
     OtherDevice {
@@ -40,17 +40,20 @@ pub enum NoSubPath {
     },
 }
 
-impl SubPath {
+impl PathInVolume {
     /// Maps a mount's root to its volume.
     ///
     /// # Errors
     /// If the root is not in the volume, or is of another filesystem that is not known to be an earlier mount of the same
     /// volume.
-    pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NoSubPath> {
+    pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NotInVolume> {
         if mount.device != volume.device && !volume.is_earlier_mount(mount) {
-            return Err(NoSubPath::OtherDevice { mount: mount.device.to_string(), volume: volume.device.to_string() });
+            return Err(NotInVolume::OtherDevice {
+                mount: mount.device.to_string(),
+                volume: volume.device.to_string(),
+            });
         }
-        let outside = || NoSubPath::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
+        let outside = || NotInVolume::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
         let path = below(&mount.root.path, &volume.place).ok_or_else(outside)?;
         Ok(match volume.layout {
             Layout::Payload => Self::in_payload(path),
