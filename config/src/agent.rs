@@ -46,6 +46,15 @@ pub(crate) struct Refresh {
     mode: RefreshMode,
 }
 
+/// Why a value of these tables is refused.
+#[derive(Debug, thiserror::Error)]
+enum InvalidValue {
+    #[error("{0:?} is no address, expected \"IP:PORT\" or \"off\"")]
+    Address(String),
+    #[error("0 is no interval, expected 1 or more")]
+    Interval,
+}
+
 /// An address, or "off".
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "String")]
@@ -58,15 +67,15 @@ impl Default for Metrics {
 }
 
 impl TryFrom<String> for Metrics {
-    type Error = String;
+    type Error = InvalidValue;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn try_from(text: String) -> Result<Self, InvalidValue> {
         match text.as_str() {
             "off" => Ok(Self(None)),
-            text => text
-                .parse()
-                .map(|address| Self(Some(address)))
-                .map_err(|_| format!("{text:?} is no address, expected \"IP:PORT\" or \"off\"")),
+            address => match address.parse() {
+                Ok(address) => Ok(Self(Some(address))),
+                Err(_) => Err(InvalidValue::Address(text)),
+            },
         }
     }
 }
@@ -83,11 +92,11 @@ impl Default for Seconds {
 }
 
 impl TryFrom<u64> for Seconds {
-    type Error = String;
+    type Error = InvalidValue;
 
-    fn try_from(seconds: u64) -> Result<Self, String> {
+    fn try_from(seconds: u64) -> Result<Self, InvalidValue> {
         match seconds {
-            0 => Err("0 is no interval, expected 1 or more".to_owned()),
+            0 => Err(InvalidValue::Interval),
             seconds => Ok(Self(Duration::from_secs(seconds))),
         }
     }
