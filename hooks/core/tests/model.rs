@@ -7,7 +7,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects")]
 #![allow(clippy::disallowed_methods, reason = "how long it runs is the tester's choice")]
 
-#[path = "model/world.rs"]
+#[path = "model/world/mod.rs"]
 mod world;
 
 use std::path::Path;

@@ -1,77 +1,22 @@
 //! A volume, its kubelet, its containers and the kernel's mounts, as far as a subpath can notice them.
 
+mod event;
+mod evidence;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use bindguard_core::evidence::{
-    FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
-};
+use bindguard_core::evidence::{FileIdentity, FileKind};
 use bindguard_core::kubelet::{PathInVolume, Plugin, TimestampDirectory, Writer};
-use bindguard_core::mount_table::{Device, FsType, MountRoot};
+
+pub use event::{Event, Storage, Veiled};
+use evidence::seen_on;
 
 /// The device of the node's own disk.
 const DISK: u32 = 1;
 
 /// The path of a host folder that is a volume.
 const ON_THE_HOST: &str = "srv/data";
-
-/// An event in the history of a volume.
-#[derive(Debug, Clone, Copy)]
-pub enum Event {
-    /// The kubelet writes a payload. It may leave the key out, and its removal of the old one may fail.
-    Update { with_key: bool, strands_old: bool },
-    /// The kubelet is killed after it wrote a payload and before `..data` names it.
-    HalfUpdate,
-    /// A container replaces the file with something new, of the same kind or of the other.
-    Replace { other_kind: bool },
-    /// The file of the current payload is created again, which AtomicWriter never does.
-    Remake,
-    /// A container removes it.
-    Remove,
-    /// The kubelet binds the subpath for a container that is about to start, unless it is bound already.
-    Bind,
-    /// The kubelet removes the subpath's mounts.
-    Unbind,
-    /// The volume's own mount goes away.
-    Unmount,
-    /// It is mounted again: another device; a tmpfs is empty, a disk is unchanged.
-    Mount,
-    /// The daemon or server behind the volume's present mount dies.
-    Die,
-    /// The server forgets the handle that the subpath was bound by.
-    Forget,
-    /// A guard is killed after it attached the current target and before it detached the stale mount.
-    GuardKilled,
-    /// Something about the subpath becomes unreadable, or readable again.
-    Veil(Option<Veiled>),
-    /// A container is created.
-    Create,
-}
-
-/// The storage of a volume's files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Storage {
-    /// The kubelet's own disk.
-    Node,
-    /// A tmpfs of the volume's own.
-    Memory,
-    /// A disk of the volume's own.
-    Disk,
-    /// A daemon's or a server's filesystem, mounted for the volume.
-    Server,
-    /// A folder of the host: the pod has none of that name, and no claim.
-    Host,
-}
-
-/// The part of the evidence that cannot be read.
-#[derive(Debug, Clone, Copy)]
-pub enum Veiled {
-    Mount,
-    Identity,
-    Volume,
-    Target,
-    File,
-}
 
 /// A mount at the subpath.
 #[derive(Debug, Clone)]
@@ -185,32 +130,6 @@ impl World {
     /// The file that a container would see at the subpath.
     pub fn shown(&self) -> Option<FileIdentity> {
         self.stack.last().map(|top| seen_on(top.file, top.device))
-    }
-
-    /// The evidence that is available without the pod's `subPath`.
-    pub fn evidence(&self) -> SubpathEvidence {
-        let unreadable = || "EIO".to_owned();
-        let mount = self.stack.last().map_or(Observed::Absent, |top| Observed::Seen(self.mount(top)));
-        let volume = self.volume();
-        let target = match (&mount, &volume) {
-            (Observed::Seen(_), Observed::Seen(_)) if self.is_dead(self.device) => Observed::Unreadable(unreadable()),
-            (Observed::Seen(mount), Observed::Seen(volume)) => self.target(mount, volume),
-            _ => Observed::Absent,
-        };
-        let mut evidence = SubpathEvidence { mount, reach: self.reach(), volume, target };
-        match (self.veiled, &mut evidence) {
-            (Some(Veiled::Mount), evidence) => evidence.mount = Observed::Unreadable(unreadable()),
-            (Some(Veiled::Volume), evidence) => evidence.volume = Observed::Unreadable(unreadable()),
-            (Some(Veiled::Target), evidence) => evidence.target = Observed::Unreadable(unreadable()),
-            (Some(Veiled::Identity), SubpathEvidence { mount: Observed::Seen(mount), .. }) => {
-                mount.identity = Observed::Unreadable(unreadable());
-            }
-            (Some(Veiled::File), SubpathEvidence { target: Observed::Seen(target), .. }) => {
-                target.file = Observed::Unreadable(unreadable());
-            }
-            (Some(Veiled::Identity | Veiled::File) | None, _) => {}
-        }
-        evidence
     }
 
     pub fn is_kubelets(&self) -> bool {
@@ -347,69 +266,6 @@ impl World {
     fn is_dead(&self, device: u32) -> bool {
         self.dead.contains(&device)
     }
-
-    /// The answer to a probe, if one is due.
-    fn reach(&self) -> Reach {
-        let refused = |number, words: &str| Reach::Refused { number, words: words.to_owned() };
-        match self.stack.last() {
-            Some(top) if self.is_dead(top.device) => refused(107, "Transport endpoint is not connected"),
-            Some(top) if top.is_forgotten => refused(116, "Stale file handle"),
-            Some(_) if self.storage == Storage::Server => Reach::Alive,
-            Some(_) | None => Reach::NotNeeded,
-        }
-    }
-
-    fn fs_type(&self, device: u32) -> FsType {
-        let name = match self.storage {
-            Storage::Memory if device != DISK => "tmpfs",
-            Storage::Server if device != DISK => "fuse.bindfs",
-            Storage::Node | Storage::Memory | Storage::Disk | Storage::Server | Storage::Host => "ext4",
-        };
-        FsType(name.into())
-    }
-
-    fn mount(&self, top: &Bound) -> SubpathMount {
-        SubpathMount {
-            root: MountRoot { path: top.root.clone(), deleted: top.deleted },
-            device: Device { major: 0, minor: top.device },
-            fs_type: self.fs_type(top.device),
-            identity: Observed::Seen(seen_on(top.file, top.device)),
-            covers_its_equal: self.stack.len() > 1,
-        }
-    }
-
-    fn volume(&self) -> Observed<Volume> {
-        let (directory, place, is_mount_point) = match self.storage {
-            // The folder is unknown: for a deleted root, the host's mount of that disk takes its place.
-            Storage::Host if self.stack.last().is_some_and(|top| top.deleted) => ("/", "/".into(), true),
-            Storage::Host => return Observed::Absent,
-            Storage::Node | Storage::Memory | Storage::Disk | Storage::Server => {
-                ("/var/lib/kubelet/pods/u/volumes/p/v", self.place(), self.is_mounted)
-            }
-        };
-        Observed::Seen(Volume {
-            plugin: self.plugin,
-            directory: directory.into(),
-            device: Device { major: 0, minor: self.device },
-            fs_type: self.fs_type(self.device),
-            place,
-            is_mount_point,
-            is_newer: true,
-            layout: self.plugin.layout(),
-        })
-    }
-
-    fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
-        let Ok(sub_path) = PathInVolume::from_mount(mount, volume) else { return Observed::Absent };
-        let Some(at) = self.place_of(&self.in_volume(&sub_path)) else { return Observed::Absent };
-        let file = self.files.get(&at).map_or(Observed::Absent, |file| Observed::Seen(seen_on(*file, self.device)));
-        Observed::Seen(Target { timestamp: self.data.clone(), file })
-    }
-}
-
-/// A file by the device that its filesystem has now.
-fn seen_on(file: FileIdentity, device: u32) -> FileIdentity {
-    FileIdentity { device: u64::from(device), ..file }
 }
 
 fn opposite(kind: FileKind) -> FileKind {

@@ -1,0 +1,59 @@
+//! The events and the kinds of volumes that the model knows.
+
+/// An event in the history of a volume.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// The kubelet writes a payload. It may leave the key out, and its removal of the old one may fail.
+    Update { with_key: bool, strands_old: bool },
+    /// The kubelet is killed after it wrote a payload and before `..data` names it.
+    HalfUpdate,
+    /// A container replaces the file with something new, of the same kind or of the other.
+    Replace { other_kind: bool },
+    /// The file of the current payload is created again, which AtomicWriter never does.
+    Remake,
+    /// A container removes it.
+    Remove,
+    /// The kubelet binds the subpath for a container that is about to start, unless it is bound already.
+    Bind,
+    /// The kubelet removes the subpath's mounts.
+    Unbind,
+    /// The volume's own mount goes away.
+    Unmount,
+    /// It is mounted again: another device; a tmpfs is empty, a disk is unchanged.
+    Mount,
+    /// The daemon or server behind the volume's present mount dies.
+    Die,
+    /// The server forgets the handle that the subpath was bound by.
+    Forget,
+    /// A guard is killed after it attached the current target and before it detached the stale mount.
+    GuardKilled,
+    /// Something about the subpath becomes unreadable, or readable again.
+    Veil(Option<Veiled>),
+    /// A container is created.
+    Create,
+}
+
+/// The storage of a volume's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// The kubelet's own disk.
+    Node,
+    /// A tmpfs of the volume's own.
+    Memory,
+    /// A disk of the volume's own.
+    Disk,
+    /// A daemon's or a server's filesystem, mounted for the volume.
+    Server,
+    /// A folder of the host: the pod has none of that name, and no claim.
+    Host,
+}
+
+/// The part of the evidence that cannot be read.
+#[derive(Debug, Clone, Copy)]
+pub enum Veiled {
+    Mount,
+    Identity,
+    Volume,
+    Target,
+    File,
+}
