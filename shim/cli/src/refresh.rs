@@ -43,9 +43,13 @@ pub struct Refresh {
     pods: PodsFrom,
 }
 
-fn notify(text: &str) -> Result<Notify, String> {
-    Notify::from_text(text)
-        .ok_or_else(|| "expected none, touch or signal:NAME with HUP, USR1, USR2 or WINCH".to_owned())
+/// A value of `--notify` that is none.
+#[derive(Debug, thiserror::Error)]
+#[error("expected none, touch or signal:NAME with HUP, USR1, USR2 or WINCH")]
+struct InvalidNotify;
+
+fn notify(text: &str) -> Result<Notify, InvalidNotify> {
+    Notify::from_text(text).ok_or(InvalidNotify)
 }
 
 /// One file or folder of a running container.
