@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use crate::holders::MountNamespace;
+use bindguard_core::error_chain;
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;
@@ -41,9 +42,9 @@ pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], 
             format!("the host unmounted these, and other mount namespaces keep them: {}{more}", places.join(", "));
         return Point::failed(NAME, message, format!("bindguard holders {}", shell_word(first)));
     }
-    let unread = others.iter().find_map(|namespace| namespace.table.as_ref().err());
-    match problems.first().or(unread) {
-        Some(why) => Point::unknown(NAME, why.clone()),
+    let unread = || others.iter().find_map(|namespace| namespace.table.as_ref().err()).map(|why| error_chain(why));
+    match problems.first().cloned().or_else(unread) {
+        Some(why) => Point::unknown(NAME, why),
         None => Point::ok(
             NAME,
             format!("{} other mount namespaces keep no filesystem that the host has unmounted", others.len()),

@@ -24,8 +24,10 @@ pub use wanted::Wanted;
 
 use bindguard_core::mount_table::MountTable;
 
+use crate::namespaces::UnreadTable;
+
 /// One mount namespace.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct MountNamespace {
     /// Its number, as in `mnt:[4026531841]`.
     pub id: u64,
@@ -34,7 +36,7 @@ pub struct MountNamespace {
     /// The number of processes in it.
     pub processes: usize,
     /// Its mounts, or why they could not be read.
-    pub table: Result<MountTable, String>,
+    pub table: Result<MountTable, UnreadTable>,
 }
 
 /// The holder that keeps a mount namespace alive.

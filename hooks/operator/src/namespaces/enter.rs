@@ -10,12 +10,15 @@ use rustix::fs::{Mode, OFlags};
 
 /// Why the mounts of a namespace could not be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ReadMountsError {
+pub enum ReadMountsError {
     /// A call failed.
     #[error("{call} {}", file.display())]
     Call {
+        /// The call.
         call: &'static str,
+        /// The file of the namespace.
         file: PathBuf,
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

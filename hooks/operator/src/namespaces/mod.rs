@@ -13,9 +13,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::holders::{Checked, HeldBy, MountNamespace};
-use bindguard_core::error_chain;
 use bindguard_core::mount_table::{MountTable, ParseError};
 
+pub use self::enter::ReadMountsError;
 use self::enter::mountinfo_of_namespace;
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
@@ -55,6 +55,26 @@ pub enum NamespacesError {
         #[source]
         source: TableError,
     },
+}
+
+/// Why the mounts of another namespace are unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum UnreadTable {
+    /// The file of its process could not be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// It has no process, and could not be entered.
+    #[error(transparent)]
+    Enter(#[from] ReadMountsError),
+    /// Its mount table is not complete.
+    #[error(transparent)]
+    Table(#[from] TableError),
 }
 
 /// Why a mount table was not accepted.
@@ -127,9 +147,9 @@ impl Proc {
         for pid in pids {
             let text = |name: &str| fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default();
             let table = match fs::read(self.file(&pid.to_string(), "mountinfo")) {
-                Ok(bytes) => whole_table(&bytes).map_err(|error| error_chain(&error)),
+                Ok(bytes) => whole_table(&bytes).map_err(UnreadTable::from),
                 Err(error) if is_gone(&error) || error.raw_os_error() == Some(EINVAL) => continue,
-                Err(error) => Err(self.failed(&pid.to_string(), "mountinfo", &error)),
+                Err(source) => Err(UnreadTable::Read { path: self.file(&pid.to_string(), "mountinfo"), source }),
             };
             let command = text("comm").trim_end().to_owned();
             let held_by = HeldBy::Process { pid: *pid, command, cgroup: text("cgroup") };
@@ -157,8 +177,8 @@ impl Proc {
             }
         }
         let seen = found.into_iter().map(|(id, (held_by, file))| {
-            let bytes = mountinfo_of_namespace(&file).map_err(|error| error_chain(&error));
-            let table = bytes.and_then(|bytes| whole_table(&bytes).map_err(|error| error_chain(&error)));
+            let bytes = mountinfo_of_namespace(&file).map_err(UnreadTable::from);
+            let table = bytes.and_then(|bytes| Ok(whole_table(&bytes)?));
             MountNamespace { id, held_by, processes: 0, table }
         });
         seen.collect()
