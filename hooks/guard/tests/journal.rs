@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use bindguard_core::judge::{Finding, Remedy, RepairMethod, StaleCause, Verdict};
+use bindguard_core::judge::{Finding, NoRemedy, Remedy, RepairMethod, StaleCause, Verdict};
 use bindguard_core::kubelet::{Layout, PathInVolume, Writer};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
@@ -75,7 +75,7 @@ fn a_bundle_whose_path_is_no_text_is_recorded() {
 /// The longest report from a spec of sixteen MiB: the journal is still bounded, and it has all findings.
 #[test]
 fn a_line_has_an_end() {
-    let stale = || Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) };
+    let stale = || Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(NoRemedy::NoVolume) };
     let healthy = |n| bind(&format!("/{n}/{}", "x".repeat(500)), Verdict::Current);
     let mut binds: Vec<_> = (0..5_000).map(healthy).collect();
     binds.push(bind(&"/y".repeat(1 << 20), stale()));

@@ -7,7 +7,7 @@ mod json_schema;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::judge::{Finding, Lack, Pinning, StaleCause, Unmounted, Verdict};
+use bindguard_core::judge::{Finding, Lack, NoRemedy, Pinning, StaleCause, Unmounted, Verdict};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
@@ -41,7 +41,7 @@ fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport 
 fn of_every_verdict() -> Vec<BindReport> {
     let subpath = format!("{POD}/volume-subpaths/conf/app/0");
     let stale = |outcome| {
-        let remedy = Err("its volume went away".to_owned());
+        let remedy = Err(NoRemedy::NoVolume);
         bind(&subpath, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy }, outcome)
     };
     let orphaned = Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Payload, remake: None };

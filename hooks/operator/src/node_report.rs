@@ -240,6 +240,7 @@ fn deletion(pod: &PodName) -> Option<String> {
 mod tests {
     use super::*;
     use crate::pods::ContainerState;
+    use bindguard_core::judge::NoRemedy;
     use bindguard_core::policy::Scope;
 
     const SOURCE: &str = "/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/0";
@@ -258,7 +259,7 @@ mod tests {
     }
 
     fn stale(cause: StaleCause) -> Verdict {
-        Verdict::Stale { cause, remedy: Err("why".to_owned()) }
+        Verdict::Stale { cause, remedy: Err(NoRemedy::Unreadable("why".to_owned())) }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod host_root;
 mod in_container;
 mod reach;
+mod remedy;
 mod subpath;
 mod verdict;
 mod volume;
@@ -10,6 +11,7 @@ mod volume;
 pub use host_root::judge_host_root;
 pub use in_container::judge_in_container;
 pub use reach::judge_reach;
+pub use remedy::{NoRemedy, Remedy, RepairMethod};
 pub use subpath::judge_subpath;
-pub use verdict::{Finding, Lack, Pinning, Remedy, RepairMethod, StaleCause, Unmounted, Verdict, VerdictName};
+pub use verdict::{Finding, Lack, Pinning, StaleCause, Unmounted, Verdict, VerdictName};
 pub use volume::{judge_plain_volume, judge_volume};

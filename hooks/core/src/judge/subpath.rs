@@ -11,7 +11,8 @@ use crate::evidence::{FileIdentity, FileKind, Observed, Reach, SubpathEvidence, 
 use crate::kubelet::{MountedVolume, NotInVolume, PathInVolume, Plugin, VolumeSubpath, Writer};
 
 use super::reach::judge_reach;
-use super::verdict::{Lack, Remedy, RepairMethod, StaleCause, Unmounted, Verdict};
+use super::remedy::{NoRemedy, Remedy, RepairMethod};
+use super::verdict::{Lack, StaleCause, Unmounted, Verdict};
 
 /// Judges one subpath.
 pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Verdict {
@@ -24,7 +25,7 @@ pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Ver
     };
     let verdict = match &evidence.volume {
         Observed::Seen(volume) => in_volume(subpath, mount, volume, evidence),
-        Observed::Absent => without_remedy(mount, "no volume of that name is one that can be repaired".to_owned()),
+        Observed::Absent => without_remedy(mount, NoRemedy::NoVolume),
         Observed::Unreadable(why) => unreadable(mount, why),
     };
     match (judge_reach(&evidence.reach), &verdict) {
@@ -41,21 +42,19 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
     }
     match PathInVolume::from_mount(mount, volume) {
         Ok(sub_path) if shows_whole_share(mount, volume, &sub_path) => {
-            let why = "its sub path is recorded nowhere; delete the pod".to_owned();
-            Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(why) }
+            Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(NoRemedy::WholeShare) }
         }
         Ok(sub_path) if shows_what_was_deleted_here(mount, &sub_path) => {
-            let why = "the NFS client keeps it by another name; its sub path is recorded nowhere; delete the pod";
-            Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why.to_owned()) }
+            Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(NoRemedy::RenamedByClient) }
         }
         Ok(sub_path) if shows_volume_itself(mount, volume, &sub_path) => Verdict::Current,
         Ok(sub_path) => {
             Comparison { mount, volume, sub_path: &sub_path, reach: &evidence.reach }.judge(&evidence.target)
         }
         Err(why @ NotInVolume::OtherDevice { .. }) => {
-            Verdict::Stale { cause: StaleCause::OtherDevice, remedy: Err(why.to_string()) }
+            Verdict::Stale { cause: StaleCause::OtherDevice, remedy: Err(why.into()) }
         }
-        Err(why @ NotInVolume::Outside { .. }) => without_remedy(mount, why.to_string()),
+        Err(why @ NotInVolume::Outside { .. }) => without_remedy(mount, why.into()),
     }
 }
 
@@ -96,13 +95,13 @@ fn shows_what_was_deleted_here(mount: &SubpathMount, sub_path: &PathInVolume) ->
 /// because no runtime can bind it.
 fn unreadable(mount: &SubpathMount, why: &str) -> Verdict {
     match mount.root.deleted {
-        true => Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why.to_owned()) },
+        true => Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(NoRemedy::Unreadable(why.to_owned())) },
         false => Verdict::Unknown(why.to_owned()),
     }
 }
 
 /// A subpath whose volume cannot be compared: a deleted root is certain, and bindguard does not judge anything else.
-fn without_remedy(mount: &SubpathMount, why: String) -> Verdict {
+fn without_remedy(mount: &SubpathMount, why: NoRemedy) -> Verdict {
     if mount.root.deleted {
         Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why) }
     } else {

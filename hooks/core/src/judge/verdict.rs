@@ -5,10 +5,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::kubelet::{Layout, MountedVolume, PathInVolume, TimestampDirectory, Writer};
+use crate::kubelet::{MountedVolume, TimestampDirectory};
 use crate::mount_table::FsType;
 use crate::policy::Kept;
 use crate::source::SourceKind;
+
+use super::remedy::{NoRemedy, Remedy};
 
 /// One bind and the verdict on its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +37,7 @@ pub enum Verdict {
         /// Why it is stale.
         cause: StaleCause,
         /// The repair, or why none is possible.
-        remedy: Result<Remedy, String>,
+        remedy: Result<Remedy, NoRemedy>,
     },
     /// It is stale, and the file or directory that the kubelet would bind today is also gone.
     Orphaned {
@@ -162,32 +164,6 @@ impl Lack {
             Self::OtherKind { .. } => "make it what it was, or delete the pod",
         }
     }
-}
-
-/// The repair of a stale subpath.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remedy {
-    /// The volume's directory.
-    pub volume: PathBuf,
-    /// The path within it.
-    pub sub_path: PathInVolume,
-    /// The writer of the volume.
-    pub writer: Writer,
-    /// The layout of its files.
-    pub layout: Layout,
-    /// The permitted repair.
-    pub method: RepairMethod,
-}
-
-/// The methods that repair a stale subpath.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RepairMethod {
-    /// Bind the current target in place of the stale one.
-    Rebind,
-    /// A directory is in the way of a file: only the spec's source can be changed.
-    PointSpecAtVolume,
-    /// Create the missing directory again, then bind it.
-    Remake,
 }
 
 /// The reasons why a host-root bind pins.

@@ -3,6 +3,7 @@
 use crate::evidence::{Observed, VolumeMount};
 use crate::kubelet::MountedVolume;
 
+use super::remedy::NoRemedy;
 use super::verdict::{StaleCause, Unmounted, Verdict};
 
 /// Judges one volume. [`Observed::Absent`]: nothing is mounted on its directory, or the directory does not exist.
@@ -28,6 +29,5 @@ pub fn judge_plain_volume(mount: &Observed<VolumeMount>) -> Verdict {
 
 /// A driver that binds a folder of its own mounts it once for a pod.
 fn deleted() -> Verdict {
-    let why = "only its driver can mount it anew, for a new pod".to_owned();
-    Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(why) }
+    Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(NoRemedy::MountedByDriver) }
 }

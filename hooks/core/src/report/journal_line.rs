@@ -78,7 +78,7 @@ impl JournalLine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judge::{Finding, StaleCause, Verdict};
+    use crate::judge::{Finding, NoRemedy, StaleCause, Verdict};
     use crate::places::Places;
     use crate::policy::Scope;
     use crate::report::{Outcome, Report};
@@ -91,7 +91,10 @@ mod tests {
             source: source.into(),
             destination: Some("/etc/app.conf".into()),
             kind: SourceKind::from_path(source.as_ref(), &Places::default(), Scope::default()),
-            verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) },
+            verdict: Verdict::Stale {
+                cause: StaleCause::DeletedRoot,
+                remedy: Err(NoRemedy::Unreadable("why".to_owned())),
+            },
         };
         let mut report = Report::about_bundle("/b".as_ref());
         report.add(vec![finding], |_| Some(Outcome::Rebound { tries: 2 }));

@@ -60,7 +60,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::judge::{Lack, StaleCause, Unmounted};
+    use crate::judge::{Lack, NoRemedy, StaleCause, Unmounted};
     use crate::places::Places;
     use crate::policy::Scope;
 
@@ -96,7 +96,12 @@ mod tests {
 
     #[test]
     fn a_repaired_or_mountable_bind_has_no_explanation() {
-        let stale = || finding(Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) });
+        let stale = || {
+            finding(Verdict::Stale {
+                cause: StaleCause::DeletedRoot,
+                remedy: Err(NoRemedy::Unreadable("why".to_owned())),
+            })
+        };
         let repaired = Outcome::Rebound { tries: 1 };
         assert_eq!(explained(&[stale()], Some(repaired)), None);
         assert_eq!(explained(&[finding(Verdict::Unmounted(Unmounted::Subpath))], None), None);

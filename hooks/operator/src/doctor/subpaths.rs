@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    use bindguard_core::judge::{Finding, StaleCause, Verdict};
+    use bindguard_core::judge::{Finding, NoRemedy, StaleCause, Verdict};
     use bindguard_core::places::Places;
     use bindguard_core::policy::Scope;
     use bindguard_core::report::{BindReport, Outcome, PlannedAction};
@@ -85,7 +85,10 @@ mod tests {
             source: source.to_owned(),
             destination: None,
             kind: SourceKind::from_path(source, &Places::default(), Scope::default()),
-            verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err("why".to_owned()) },
+            verdict: Verdict::Stale {
+                cause: StaleCause::DeletedRoot,
+                remedy: Err(NoRemedy::Unreadable("why".to_owned())),
+            },
         };
         let bind = BindReport { finding, outcome };
         let bind =
