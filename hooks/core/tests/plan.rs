@@ -175,7 +175,7 @@ proptest! {
 #[test]
 fn a_shared_bind_is_never_lowered() {
     let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
-    let judge = |asked, rootfs: &RootfsPropagation| judge_host_root(asked, None, rootfs, true, &host);
+    let judge = |requested, rootfs: &RootfsPropagation| judge_host_root(requested, None, rootfs, true, &host);
     assert_eq!(judge(RequestedPropagation::Shared, &RootfsPropagation::Unset), Verdict::Current);
     let beside = judge(RequestedPropagation::Private, &RootfsPropagation::Set("shared".into()));
     let mut finding = finding(beside);
@@ -260,8 +260,8 @@ fn an_older_payload_is_detected_by_its_name() {
     let target = Target { timestamp: Some(current.clone()), file: Observed::Seen(file(2)) };
     let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
     let verdict = judge_subpath(&subpath(), &SubpathEvidence { mount, reach: Reach::NotNeeded, volume, target });
-    let told = StaleCause::OlderPayload { shown, current };
-    assert!(matches!(&verdict, Verdict::Stale { cause, remedy: Ok(_) } if *cause == told), "{verdict:?}");
+    let expected = StaleCause::OlderPayload { shown, current };
+    assert!(matches!(&verdict, Verdict::Stale { cause, remedy: Ok(_) } if *cause == expected), "{verdict:?}");
 }
 
 /// A name in a volume that containers write may lead anywhere by the time the runtime resolves it.

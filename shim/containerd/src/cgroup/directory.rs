@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::libc;
 
-use super::text::{FlatKeyed, number};
+use super::text::{FlatKeyed, Rdma, number, rdma};
 
 /// A directory of a cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +44,11 @@ impl Directory {
     /// A file of `key value` lines.
     pub(super) fn flat_keyed(&self, name: &str) -> Option<FlatKeyed> {
         Some(FlatKeyed::parse(&self.text(name)?))
+    }
+
+    /// The devices in a file of the RDMA controller, each as an entry of a version's own message.
+    pub(super) fn rdma<E>(&self, name: &str, entry: impl FnMut(Rdma<'_>) -> E) -> Option<Vec<E>> {
+        Some(rdma(&self.text(name)?).into_iter().map(entry).collect())
     }
 }
 

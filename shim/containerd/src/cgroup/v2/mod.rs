@@ -10,7 +10,8 @@ mod pressure;
 use containerd_shim_protos::cgroups_v2::metrics::{CPUStat, HugeTlbStat, Metrics, PidsStat, RdmaEntry, RdmaStat};
 
 use super::directory::Directory;
-use super::{hugepages, text};
+use super::hugepages;
+use super::text::Rdma;
 
 /// All figures of the cgroup's files.
 pub(super) fn metrics(directory: &Directory) -> Metrics {
@@ -62,16 +63,13 @@ fn hugetlb(directory: &Directory) -> Vec<HugeTlbStat> {
 }
 
 fn rdma(directory: &Directory) -> Option<RdmaStat> {
-    let entries = |name: &str| {
-        let text = directory.text(name)?;
-        let entry = |rdma: text::Rdma<'_>| RdmaEntry {
-            device: rdma.device.to_owned(),
-            hca_handles: rdma.handles,
-            hca_objects: rdma.objects,
-            ..Default::default()
-        };
-        Some(text::rdma(&text).into_iter().map(entry).collect())
+    let entry = |rdma: Rdma<'_>| RdmaEntry {
+        device: rdma.device.to_owned(),
+        hca_handles: rdma.handles,
+        hca_objects: rdma.objects,
+        ..Default::default()
     };
+    let entries = |name| directory.rdma(name, entry);
     Some(RdmaStat { current: entries("rdma.current")?, limit: entries("rdma.max")?, ..Default::default() })
 }
 
