@@ -165,8 +165,8 @@ endif
 
 # tests that run on other kernels, and on a node with systemd and cgroup v2 alone
 SYSCALLS := mounts swap target enter refresh admit attributes_of_the_mount cifs dead_kubelet_root dead_sources host_root_binds hostile_volumes \
-  mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources vanished_directories volumes_mounted_anew \
-  what_cannot_be_read written_by_containers
+  mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
+  volumes_mounted_anew written_by_containers
 SYSCALLS_9P := ninep
 STORIES := configmap_update_then_restart limits_by_hand oom_event_before_exit \
   shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes

@@ -54,7 +54,7 @@ impl Footprint {
         })
     }
 
-    /// Of a shim that has given back what it needs no more: the same at two looks.
+    /// The footprint of a shim at rest: two reads in a row agree.
     pub fn at_rest(pid: u32) -> Result<Self> {
         let mut seen = Self::of(pid)?;
         for _ in 0..LOOKS {

@@ -151,10 +151,10 @@ fn journals(node: &Node, files: &BadFiles) -> Result<()> {
 
 /// Issue 16: what only root can see is not taken for absent, and the advice is to become root.
 fn without_privilege(node: &Node) -> Result<()> {
-    refused(&as_nobody(node, &["repair", "--all"])?, "this needs root")?;
-    let doctor = as_nobody(node, &["doctor"])?;
+    refused(&unprivileged(node, &["repair", "--all"])?, "this needs root")?;
+    let doctor = unprivileged(node, &["doctor"])?;
     ensure!(doctor.code() == 2 && doctor.stdout.contains("only root may read its arguments"), "{doctor:?}");
-    let status = as_nobody(node, &["status"])?;
+    let status = unprivileged(node, &["status"])?;
     ensure!(status.code() == 2 && status.stdout.contains("only root may read its arguments"), "{status:?}");
     Ok(())
 }

@@ -27,7 +27,7 @@ fn ensure_without(package: &str, unwanted: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn the_shim_and_the_runtime_do_not_link_what_only_operators_need() -> Result<()> {
+fn the_shim_and_the_runtime_do_not_link_the_operator_crate() -> Result<()> {
     ensure!(dependencies("bindguard")?.contains("bindguard-operator"), "the command line links it");
     ensure_without("containerd-shim-bindguard-v2", &["bindguard-operator", "bindguard-guard", "bindguard-sys"])?;
     ensure_without("bindguard-runtime", &["bindguard-operator", "tokio"])

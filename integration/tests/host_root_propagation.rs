@@ -49,7 +49,7 @@ fn every_source_and_option(oci: Oci) {
 }
 
 #[test]
-fn private_host_root_is_said() {
+fn private_host_root_is_reported() {
     Setup::on(Generation::V1_7).host_root(HostRoot::Private).story(|node| {
         let bind = Bind::new("/", "/host").options(&["rbind", "rprivate"]);
         node.ctr().container("monitor").mount(bind).start()?.success()?;

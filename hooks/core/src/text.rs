@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_one_word_whatever_is_in_it() {
+    fn any_path_is_one_word() {
         let word = |path: &str| shell_word(path.as_ref());
         let plain = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~csi/a";
         assert_eq!(word(plain), plain);

@@ -134,7 +134,7 @@ fn check(world: &World, policy: &Policy) {
     match &finding.verdict {
         Verdict::Current => {
             let top = top.expect("current without a mount");
-            assert_eq!((world.stack.len(), top.deleted, world.shows_what_is_dead()), (1, false, false), "{world:?}");
+            assert_eq!((world.stack.len(), top.deleted, world.shows_dead_mount()), (1, false, false), "{world:?}");
             assert_eq!(world.shown(), world.truth(), "current, and not what the kubelet would bind: {world:?}");
         }
         Verdict::Orphaned { .. } => {
@@ -146,7 +146,7 @@ fn check(world: &World, policy: &Policy) {
         Verdict::Unmounted(Unmounted::Volume { .. }) => assert!(!world.is_there(), "{world:?}"),
         Verdict::Unknown(_) => assert!(world.is_veiled() || !world.answers(), "{world:?}"),
         Verdict::Dead(_) => {
-            assert!(world.shows_what_is_dead(), "{world:?}");
+            assert!(world.shows_dead_mount(), "{world:?}");
             assert!(
                 world.is_veiled() || !world.answers() || !is_there_to_bind(world),
                 "dead, and not repaired: {world:?}"
@@ -180,7 +180,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 20_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happened_a_container_gets_what_the_kubelet_would_bind(
+    fn after_any_history_a_container_gets_the_file_that_the_kubelet_would_bind(
         mut world in world(),
         events in prop::collection::vec(event(), 1..60),
         remakes: bool,

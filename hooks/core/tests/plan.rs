@@ -141,7 +141,7 @@ proptest! {
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_stale_nor_planned(evidence in evidence()) {
+    fn unreadable_evidence_is_never_stale_nor_planned(evidence in evidence()) {
         let verdict = judge_subpath(&subpath(), &evidence);
         if matches!(evidence.mount, Observed::Unreadable(_)) || matches!(evidence.volume, Observed::Unreadable(_)) {
             // The kernel's mark on the mount itself was read and is sufficient: no runtime can bind it.

@@ -72,7 +72,7 @@ fn a_missing_field_is_inserted_in_its_place() {
 /// An independent reader sees exactly the intended change: the typed spec before, with two fields set by hand, equals the
 /// typed spec after.
 #[test]
-fn a_typed_reader_sees_only_what_was_edited() {
+fn a_typed_reader_sees_only_the_edit() {
     let before = include_bytes!("fixtures/kubelet-1.36/config-hostroot.json");
     let view = SpecView::from_bytes(before).unwrap();
     let root = view.binds().iter().find(|bind| bind.source() == Path::new("/")).unwrap().index();
@@ -91,7 +91,7 @@ fn a_typed_reader_sees_only_what_was_edited() {
 }
 
 #[test]
-fn an_edit_of_what_is_no_bind_is_refused() {
+fn an_edit_of_a_mount_that_is_no_bind_is_refused() {
     let view = SpecView::from_bytes(ODD.as_bytes()).unwrap();
     let error = view.edited(&[SpecEdit::BindRslave { bind: 7 }]).unwrap_err();
     assert_eq!(error.to_string(), "edit mounts[7]: it is no bind of this spec");

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_time_to_probe_is_not_taken_for_what_need_not_be_probed() {
+    fn a_source_without_time_for_a_probe_is_not_a_source_without_need_of_one() {
         let too_late = Probes::within(Duration::ZERO);
         assert_eq!(too_late.reaches(&[PathBuf::from("/")]), [Reach::NotProbed]);
         let answers = too_late.probe(&[vec![PathBuf::from("/")], Vec::new()]);

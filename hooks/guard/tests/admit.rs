@@ -147,7 +147,7 @@ fn a_create_is_worth_another_try_only_after_a_repair() {
 }
 
 #[test]
-fn another_try_clears_away_what_a_killed_guard_left_even_when_it_has_nothing_to_write() {
+fn another_try_removes_the_files_of_a_killed_guard() {
     if !own_namespace() {
         return;
     }

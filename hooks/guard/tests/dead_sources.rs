@@ -90,7 +90,7 @@ fn volume_on(fuse: &Fuse, pod: &Pod, below_volumes: &str) -> PathBuf {
 }
 
 #[test]
-fn each_check_is_made_whatever_the_others_are() {
+fn each_check_is_independent_of_the_others() {
     if !own_namespace() {
         return;
     }

@@ -304,7 +304,7 @@ fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
 /// The container mounted its own file over the subpath, or over the folder that it is in. (When the kubelet removes the old
 /// file, the kernel detaches what is mounted on it: here the old payload is still there.)
 #[test]
-fn what_the_container_mounted_over_it_stays() {
+fn a_mount_of_the_container_over_it_stays() {
     if !can_run() {
         return;
     }

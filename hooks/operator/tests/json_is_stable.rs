@@ -118,7 +118,7 @@ fn checked() -> Report {
 }
 
 #[test]
-fn is_what_the_document_shows() {
+fn matches_the_document() {
     let table = MountTable::from_mountinfo(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n").unwrap();
     let doctor = DoctorReport { points: vec![host_root(&table)] };
     // The tests of the other verbs check their output.

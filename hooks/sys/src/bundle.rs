@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_guard_left_beside_is_cleared_away() {
+    fn files_of_a_dead_guard_are_removed() {
         let bundle = tempfile::tempdir().unwrap();
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         ended.wait().unwrap();

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_what_the_document_shows() {
+    fn json_matches_the_document() {
         let shown = documented("`journal`");
         let line = shown.lines().map(str::trim).find(|line| line.starts_with("{\"version\"")).unwrap();
         let mut read = Read::default();

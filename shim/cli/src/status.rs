@@ -184,7 +184,7 @@ mod tests {
     use crate::show::documented;
 
     #[test]
-    fn json_is_what_the_document_shows() {
+    fn json_matches_the_document() {
         let expected: serde_json::Value = serde_json::from_str(documented("`status`")).unwrap();
         let status = NodeStatus {
             version: "0.1.0",

@@ -44,7 +44,7 @@ fn in_volume(subpath: &VolumeSubpath, mount: &SubpathMount, volume: &Volume, evi
         Ok(sub_path) if shows_whole_share(mount, volume, &sub_path) => {
             Verdict::Stale { cause: StaleCause::WrongRoot, remedy: Err(NoRemedy::WholeShare) }
         }
-        Ok(sub_path) if shows_what_was_deleted_here(mount, &sub_path) => {
+        Ok(sub_path) if shows_file_deleted_here(mount, &sub_path) => {
             Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(NoRemedy::RenamedByClient) }
         }
         Ok(sub_path) if shows_volume_itself(mount, volume, &sub_path) => Verdict::Current,
@@ -85,7 +85,7 @@ fn shows_whole_share(mount: &SubpathMount, volume: &Volume, sub_path: &PathInVol
 }
 
 /// True for a file deleted or replaced on this node while in use: the NFS client gave it a name that no pod requests.
-fn shows_what_was_deleted_here(mount: &SubpathMount, sub_path: &PathInVolume) -> bool {
+fn shows_file_deleted_here(mount: &SubpathMount, sub_path: &PathInVolume) -> bool {
     let name = sub_path.path.file_name().and_then(OsStr::to_str);
     let number = name.and_then(|name| name.strip_prefix(".nfs")).filter(|_| mount.fs_type.has_root_in_source());
     number.is_some_and(|number| number.len() == 24 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))

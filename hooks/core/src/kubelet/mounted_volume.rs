@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_and_what_lies_in_it_are_taken() {
+    fn a_volume_and_its_files_are_parsed() {
         let pod = "/var/lib/kubelet/pods/u-1/volumes";
         for path in [format!("{pod}/kubernetes.io~nfs/data"), format!("{pod}/kubernetes.io~nfs/data/deep/er")] {
             assert_eq!(taken(&path).unwrap().mount_point(), Path::new(&format!("{pod}/kubernetes.io~nfs/data")));

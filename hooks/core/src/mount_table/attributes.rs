@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_either_denies_is_denied_and_access_times_stay() {
+    fn rights_denied_by_either_are_denied_and_access_times_stay() {
         let [strict, lax] =
             ["ro,noexec,noatime", "rw,nosuid,relatime"].map(|it| MountAttributes::from_options(it.as_ref()));
         assert_eq!(lax.with_denied_by(strict), MountAttributes::from_options("ro,nosuid,noexec,relatime".as_ref()));

@@ -43,7 +43,7 @@ mod tests {
 ";
 
     #[test]
-    fn a_peer_and_a_slave_show_what_is_mounted_at_another_name() {
+    fn a_peer_and_a_slave_show_mounts_at_another_name() {
         let table = MountTable::from_mountinfo(TABLE.as_bytes()).unwrap();
         let mount = |point: &str| table.entries().iter().find(|entry| entry.mount_point == Path::new(point)).unwrap();
         let kubelets = mount("/var/lib/kubelet");

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_in_use_is_missed() {
+    fn only_roots_in_use_are_missed() {
         assert_eq!(of("ID=debian", &["nfs", "csi"], true).status, Status::Ok);
         assert_eq!(of("ID=debian", &[], false).status, Status::Ok);
         assert_eq!(of("ID=debian", &["nfs", "csi"], false).status, Status::Failed);

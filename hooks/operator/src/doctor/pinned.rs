@@ -143,7 +143,7 @@ mod tests {
     const COPY: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rw - ext4 /dev/sda1 rw\n13 12 0:20 / /host/run rw - tmpfs tmpfs rw\n14 13 0:4 net:[1] /host/run/netns/cni-1 rw - nsfs nsfs rw\n15 11 0:60 / /proc rw - proc proc rw\n";
 
     #[test]
-    fn a_private_copy_of_what_is_gone_is_pinned() {
+    fn a_private_copy_of_a_removed_mount_is_pinned() {
         assert_eq!(of(&format!("{HOST}{NETNS}"), COPY).status, Status::Ok);
         assert_eq!(of(HOST, COPY).command.as_deref(), Some("bindguard holders /run/netns/cni-1"));
         let another = NETNS.replace("net:[1]", "net:[2]").replace("cni-1", "cni-2");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_runtime_or_a_container_mounts_was_never_the_hosts() {
+    fn a_mount_of_a_runtime_or_a_container_was_never_the_hosts() {
         let host = with_a_task();
         for (what, lines) in [
             (

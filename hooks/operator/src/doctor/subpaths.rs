@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guard_repairs_is_no_fault_of_the_node() {
+    fn a_repairable_bind_is_no_fault_of_the_node() {
         let planned = || Some(Outcome::Planned { action: PlannedAction::Rebind });
         let of = |report: &NodeReport| subpaths(report, &Policy::default());
         let guarded = of(&stale(Some(true), planned()));

@@ -53,7 +53,7 @@ mod tests {
     use crate::show::documented;
 
     #[test]
-    fn json_is_what_the_document_shows() {
+    fn json_matches_the_document() {
         let shown = documented("`config show`");
         let file: Table = "guard.deadline-ms = 500\n".parse().unwrap();
         let mut keys = in_force(Some((Path::new("/etc/bindguard/config.toml"), &file)));

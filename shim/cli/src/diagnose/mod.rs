@@ -116,16 +116,16 @@ impl Diagnose {
     }
 
     fn table(&self, mountinfo: &[u8]) -> anyhow::Result<MountTable> {
-        let table = MountTable::from_mountinfo(mountinfo).with_context(|| self.what_was_read())?;
+        let table = MountTable::from_mountinfo(mountinfo).with_context(|| self.parse_context())?;
         // The kernel ends every line. A copy that was cut off does not, and its cut last field would look complete.
-        ensure!(mountinfo.ends_with(b"\n"), "{}: it ends in the middle of a line", self.what_was_read());
+        ensure!(mountinfo.ends_with(b"\n"), "{}: it ends in the middle of a line", self.parse_context());
         Ok(table)
     }
 
-    fn what_was_read(&self) -> String {
+    fn parse_context(&self) -> String {
         match &self.mountinfo {
-            Some(path) => format!("understand {}: take it again, whole, with `cat /proc/1/mountinfo`", path.display()),
-            None => "understand this node's mountinfo".to_owned(),
+            Some(path) => format!("parse {}: take it again, whole, with `cat /proc/1/mountinfo`", path.display()),
+            None => "parse this node's mountinfo".to_owned(),
         }
     }
 }

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exit_is_what_containerd_expects() {
+    fn an_exit_matches_containerds_expectation() {
         let exit = proto::TaskExit {
             container_id: "c".into(),
             id: "c".into(),

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_is_what_gos_shim_writes_and_reads() {
+    fn the_json_matches_the_one_of_gos_shim() {
         let options = Options { binary_name: "crun".into(), io_uid: 7, ..Default::default() };
         assert_eq!(serde_json::to_string(&options).unwrap(), r#"{"io_uid":7,"binary_name":"crun"}"#);
         let gos = r#"{"root":"/run/y","systemd_cgroup":true,"task_api_version":3}"#;

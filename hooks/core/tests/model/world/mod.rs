@@ -151,7 +151,7 @@ impl World {
     }
 
     /// True if the topmost mount answers every call with an error.
-    pub fn shows_what_is_dead(&self) -> bool {
+    pub fn shows_dead_mount(&self) -> bool {
         self.stack.last().is_some_and(|top| top.is_forgotten || self.is_dead(top.device))
     }
 

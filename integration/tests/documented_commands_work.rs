@@ -42,7 +42,7 @@ fn commands_that_are_not_run_are_in_the_documents() -> Result<()> {
 
 /// Commands of bindguard's in the running text: the command line knows their verbs and flags.
 #[test]
-fn what_the_text_names_is_taken() {
+fn commands_in_the_text_exist() {
     Setup::on(Generation::V1_7).story(|node| {
         let documents = documents_with_commands()?.into_iter().chain(UNSHOWN.map(str::to_owned));
         let mut named = 0;
