@@ -31,7 +31,7 @@ pub struct PodsFrom {
 impl PodsFrom {
     /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a convenience.
     pub fn pods(&self) -> Pods {
-        let mut containers = self.from_the_cri();
+        let mut containers = self.listed_by_the_cri();
         for bundle in bundles::containers(Path::new("/")) {
             match containers.iter_mut().find(|known| known.id == bundle.id) {
                 Some(known) => known.guarded = bundle.guarded,
@@ -45,7 +45,7 @@ impl PodsFrom {
         Pods { containers }
     }
 
-    fn from_the_cri(&self) -> Vec<PodContainer> {
+    fn listed_by_the_cri(&self) -> Vec<PodContainer> {
         match cri::containers(self.cri.as_deref()) {
             Ok(containers) => containers,
             Err(error) => {
