@@ -39,7 +39,17 @@ pub(crate) fn with_bundle<T>(
     work: impl FnOnce(OpenBundle<'_>) -> T,
 ) -> Result<T, OpenError> {
     let bytes = bundle::read_spec(path)?;
-    let spec = SpecView::from_bytes(&bytes)?;
+    Ok(with_spec(&bytes, path, node, work)?)
+}
+
+/// Runs `work` on a spec that no bundle has yet. Relative sources are relative to `path`.
+pub(crate) fn with_spec<T>(
+    bytes: &[u8],
+    path: &Path,
+    node: &Policy,
+    work: impl FnOnce(OpenBundle<'_>) -> T,
+) -> Result<T, SpecError> {
+    let spec = SpecView::from_bytes(bytes)?;
     let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
     Ok(work(OpenBundle { path, spec, policy, not_followed }))
 }

@@ -11,11 +11,11 @@ use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed, refusal_
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{EditError, SpecEdit};
+use bindguard_core::spec::{EditError, SpecEdit, SpecView};
 use bindguard_sys::bundle::{self, BundleError};
 use bindguard_sys::fault::{self, FaultPoint};
 
-use crate::admission::{OpenBundle, with_bundle};
+use crate::admission::{OpenBundle, with_bundle, with_spec};
 use crate::inspect::inspect;
 use crate::probes::Probes;
 use crate::rebind::{NotRebound, Rebound, rebind};
@@ -57,7 +57,28 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
         // The guard of the first attempt may have been killed while it wrote, and this one may have nothing to write.
         bundle::clear_leavings(bundle);
     }
-    if let Err(error) = with_bundle(bundle, policy, |bundle| admission.run(&bundle, places, attempt, start)) {
+    if let Err(error) =
+        with_bundle(bundle, policy, |bundle| admission.run(&bundle, places, attempt, start, write_edits))
+    {
+        admission.skip(error_chain(&error), policy);
+    }
+    admission.report.set_duration(start.elapsed());
+    admission
+}
+
+/// Admits a spec that no bundle has yet, before its runtime gets it. `adjust` receives the edits, and returns those that the
+/// spec will have. Never fails, as [`admit`].
+pub fn admit_spec(
+    spec: &[u8],
+    policy: &Policy,
+    places: &Places,
+    adjust: impl FnOnce(&SpecView<'_>, &[SpecEdit]) -> Vec<SpecEdit>,
+) -> Admission {
+    let start = Instant::now();
+    let mut admission = Admission::default();
+    let place = |bundle: &OpenBundle<'_>, edits: &[SpecEdit]| Ok(adjust(&bundle.spec, edits));
+    let run = |bundle: OpenBundle<'_>| admission.run(&bundle, places, Attempt::First, start, place);
+    if let Err(error) = with_spec(spec, Path::new("/"), policy, run) {
         admission.skip(error_chain(&error), policy);
     }
     admission.report.set_duration(start.elapsed());
@@ -66,7 +87,14 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
 
 impl Admission {
     /// Inspects and repairs the binds of an open bundle.
-    fn run(&mut self, bundle: &OpenBundle<'_>, places: &Places, attempt: Attempt, start: Instant) {
+    fn run(
+        &mut self,
+        bundle: &OpenBundle<'_>,
+        places: &Places,
+        attempt: Attempt,
+        start: Instant,
+        place: impl PlaceEdits,
+    ) {
         let (spec, policy, report) = (&bundle.spec, &*bundle.policy, &mut self.report);
         bundle.describe(report);
         fault::reach(FaultPoint::SpecRead);
@@ -80,7 +108,7 @@ impl Admission {
             self.refusal = Some(reason);
             return;
         }
-        let outcomes = carry_out(&plan, bundle, &findings, attempt, start);
+        let outcomes = carry_out(&plan, bundle, &findings, attempt, start, place);
         report.add(findings, |finding| outcome_of(finding, &outcomes));
         self.refusal = report.binds.iter().find_map(|bind| refusal_of_unrepaired(bind, policy));
         self.unrepaired = explain_unrepaired(&report.binds);
@@ -99,14 +127,21 @@ impl Admission {
 }
 
 /// Takes the planned actions.
-fn carry_out(plan: &Plan, bundle: &OpenBundle<'_>, findings: &[Finding], attempt: Attempt, start: Instant) -> Outcomes {
+fn carry_out(
+    plan: &Plan,
+    bundle: &OpenBundle<'_>,
+    findings: &[Finding],
+    attempt: Attempt,
+    start: Instant,
+    place: impl PlaceEdits,
+) -> Outcomes {
     let (mut outcomes, mut edits) = (Outcomes::new(), plan.edits.clone());
     let probes = Probes::for_repairs(start);
     for order in &plan.rebinds {
         edits.extend(repair(order, attempt, &probes, &mut outcomes));
     }
-    match write_edits(bundle, &edits) {
-        Ok(()) => note_edits(&edits, findings, &mut outcomes),
+    match place(bundle, &edits) {
+        Ok(placed) => note_edits(&placed, findings, &mut outcomes),
         Err(error) => edits.iter().filter_map(edited_bind).for_each(|bind| {
             outcomes.insert(bind, Outcome::Failed { error: error_chain(&error) });
         }),
@@ -132,6 +167,11 @@ fn repair(order: &Rebind, attempt: Attempt, probes: &Probes, outcomes: &mut Outc
     edit.flatten()
 }
 
+/// Places the edits in the spec, and returns those that it placed.
+trait PlaceEdits: FnOnce(&OpenBundle<'_>, &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError> {}
+
+impl<F: FnOnce(&OpenBundle<'_>, &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError>> PlaceEdits for F {}
+
 /// Why the edited spec was not written.
 #[derive(Debug, thiserror::Error)]
 enum WriteError {
@@ -141,13 +181,12 @@ enum WriteError {
     Replace(#[from] BundleError),
 }
 
-fn write_edits(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> Result<(), WriteError> {
-    if edits.is_empty() {
-        return Ok(());
+fn write_edits(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError> {
+    if !edits.is_empty() {
+        bundle::replace_spec(bundle.path, &bundle.spec.edited(edits)?)?;
+        fault::reach(FaultPoint::AfterEdit);
     }
-    bundle::replace_spec(bundle.path, &bundle.spec.edited(edits)?)?;
-    fault::reach(FaultPoint::AfterEdit);
-    Ok(())
+    Ok(edits.to_vec())
 }
 
 fn note_edits(edits: &[SpecEdit], findings: &[Finding], outcomes: &mut Outcomes) {

@@ -21,7 +21,7 @@ pub mod refresh;
 mod roots_in_use;
 mod verify;
 
-pub use admit::{Admission, Attempt, admit};
+pub use admit::{Admission, Attempt, admit, admit_spec};
 pub use check::{check_bundle, planned_outcome};
 pub use directories::in_real_folder;
 pub use journal::{JournalEntry, RecordError, record};
