@@ -1,10 +1,12 @@
-//! The tables of the node agent: `[agent]` and `[refresh]`.
+//! The tables of the node agent: `[agent]`, `[agent.nri]` and `[refresh]`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
+
+use crate::file::Absolute;
 
 /// The settings of the node agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub struct AgentConfig {
     pub socket: PathBuf,
     /// The time between two surveys of the node.
     pub survey: Duration,
+    /// The runtime's NRI socket; `None` if the agent is no NRI plugin.
+    pub nri: Option<PathBuf>,
     /// The containers that are refreshed while they run.
     pub refresh: RefreshMode,
 }
@@ -36,8 +40,16 @@ pub enum RefreshMode {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub(crate) struct Agent {
     metrics: Metrics,
-    socket: Option<super::file::Absolute>,
+    socket: Option<Absolute>,
     survey_seconds: Seconds,
+    nri: Nri,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Nri {
+    enabled: bool,
+    socket: Option<Absolute>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -108,6 +120,10 @@ impl Agent {
             metrics: self.metrics.0,
             socket: self.socket.map_or_else(|| "/run/bindguard/agent.sock".into(), |socket| socket.0),
             survey: self.survey_seconds.0,
+            nri: self
+                .nri
+                .enabled
+                .then(|| self.nri.socket.map_or_else(|| "/var/run/nri/nri.sock".into(), |Absolute(socket)| socket)),
             refresh: refresh.mode,
         }
     }

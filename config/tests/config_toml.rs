@@ -58,6 +58,10 @@ fn every_key_of_the_agent_counts() {
     assert_eq!((agent.socket.as_path(), agent.survey), (Path::new("/run/a.sock"), Duration::from_secs(5)));
     assert_eq!(agent.refresh, RefreshMode::All);
     assert_eq!(Config::from_toml("agent.metrics = 'off'").unwrap().agent().metrics, None);
+    let nri = |text: &str| Config::from_toml(text).unwrap().agent().nri.clone();
+    assert_eq!(nri("agent.nri.socket = '/run/n.sock'"), None);
+    assert_eq!(nri("agent.nri.enabled = true").as_deref(), Some(Path::new("/var/run/nri/nri.sock")));
+    assert_eq!(nri("agent.nri = { enabled = true, socket = '/run/n.sock' }"), Some("/run/n.sock".into()));
 }
 
 #[test]
