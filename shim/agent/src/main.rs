@@ -8,6 +8,7 @@ mod host;
 mod http;
 mod journal;
 mod metrics;
+mod nri;
 mod pods;
 mod refresher;
 mod roots;

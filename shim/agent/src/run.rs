@@ -24,6 +24,7 @@ use crate::host;
 use crate::http::{self, Served};
 use crate::journal::JournalReader;
 use crate::metrics::Metrics;
+use crate::nri;
 use crate::pods;
 use crate::roots::Roots;
 use crate::survey::Surveyor;
@@ -72,6 +73,10 @@ async fn serve(config: Config, metrics_address: Option<SocketAddr>, cri: &Path) 
     let survey = Arc::clone(&served);
     spawn("survey", move || survey_for_ever(&survey, settings.survey))?;
     info!("watching the kubelet's volumes, policy {:?}", config.policy().stale_subpaths);
+    if let Some(socket) = &settings.nri {
+        let plugin = nri::Plugin::new(socket, &config);
+        spawn("nri", move || plugin.run_for_ever())?;
+    }
     let roots = Arc::new(Roots { config, served, pods });
     spawn("roots", move || roots.find_for_ever())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);

@@ -1,0 +1,168 @@
+//! One connection to the runtime, from the registration to its end.
+
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use prost::Message as _;
+use tracing::{info, warn};
+
+use super::create::Creates;
+use super::messages::{
+    CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
+    CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
+};
+use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
+use super::ttrpc::{Incoming, Message, Request, Response, Status, TtrpcError};
+
+const NAME: &str = "bindguard";
+/// Plugins are called in the order of these digits. Mounts that other plugins add are checked too.
+const INDEX: &str = "90";
+
+/// A runtime that reads nothing for this long is not served any more.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The runtime does not listen.
+    #[error("connect")]
+    Connect(#[source] io::Error),
+    /// The socket failed.
+    #[error("read or write")]
+    Socket(#[from] io::Error),
+    /// The bytes are no messages.
+    #[error("read a message of the runtime")]
+    Ttrpc(#[from] TtrpcError),
+    /// The runtime does not accept the plugin.
+    #[error("register: {0}")]
+    Refused(String),
+}
+
+/// A registered plugin.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    requests: Incoming,
+    answers: Incoming,
+    /// The containers in the parts of a list so far.
+    listed: usize,
+}
+
+impl Connection {
+    /// Connects and registers.
+    ///
+    /// # Errors
+    /// If the runtime does not listen.
+    pub fn register(socket: &Path) -> Result<Self, ConnectionError> {
+        let stream = UnixStream::connect(socket).map_err(ConnectionError::Connect)?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let plugin = RegisterPluginRequest { plugin_name: NAME.to_owned(), plugin_idx: INDEX.to_owned() };
+        let call = Request {
+            service: RUNTIME.to_owned(),
+            method: "RegisterPlugin".to_owned(),
+            payload: plugin.encode_to_vec(),
+        };
+        // ttrpc(PROTOCOL.md): a client's streams have odd numbers.
+        write_frames(&mut &stream, TO_RUNTIME, &Message::Request(1, call).to_bytes())?;
+        Ok(Self { stream, requests: Incoming::default(), answers: Incoming::default(), listed: 0 })
+    }
+
+    /// Serves until the runtime closes the connection.
+    ///
+    /// # Errors
+    /// If the socket fails, the runtime refuses the plugin, or it sends something else than messages.
+    pub fn serve(mut self, creates: &mut Creates) -> Result<(), ConnectionError> {
+        let mut reader = BufReader::new(self.stream.try_clone()?);
+        while let Some(frame) = read_frame(&mut reader)? {
+            match frame.connection {
+                TO_PLUGIN => {
+                    self.requests.push(&frame.payload);
+                    self.answer(creates)?;
+                }
+                TO_RUNTIME => {
+                    self.answers.push(&frame.payload);
+                    self.check_registration()?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_registration(&mut self) -> Result<(), ConnectionError> {
+        while let Some(message) = self.answers.next_message()? {
+            if let Message::Response(_, Response { status: Some(status), .. }) = message
+                && status.code != 0
+            {
+                return Err(ConnectionError::Refused(status.message));
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, creates: &mut Creates) -> Result<(), ConnectionError> {
+        while let Some(message) = self.requests.next_message()? {
+            let Message::Request(stream, request) = message else { continue };
+            let response = match self.call(&request, creates) {
+                Ok(payload) => Response { status: None, payload },
+                Err(status) => Response { status: Some(status), payload: Vec::new() },
+            };
+            write_frames(&mut &self.stream, TO_PLUGIN, &Message::Response(stream, response).to_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, request: &Request, creates: &Creates) -> Result<Vec<u8>, Status> {
+        let payload = request.payload.as_slice();
+        match (request.service.as_str(), request.method.as_str()) {
+            (PLUGIN, "Configure") => Ok(configure(payload)),
+            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload)),
+            (PLUGIN, "CreateContainer") => create_container(payload, creates),
+            // Empty answers. The plugin subscribes to no other event.
+            (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
+            (service, method) => {
+                Err(Status { code: Status::UNIMPLEMENTED, message: format!("{service}/{method} is not served") })
+            }
+        }
+    }
+
+    /// The survey and the kubelet's events already lead to the running containers; the list only shows that the runtime accepts
+    /// the plugin.
+    fn synchronize(&mut self, payload: &[u8]) -> Vec<u8> {
+        let part = SynchronizeRequest::decode(payload).unwrap_or_else(|error| {
+            warn!("read the runtime's list of containers: {error}");
+            SynchronizeRequest::default()
+        });
+        self.listed += part.containers.len();
+        if !part.more {
+            info!("NRI plugin registered; {} containers exist", self.listed);
+            self.listed = 0;
+        }
+        SynchronizeResponse { more: part.more }.encode_to_vec()
+    }
+}
+
+fn configure(payload: &[u8]) -> Vec<u8> {
+    if let Ok(ConfigureRequest { runtime_name, runtime_version }) = ConfigureRequest::decode(payload) {
+        info!("NRI plugin of {runtime_name} {runtime_version}");
+    }
+    ConfigureResponse { events: CREATE_CONTAINER }.encode_to_vec()
+}
+
+/// An empty answer changes nothing.
+fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status> {
+    let request = match CreateContainerRequest::decode(payload) {
+        Ok(request) => request,
+        Err(error) => {
+            warn!("a container is created as it is: read the runtime's request: {error}");
+            return Ok(Vec::new());
+        }
+    };
+    let refused =
+        |refusal: super::create::Refused| Status { code: Status::FAILED_PRECONDITION, message: refusal.to_string() };
+    let mounts = creates.adjust(request).map_err(refused)?;
+    let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
+    Ok(CreateContainerResponse { adjust }.encode_to_vec())
+}

@@ -1,0 +1,135 @@
+//! The messages of nri's `pkg/api/api.proto`, v1alpha1, as far as the plugin uses them. Unknown fields are passed over.
+
+use std::collections::HashMap;
+
+/// The service that the runtime serves.
+pub const RUNTIME: &str = "nri.pkg.api.v1alpha1.Runtime";
+/// The service that a plugin serves.
+pub const PLUGIN: &str = "nri.pkg.api.v1alpha1.Plugin";
+
+/// The bit of CREATE_CONTAINER, event 4, in a subscription. No bit at all would subscribe to everything.
+pub const CREATE_CONTAINER: i32 = 1 << 3;
+
+/// Names the plugin.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RegisterPluginRequest {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub plugin_name: String,
+    /// Two digits; plugins are called in this order.
+    #[prost(string, tag = "2")]
+    pub plugin_idx: String,
+}
+
+/// Names the runtime.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ConfigureRequest {
+    /// `containerd` or `cri-o`.
+    #[prost(string, tag = "2")]
+    pub runtime_name: String,
+    /// Its version.
+    #[prost(string, tag = "3")]
+    pub runtime_version: String,
+}
+
+/// Subscribes to events.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ConfigureResponse {
+    /// One bit for each event.
+    #[prost(int32, tag = "2")]
+    pub events: i32,
+}
+
+/// The containers that exist. A runtime splits a long list into several requests.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SynchronizeRequest {
+    /// Containers of this part.
+    #[prost(message, repeated, tag = "2")]
+    pub containers: Vec<Container>,
+    /// True if another part follows.
+    #[prost(bool, tag = "3")]
+    pub more: bool,
+}
+
+/// The answer to one part.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SynchronizeResponse {
+    /// Must repeat the request's value: a plugin that does not is closed.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
+}
+
+/// A new container.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CreateContainerRequest {
+    /// Its pod.
+    #[prost(message, optional, tag = "1")]
+    pub pod: Option<PodSandbox>,
+    /// The container.
+    #[prost(message, optional, tag = "2")]
+    pub container: Option<Container>,
+}
+
+/// The changes to a new container.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CreateContainerResponse {
+    /// Absent: no change.
+    #[prost(message, optional, tag = "1")]
+    pub adjust: Option<ContainerAdjustment>,
+}
+
+/// The changed parts of a container.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ContainerAdjustment {
+    /// Removed and added mounts.
+    #[prost(message, repeated, tag = "3")]
+    pub mounts: Vec<Mount>,
+}
+
+/// A pod.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandbox {
+    /// Its name.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Its uid.
+    #[prost(string, tag = "3")]
+    pub uid: String,
+    /// Its namespace.
+    #[prost(string, tag = "4")]
+    pub namespace: String,
+    /// All its annotations, whatever the runtime passes on to containers.
+    #[prost(map = "string, string", tag = "6")]
+    pub annotations: HashMap<String, String>,
+}
+
+/// A container.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Container {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// Its name in the pod.
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// The mounts of its spec.
+    #[prost(message, repeated, tag = "9")]
+    pub mounts: Vec<Mount>,
+}
+
+/// A mount of a spec.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Mount {
+    /// The path in the container; with a `-` before it, the mount is removed.
+    #[prost(string, tag = "1")]
+    pub destination: String,
+    /// `bind` or a filesystem type.
+    #[prost(string, tag = "2")]
+    pub r#type: String,
+    /// The path on the host.
+    #[prost(string, tag = "3")]
+    pub source: String,
+    /// Its options.
+    #[prost(string, repeated, tag = "4")]
+    pub options: Vec<String>,
+}

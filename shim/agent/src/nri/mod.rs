@@ -1,0 +1,75 @@
+//! The agent as an NRI plugin of containerd or CRI-O.
+//!
+//! ```text
+//! connect ─► RegisterPlugin ─► Configure ─► Synchronize ─► CreateContainer ─► ... ─► the connection ends ─► connect
+//! ```
+//!
+//! The runtime calls a plugin for each new container, whatever shim starts it. The plugin has a thread of its own and blocks:
+//! a runtime sends one request at a time. It never breaks a create. A panic, a late admission and a lost connection all mean
+//! "no change". Messages and numbers are those of nri's `pkg/api/api.proto` and `pkg/net/multiplex`.
+
+mod adjustment;
+mod connection;
+mod create;
+mod deadline;
+mod messages;
+mod multiplex;
+mod ttrpc;
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindguard_config::Config;
+use bindguard_core::error_chain;
+use tracing::{info, warn};
+
+use connection::{Connection, ConnectionError};
+use create::Creates;
+
+/// The pause before a connection that ended is made again; it doubles up to the longest.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The plugin; it runs for ever in a thread of its own.
+#[derive(Debug)]
+pub struct Plugin {
+    socket: PathBuf,
+    creates: Creates,
+}
+
+impl Plugin {
+    /// A plugin for the runtime behind this socket.
+    pub fn new(socket: &Path, config: &Config) -> Self {
+        Self { socket: socket.to_owned(), creates: Creates::new(config) }
+    }
+
+    /// Connects and serves, again and again.
+    pub fn run_for_ever(mut self) {
+        let (mut pause, mut warned) = (PAUSE, None);
+        loop {
+            let start = Instant::now();
+            let ended = self.serve_once();
+            // A connection that lasted was a good one: a runtime that restarts is back soon.
+            if start.elapsed() > LONGEST_PAUSE {
+                (pause, warned) = (PAUSE, None);
+            }
+            match ended {
+                Ok(()) => info!("{}: the runtime closed the connection; connecting again", self.socket.display()),
+                Err(error) => {
+                    let why = error_chain(&error);
+                    if warned.as_ref() != Some(&why) {
+                        warn!("serve as an NRI plugin on {}: {why}; trying again", self.socket.display());
+                        warned = Some(why);
+                    }
+                }
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn serve_once(&mut self) -> Result<(), ConnectionError> {
+        Connection::register(&self.socket)?.serve(&mut self.creates)
+    }
+}

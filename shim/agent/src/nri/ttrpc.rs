@@ -1,0 +1,182 @@
+//! ttrpc messages on one multiplexed connection.
+//!
+//! A message is its length and stream as u32 in big endian, a kind and flags of one byte each, then the payload (PROTOCOL.md
+//! of containerd/ttrpc). The crate `ttrpc` serves whole sockets; through its custom transport it would bring a second protobuf
+//! library and vsock into the agent, for two kinds of messages.
+
+use prost::Message as _;
+
+const HEADER: usize = 10;
+/// The limit of the protocol.
+const LARGEST: usize = 4 << 20;
+
+const REQUEST: u8 = 1;
+const RESPONSE: u8 = 2;
+
+/// A call.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Request {
+    /// The service, with its package.
+    #[prost(string, tag = "1")]
+    pub service: String,
+    /// The method.
+    #[prost(string, tag = "2")]
+    pub method: String,
+    /// The method's own message.
+    #[prost(bytes = "vec", tag = "3")]
+    pub payload: Vec<u8>,
+}
+
+/// The answer to a call.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Response {
+    /// The error; absent if the call succeeded.
+    #[prost(message, optional, tag = "1")]
+    pub status: Option<Status>,
+    /// The method's own message.
+    #[prost(bytes = "vec", tag = "2")]
+    pub payload: Vec<u8>,
+}
+
+/// `google.rpc.Status`
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Status {
+    /// The code of gRPC; 0 is no error.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    /// The reason.
+    #[prost(string, tag = "2")]
+    pub message: String,
+}
+
+impl Status {
+    /// The state of the node forbids it.
+    pub const FAILED_PRECONDITION: i32 = 9;
+    /// There is no such method.
+    pub const UNIMPLEMENTED: i32 = 12;
+}
+
+/// A whole message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    /// The peer calls.
+    Request(u32, Request),
+    /// The peer answers.
+    Response(u32, Response),
+}
+
+/// Why bytes are not messages.
+#[derive(Debug, thiserror::Error)]
+pub enum TtrpcError {
+    /// The length in a header.
+    #[error("a message of {0} bytes, the limit is {LARGEST}")]
+    TooLarge(usize),
+    /// The payload.
+    #[error("decode a message")]
+    Decode(#[from] prost::DecodeError),
+}
+
+impl Message {
+    /// The bytes of the message.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let (stream, kind, payload) = match self {
+            Self::Request(stream, request) => (stream, REQUEST, request.encode_to_vec()),
+            Self::Response(stream, response) => (stream, RESPONSE, response.encode_to_vec()),
+        };
+        let mut bytes = Vec::with_capacity(HEADER + payload.len());
+        bytes.extend_from_slice(&(payload.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(&stream.to_be_bytes());
+        bytes.extend_from_slice(&[kind, 0]);
+        bytes.extend(payload);
+        bytes
+    }
+}
+
+/// The bytes of a connection that are not a whole message yet.
+#[derive(Debug, Default)]
+pub struct Incoming(Vec<u8>);
+
+impl Incoming {
+    /// Adds the payload of a frame. A message can begin and end anywhere in it.
+    pub fn push(&mut self, payload: &[u8]) {
+        self.0.extend_from_slice(payload);
+    }
+
+    /// Takes the next whole message. Streaming messages, which NRI does not use, are passed over.
+    ///
+    /// # Errors
+    /// If the bytes are not messages. Then the connection is of no more use.
+    pub fn next_message(&mut self) -> Result<Option<Message>, TtrpcError> {
+        while let Some((header, rest)) = self.0.split_first_chunk::<HEADER>() {
+            let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _flags] = *header;
+            let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
+            if length > LARGEST {
+                return Err(TtrpcError::TooLarge(length));
+            }
+            let Some(payload) = rest.get(..length) else { return Ok(None) };
+            let stream = u32::from_be_bytes([s0, s1, s2, s3]);
+            let message = match kind {
+                REQUEST => Some(Message::Request(stream, Request::decode(payload)?)),
+                RESPONSE => Some(Message::Response(stream, Response::decode(payload)?)),
+                _ => None,
+            };
+            self.0.drain(..HEADER + length);
+            if message.is_some() {
+                return Ok(message);
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn messages() -> impl Strategy<Value = Message> {
+        (any::<u32>(), any::<bool>(), "[a-zA-Z.]{0,20}", vec(any::<u8>(), 0..300)).prop_map(
+            |(stream, is_request, text, payload)| match is_request {
+                true => Message::Request(stream, Request { service: text.clone(), method: text, payload }),
+                false => {
+                    Message::Response(stream, Response { status: Some(Status { code: 9, message: text }), payload })
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn messages_arrive_whole_however_their_bytes_are_cut(sent in vec(messages(), 0..6), cut in 1..200_usize) {
+            let bytes: Vec<u8> = sent.iter().flat_map(Message::to_bytes).collect();
+            let (mut incoming, mut received) = (Incoming::default(), Vec::new());
+            for part in bytes.chunks(cut) {
+                incoming.push(part);
+                while let Some(message) = incoming.next_message().unwrap() {
+                    received.push(message);
+                }
+            }
+            prop_assert_eq!(received, sent);
+        }
+
+        #[test]
+        fn any_bytes_are_messages_or_an_error(bytes in vec(any::<u8>(), 0..300)) {
+            let mut incoming = Incoming::default();
+            incoming.push(&bytes);
+            while let Ok(Some(_)) = incoming.next_message() {}
+        }
+    }
+
+    #[test]
+    fn a_streaming_message_is_passed_over() {
+        let request = Message::Request(1, Request::default());
+        let mut incoming = Incoming::default();
+        incoming.push(&[0, 0, 0, 2, 0, 0, 0, 7, 3, 0, b'x', b'y']);
+        incoming.push(&request.to_bytes());
+        assert_eq!(incoming.next_message().unwrap(), Some(request));
+    }
+}
