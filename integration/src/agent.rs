@@ -38,7 +38,7 @@ impl Agent {
     pub fn start_as(node: &Node, config: &str, form: Form) -> Result<Self> {
         let (socket, file) = (PathBuf::from("/run/bindguard-agent.sock"), node.disk().join("agent.toml"));
         let text = format!(
-            "kubelet.roots = ['{}']\nagent = {{ metrics = 'off', socket = '{}' }}\n{config}",
+            "kubelet.roots = ['{}']\nagent.metrics = 'off'\nagent.socket = '{}'\n{config}",
             node.kubelet().root().display(),
             socket.display()
         );

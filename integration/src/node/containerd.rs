@@ -42,6 +42,8 @@ pub(super) struct Configuration<'a> {
     pub(super) programs: &'a Path,
     /// True if pods can be run.
     pub(super) cri: bool,
+    /// True if NRI plugins can register.
+    pub(super) nri: bool,
     /// True if each entry of the guard has a handler already.
     pub(super) handlers: bool,
     /// True if systemd makes the pods' cgroups.
@@ -75,10 +77,10 @@ impl Configuration<'_> {
     }
 
     fn cri_text(&self) -> String {
-        let disk = self.disk.display();
+        let (disk, without_nri) = (self.disk.display(), !self.nri);
         format!(
             r#"[plugins."io.containerd.nri.v1.nri"]
-  disable = true
+  disable = {without_nri}
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE}"
   restrict_oom_score_adj = true

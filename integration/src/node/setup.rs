@@ -38,6 +38,7 @@ pub struct Setup {
     host_root: HostRoot,
     kubelet_root: KubeletRoot,
     cri: bool,
+    nri: bool,
     systemd: bool,
     obedient: bool,
     under_test: bool,
@@ -56,6 +57,7 @@ impl Setup {
             host_root: HostRoot::default(),
             kubelet_root: KubeletRoot::default(),
             cri: false,
+            nri: false,
             systemd: false,
             obedient: false,
             under_test: true,
@@ -84,6 +86,11 @@ impl Setup {
     /// With pods.
     pub fn cri(self) -> Self {
         Self { cri: true, ..self }
+    }
+
+    /// With pods, and with a socket for NRI plugins: containerd 1.7 or newer.
+    pub fn nri(self) -> Self {
+        Self { cri: true, nri: true, ..self }
     }
 
     /// With the machine's systemd as cgroup manager, as on most nodes of a cluster: `ctr` names cgroups in systemd's form, and
@@ -197,7 +204,7 @@ impl Setup {
         }
         let (disk, programs) = (&node.disk, &node.programs());
         let configuration =
-            Configuration { disk, programs, cri: self.cri, handlers: !self.bare, systemd: self.systemd };
+            Configuration { disk, programs, cri: self.cri, nri: self.nri, handlers: !self.bare, systemd: self.systemd };
         configuration.write(&node.daemon_config)?;
         node.start_containerd()?;
         self.import_images(&node)?;

@@ -1,0 +1,183 @@
+//! The node agent as an NRI plugin, with the stock shim: what a node gets whose containerd cannot be configured.
+//!
+//! The agent's watcher would re-bind the same subpaths. So the node's policy only reports them here, and the pods request a
+//! repair by annotation: the watcher follows the node's policy, the plugin the pod's.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::node::HostRoot;
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind};
+use k8s_cri::v1::Mount;
+use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const SLEEP: [&str; 2] = ["sleep", "1000000"];
+const STOCK: &str = "runc";
+const PLUGIN: &str = "agent.nri.enabled = true\n";
+const REPAIRS_BY_ANNOTATION: &str =
+    "agent.nri.enabled = true\nchecks.stale-subpaths = 'report'\nannotations.mode = true\n";
+
+/// Makes one test each generation that has NRI: off by default in 1.7, on by default in 2.1.
+macro_rules! on_generations_with_nri {
+    ($name:ident, $host_root:expr, $story:path) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn containerd_1_7() {
+                Setup::on(Generation::V1_7).nri().host_root($host_root).story($story);
+            }
+            #[test]
+            fn containerd_2_1() {
+                Setup::on(Generation::V2_1).nri().host_root($host_root).story($story);
+            }
+        }
+    };
+}
+
+on_generations_with_nri!(a_container_restarts_with_the_new_file, HostRoot::Shared, configmap_update_then_restart);
+on_generations_with_nri!(host_root_becomes_rslave, HostRoot::Shared, host_root);
+on_generations_with_nri!(a_private_host_root_is_left_as_it_is, HostRoot::Private, private_host_root);
+on_generations_with_nri!(policy_refuses, HostRoot::Shared, refused);
+on_generations_with_nri!(creates_outlive_the_plugin, HostRoot::Shared, broken_plugin);
+
+fn configmap_update_then_restart(node: &Node) -> Result<()> {
+    let _agent = Agent::start(node, REPAIRS_BY_ANNOTATION)?;
+    let pod = node.kubelet().pod("uid-1")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let mounts = [mount(subpath.bind()?, "/etc/app/app.conf", PropagationPrivate)];
+    let cri = node.cri()?;
+    wait_for_plugin(&cri)?;
+    let sandbox = cri.run_annotated_pod(STOCK, "web", pod.uid(), &[("bindguard.io/mode", "repair")])?;
+    let mut app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+    for content in ["two", "three"] {
+        volume.update(&[("app.conf", content)])?;
+        cri.stop(&app, 0)?;
+        cri.remove(&app)?;
+        app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+        ensure!(cri.read(&app, "/etc/app/app.conf")? == content, "the restarted container reads something old");
+        only_a_current_mount(&subpath)?;
+    }
+    until("the repair is journaled", || {
+        let journal = fs::read_to_string("/run/bindguard/journal.jsonl").unwrap_or_default();
+        Ok(journal.lines().filter(|line| line.contains(&app) && line.contains("rebound")).count() == 1)
+    })?;
+    cri.remove_pod(&sandbox)?;
+    pod.delete()
+}
+
+fn host_root(node: &Node) -> Result<()> {
+    let _agent = Agent::start(node, PLUGIN)?;
+    let cri = node.cri()?;
+    wait_for_plugin(&cri)?;
+    let sandbox = cri.run_pod(STOCK, "exporter", "uid-2")?;
+    // Three at once; one of them is rslave already, one is read-only.
+    let read_only = Mount { readonly: true, ..mount("/".as_ref(), "/ro", PropagationPrivate) };
+    let mounts = [
+        read_only,
+        mount("/".as_ref(), "/host", PropagationPrivate),
+        mount("/var/lib".as_ref(), "/slave", PropagationHostToContainer),
+    ];
+    let id = cri.start_container(&sandbox, "exporter", &SLEEP, &mounts)?;
+    for place in ["/host", "/ro", "/slave"] {
+        ensure!(mount_line(&cri, &id, place)?.contains(" master:"), "the host's umounts do not reach {place}");
+    }
+    ensure!(mount_line(&cri, &id, "/ro")?.contains(" ro,"), "the read-only bind became writable");
+    cri.remove_pod(&sandbox)
+}
+
+/// An adjustment would make containerd fail the create.
+fn private_host_root(node: &Node) -> Result<()> {
+    let _agent = Agent::start(node, PLUGIN)?;
+    let cri = node.cri()?;
+    node.wait_for_log("that the plugin is registered", is_synchronized)?;
+    let sandbox = cri.run_pod(STOCK, "exporter", "uid-3")?;
+    for attempt in 0..5 {
+        let host = [mount("/".as_ref(), "/host", PropagationPrivate)];
+        let id = cri.start_container(&sandbox, &format!("exporter-{attempt}"), &SLEEP, &host)?;
+        ensure!(!mount_line(&cri, &id, "/host")?.contains(" master:"), "a slave of a private mount");
+    }
+    cri.remove_pod(&sandbox)
+}
+
+fn refused(node: &Node) -> Result<()> {
+    let _agent = Agent::start(node, &format!("{PLUGIN}checks.unmounted-volumes = 'refuse'\n"))?;
+    let cri = node.cri()?;
+    wait_for_plugin(&cri)?;
+    let volume = node.kubelet().root().join("pods/uid-4/volumes/kubernetes.io~nfs/data");
+    fs::create_dir_all(&volume).context("make a volume that is not mounted")?;
+    let sandbox = cri.run_pod(STOCK, "writer", "uid-4")?;
+    let created = cri.start_container(&sandbox, "writer", &SLEEP, &[mount(&volume, "/data", PropagationPrivate)]);
+    let error = format!("{:#}", created.err().context("the container was created")?);
+    for words in ["bindguard refuses the container", "volume data (kubernetes.io~nfs) of pod uid-4"] {
+        ensure!(error.contains(words), "the error does not say {words:?}: {error}");
+    }
+    cri.start_container(&sandbox, "other", &SLEEP, &[])?;
+    cri.remove_pod(&sandbox)
+}
+
+/// The plugin is killed a little later in each create, then stopped, then containerd restarts.
+fn broken_plugin(node: &Node) -> Result<()> {
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod(STOCK, "web", "uid-5")?;
+    let host = [mount("/".as_ref(), "/host", PropagationPrivate)];
+    for delay in (0..16).map(|step| Duration::from_millis(step * 3)) {
+        let agent = Agent::start(node, PLUGIN)?;
+        wait_for_plugin(&cri)?;
+        let pid = pid(&agent)?;
+        let killer = thread::spawn(move || {
+            thread::sleep(delay);
+            kill(pid, Signal::SIGKILL)
+        });
+        let created = cri.start_container(&sandbox, "killed", &SLEEP, &host);
+        ensure!(matches!(killer.join(), Ok(Ok(()))), "the plugin ended before it was killed");
+        created.with_context(|| format!("killed after {delay:?}"))?;
+    }
+    let agent = Agent::start(node, PLUGIN)?;
+    wait_for_plugin(&cri)?;
+    kill(pid(&agent)?, Signal::SIGSTOP).context("stop the plugin")?;
+    for attempt in ["stopped", "closed"] {
+        cri.start_container(&sandbox, attempt, &SLEEP, &host).with_context(|| format!("the plugin is {attempt}"))?;
+    }
+    kill(pid(&agent)?, Signal::SIGCONT).context("continue the plugin")?;
+    wait_for_plugin(&cri).context("after it was stopped")?;
+    cri.remove_pod(&sandbox)?;
+    drop(cri);
+    node.restart_containerd(Signal::SIGTERM)?;
+    wait_for_plugin(&node.cri()?).context("after containerd restarted")
+}
+
+fn pid(agent: &Agent) -> Result<Pid> {
+    Ok(Pid::from_raw(agent.pid().try_into()?))
+}
+
+fn is_synchronized(line: &str) -> bool {
+    line.contains("synchronizing plugin 90-bindguard")
+}
+
+/// Waits until the runtime calls the plugin: a new container's bind of `/` is rslave.
+fn wait_for_plugin(cri: &Cri) -> Result<()> {
+    let sandbox = cri.run_pod(STOCK, "probe", "uid-probe")?;
+    until("containers are adjusted", || is_adjusted(cri, &sandbox))?;
+    cri.remove_pod(&sandbox)
+}
+
+fn is_adjusted(cri: &Cri, sandbox: &Sandbox) -> Result<bool> {
+    let id = cri.start_container(sandbox, "probe", &SLEEP, &[mount("/".as_ref(), "/host", PropagationPrivate)])?;
+    let is_slave = mount_line(cri, &id, "/host")?.contains(" master:");
+    cri.stop(&id, 0)?;
+    cri.remove(&id)?;
+    Ok(is_slave)
+}
+
+fn mount_line(cri: &Cri, id: &str, place: &str) -> Result<String> {
+    Ok(cri.exec(id, &["grep", &format!(" {place} "), "/proc/self/mountinfo"])?.stdout)
+}
