@@ -8,7 +8,7 @@ use std::time::Duration;
 use prost::Message as _;
 use tracing::{info, warn};
 
-use super::create::Creates;
+use super::create::{Creates, Refused};
 use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
     CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
@@ -64,7 +64,7 @@ impl Connection {
             method: "RegisterPlugin".to_owned(),
             payload: plugin.encode_to_vec(),
         };
-        // ttrpc(PROTOCOL.md): a client's streams have odd numbers.
+        // PROTOCOL.md of ttrpc: a client's streams have odd numbers.
         write_frames(&mut &stream, TO_RUNTIME, &Message::Request(1, call).to_bytes())?;
         Ok(Self { stream, requests: Incoming::default(), answers: Incoming::default(), listed: 0 })
     }
@@ -73,7 +73,15 @@ impl Connection {
     ///
     /// # Errors
     /// If the socket fails, the runtime refuses the plugin, or it sends something else than messages.
-    pub fn serve(mut self, creates: &mut Creates) -> Result<(), ConnectionError> {
+    pub fn serve(self, creates: &Creates) -> Result<(), ConnectionError> {
+        match self.serve_frames(creates) {
+            // The runtime closed it while an answer was on its way.
+            Err(ConnectionError::Socket(error)) if is_closed(&error) => Ok(()),
+            ended => ended,
+        }
+    }
+
+    fn serve_frames(mut self, creates: &Creates) -> Result<(), ConnectionError> {
         let mut reader = BufReader::new(self.stream.try_clone()?);
         while let Some(frame) = read_frame(&mut reader)? {
             match frame.connection {
@@ -102,7 +110,7 @@ impl Connection {
         Ok(())
     }
 
-    fn answer(&mut self, creates: &mut Creates) -> Result<(), ConnectionError> {
+    fn answer(&mut self, creates: &Creates) -> Result<(), ConnectionError> {
         while let Some(message) = self.requests.next_message()? {
             let Message::Request(stream, request) = message else { continue };
             let response = match self.call(&request, creates) {
@@ -142,6 +150,10 @@ impl Connection {
         }
         SynchronizeResponse { more: part.more }.encode_to_vec()
     }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 fn configure(payload: &[u8]) -> Vec<u8> {

@@ -45,7 +45,7 @@ impl Plugin {
     }
 
     /// Connects and serves, again and again.
-    pub fn run_for_ever(mut self) {
+    pub fn run_for_ever(self) {
         let (mut pause, mut warned) = (PAUSE, None);
         loop {
             let start = Instant::now();
@@ -69,7 +69,7 @@ impl Plugin {
         }
     }
 
-    fn serve_once(&mut self) -> Result<(), ConnectionError> {
-        Connection::register(&self.socket)?.serve(&mut self.creates)
+    fn serve_once(&self) -> Result<(), ConnectionError> {
+        Connection::register(&self.socket)?.serve(&self.creates)
     }
 }
