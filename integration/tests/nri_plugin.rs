@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::journal::JOURNAL;
 use bindguard_integration::node::HostRoot;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::until;
@@ -46,6 +47,8 @@ on_generations_with_nri!(a_container_restarts_with_the_new_file, HostRoot::Share
 on_generations_with_nri!(host_root_becomes_rslave, HostRoot::Shared, host_root);
 on_generations_with_nri!(a_private_host_root_is_left_as_it_is, HostRoot::Private, private_host_root);
 on_generations_with_nri!(policy_refuses, HostRoot::Shared, refused);
+on_generations_with_nri!(with_the_shim_everything_happens_once, HostRoot::Shared, shim_and_plugin);
+on_generations_with_nri!(two_plugins_during_a_rollout, HostRoot::Shared, two_plugins);
 on_generations_with_nri!(creates_outlive_the_plugin, HostRoot::Shared, broken_plugin);
 
 fn configmap_update_then_restart(node: &Node) -> Result<()> {
@@ -66,10 +69,7 @@ fn configmap_update_then_restart(node: &Node) -> Result<()> {
         ensure!(cri.read(&app, "/etc/app/app.conf")? == content, "the restarted container reads something old");
         only_a_current_mount(&subpath)?;
     }
-    until("the repair is journaled", || {
-        let journal = fs::read_to_string("/run/bindguard/journal.jsonl").unwrap_or_default();
-        Ok(journal.lines().filter(|line| line.contains(&app) && line.contains("rebound")).count() == 1)
-    })?;
+    until("the repair is journaled", || Ok(journaled(&app, "rebound") == 1))?;
     cri.remove_pod(&sandbox)?;
     pod.delete()
 }
@@ -124,6 +124,49 @@ fn refused(node: &Node) -> Result<()> {
     cri.remove_pod(&sandbox)
 }
 
+/// Both judge the create; the second one finds nothing to do.
+fn shim_and_plugin(node: &Node) -> Result<()> {
+    let _agent = Agent::start(node, REPAIRS_BY_ANNOTATION)?;
+    let cri = node.cri()?;
+    wait_for_plugin(&cri)?;
+    let pod = node.kubelet().pod("uid-6")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let mounts =
+        [mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate), mount("/".as_ref(), "/host", PropagationPrivate)];
+    volume.update(&[("app.conf", "two")])?;
+    let sandbox = cri.run_annotated_pod("bindguard", "web", pod.uid(), &[("bindguard.io/mode", "repair")])?;
+    let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+    ensure!(cri.read(&app, "/etc/app.conf")? == "two", "the container reads something old");
+    ensure!(mount_line(&cri, &app, "/host")?.contains(" master:"), "the host's umounts do not reach it");
+    only_a_current_mount(&subpath)?;
+    until("both journaled the create", || Ok(journaled(&app, "\"id\"") == 2))?;
+    for once in ["rebound", "made-rslave"] {
+        ensure!(journaled(&app, once) == 1, "{once} happened {} times", journaled(&app, once));
+    }
+    cri.remove_pod(&sandbox)?;
+    pod.delete()
+}
+
+fn two_plugins(node: &Node) -> Result<()> {
+    let _old = Agent::start(node, PLUGIN)?;
+    let cri = node.cri()?;
+    wait_for_plugin(&cri)?;
+    let _new = Agent::start(node, PLUGIN)?;
+    until("both are registered", || Ok(node.log()?.lines().filter(|line| is_synchronized(line)).count() == 2))?;
+    let sandbox = cri.run_pod(STOCK, "exporter", "uid-7")?;
+    let mut ids = Vec::new();
+    for attempt in 0..5 {
+        let host = [mount("/".as_ref(), "/host", PropagationPrivate)];
+        let id = cri.start_container(&sandbox, &format!("exporter-{attempt}"), &SLEEP, &host)?;
+        ensure!(mount_line(&cri, &id, "/host")?.contains(" master:"), "the host's umounts do not reach it");
+        ids.push(id);
+    }
+    until("every create is journaled", || Ok(ids.iter().all(|id| journaled(id, "made-rslave") > 0)))?;
+    ensure!(ids.iter().all(|id| journaled(id, "made-rslave") == 1), "a mount was adjusted twice");
+    cri.remove_pod(&sandbox)
+}
+
 /// The plugin is killed a little later in each create, then stopped, then containerd restarts.
 fn broken_plugin(node: &Node) -> Result<()> {
     let cri = node.cri()?;
@@ -153,6 +196,12 @@ fn broken_plugin(node: &Node) -> Result<()> {
     drop(cri);
     node.restart_containerd(Signal::SIGTERM)?;
     wait_for_plugin(&node.cri()?).context("after containerd restarted")
+}
+
+/// The number of journal lines about a container that contain these words.
+fn journaled(id: &str, words: &str) -> usize {
+    let journal = fs::read_to_string(JOURNAL).unwrap_or_default();
+    journal.lines().filter(|line| line.contains(id) && line.contains(words)).count()
 }
 
 fn pid(agent: &Agent) -> Result<Pid> {
