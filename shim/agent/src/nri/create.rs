@@ -21,7 +21,7 @@ use super::deadline::Deadline;
 use super::messages::{Container, CreateContainerRequest, Mount, PodSandbox};
 use crate::run::spawn;
 
-/// The runtime waits 2 s for all plugins together, then closes the one that is late.
+/// The runtime waits 2 s for a plugin, then closes its connection and creates the container without it.
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// Answers the requests.

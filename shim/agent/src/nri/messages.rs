@@ -45,11 +45,15 @@ pub struct ConfigureResponse {
 pub struct SynchronizeRequest {
     /// Containers of this part.
     #[prost(message, repeated, tag = "2")]
-    pub containers: Vec<Container>,
+    pub containers: Vec<Listed>,
     /// True if another part follows.
     #[prost(bool, tag = "3")]
     pub more: bool,
 }
+
+/// A container of the list. It is only counted.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Listed {}
 
 /// The answer to one part.
 #[derive(Clone, PartialEq, prost::Message)]

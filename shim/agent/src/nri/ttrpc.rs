@@ -121,6 +121,8 @@ impl Incoming {
                 _ => None,
             };
             self.0.drain(..HEADER + length);
+            // The list of all containers comes once, and may have megabytes.
+            self.0.shrink_to(HEADER);
             if message.is_some() {
                 return Ok(message);
             }
