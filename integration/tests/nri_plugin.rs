@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::agent::Form;
 use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::journal::JOURNAL;
 use bindguard_integration::node::HostRoot;
@@ -52,7 +53,7 @@ on_generations_with_nri!(two_plugins_during_a_rollout, HostRoot::Shared, two_plu
 on_generations_with_nri!(creates_outlive_the_plugin, HostRoot::Shared, broken_plugin);
 
 fn configmap_update_then_restart(node: &Node) -> Result<()> {
-    let _agent = Agent::start(node, REPAIRS_BY_ANNOTATION)?;
+    let _agent = Agent::start_as(node, REPAIRS_BY_ANNOTATION, Form::Pod)?;
     let pod = node.kubelet().pod("uid-1")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");
