@@ -8,7 +8,7 @@ use std::time::Duration;
 use prost::Message as _;
 use tracing::{info, warn};
 
-use super::create::{Creates, Refused};
+use super::create::Creates;
 use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
     CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
