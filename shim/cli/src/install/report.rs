@@ -33,7 +33,7 @@ pub struct Report {
 struct FileReport {
     owner: Owner,
     path: String,
-    what: &'static str,
+    action: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     diff: Option<String>,
 }
@@ -92,7 +92,7 @@ impl Report {
     fn text(&self) -> String {
         let mut out = String::new();
         for file in &self.files {
-            let _ = writeln!(out, "{:<8} {}", file.what, file.path);
+            let _ = writeln!(out, "{:<8} {}", file.action, file.path);
             if let Some(diff) = &file.diff {
                 out.push_str(diff);
             }
@@ -117,7 +117,7 @@ impl FileReport {
     fn of(owner: Owner, change: &Change) -> Self {
         // a diff of bindguard's own commented config shows nothing new
         let diff = if owner == Owner::Bindguard { None } else { change.diff() };
-        Self { owner, path: name(&change.path), what: change.word(), diff }
+        Self { owner, path: name(&change.path), action: change.word(), diff }
     }
 }
 
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn json_is_what_the_document_shows() {
         let expected: serde_json::Value = serde_json::from_str(documented("`install`, `uninstall`")).unwrap();
-        let file = |owner, path: &str, what, diff: Option<&str>| FileReport {
+        let file = |owner, path: &str, action, diff: Option<&str>| FileReport {
             owner,
             path: path.to_owned(),
-            what,
+            action,
             diff: diff.map(str::to_owned),
         };
         let diff = "--- /etc/containerd/config.toml\n+++ /etc/containerd/config.toml\n...";
