@@ -8,7 +8,7 @@ use std::time::Duration;
 use prost::Message as _;
 use tracing::{info, warn};
 
-use super::create::Creates;
+use super::create::{Creates, Refused};
 use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
     CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
@@ -172,8 +172,7 @@ fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status
             return Ok(Vec::new());
         }
     };
-    let refused =
-        |refusal: super::create::Refused| Status { code: Status::FAILED_PRECONDITION, message: refusal.to_string() };
+    let refused = |refusal: Refused| Status { code: Status::FAILED_PRECONDITION, message: refusal.to_string() };
     let mounts = creates.adjust(request).map_err(refused)?;
     let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
