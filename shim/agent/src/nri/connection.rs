@@ -177,3 +177,6 @@ fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status
     let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
 }
+
+#[cfg(test)]
+mod tests;
