@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use serde_json::Value;
 
 use super::Daemon;
@@ -14,6 +16,12 @@ const CONFIG: &str = "/etc/containerd/config.toml";
 const SOCKET: &str = "/run/containerd/containerd.sock";
 /// `UNIMPLEMENTED`: a containerd without the CRI plugin.
 const UNIMPLEMENTED: &str = "12";
+
+/// `UNKNOWN` and `UNAVAILABLE`: the answers of a CRI plugin that is not initialized yet.
+const STARTING: [&str; 2] = ["2", "14"];
+/// The time that a containerd has to initialize its CRI plugin after a restart.
+const START_LIMIT: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// `StatusRequest` of `k8s.io/cri-api`, v1.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -32,15 +40,29 @@ struct StatusResponse {
 /// The configuration that this containerd read at its start. `None` if it serves no pods.
 pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
     let socket = socket_of(containerd);
-    let answer: Result<StatusResponse> = query(&socket, "Status", StatusRequest { verbose: true });
-    match answer {
+    match status(&socket) {
         Ok(answer) => {
             let config = answer.info.get("config").context("the answer has no config")?;
             serde_json::from_str(config).context("read the answer's config as JSON").map(Some)
         }
-        Err(error) if error.downcast_ref::<GrpcStatus>().is_some_and(|status| status.code == UNIMPLEMENTED) => Ok(None),
+        Err(error) if has_code(&error, &[UNIMPLEMENTED]) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Repeats the call while containerd starts.
+fn status(socket: &Path) -> Result<StatusResponse> {
+    let start = Instant::now();
+    loop {
+        match query(socket, "Status", StatusRequest { verbose: true }) {
+            Err(error) if has_code(&error, &STARTING) && start.elapsed() < START_LIMIT => thread::sleep(PAUSE),
+            answer => return answer,
+        }
+    }
+}
+
+fn has_code(error: &Error, codes: &[&str]) -> bool {
+    error.downcast_ref::<GrpcStatus>().is_some_and(|status| codes.contains(&status.code.as_str()))
 }
 
 /// The socket of its arguments, of its file, or the default one.
