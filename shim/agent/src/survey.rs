@@ -34,8 +34,7 @@ impl Surveyor {
     pub fn json(&self) -> Arc<str> {
         // Held during the survey: of several requests at once, one surveys and the others get its report.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((when, text)) = last.as_ref().filter(|(when, _)| when.elapsed() < FRESH) {
-            let _ = when;
+        if let Some((_, text)) = last.as_ref().filter(|(when, _)| when.elapsed() < FRESH) {
             return Arc::clone(text);
         }
         let report = survey_node(&self.policy, &self.places, &Pods::default(), |_| true);

@@ -172,11 +172,11 @@ mod tests {
     }
 
     #[test]
-    fn containerd_1_6_finds_the_shim_by_name_and_what_it_loses_is_told() {
-        let told = handler((1, 6), false, "/usr/local/bin");
-        assert_eq!(told.table.get("runtime_type").unwrap().as_str(), Some(SHIM_RUNTIME_TYPE));
-        assert!(!told.table.contains_key("options") && !told.table.contains_key("runtime_path"));
-        assert_eq!((told.needs_runtime, told.lost), (Some("/usr/bin/crun".into()), vec!["Root".to_owned()]));
+    fn containerd_1_6_finds_the_shim_by_name_and_lost_options_are_reported() {
+        let made = handler((1, 6), false, "/usr/local/bin");
+        assert_eq!(made.table.get("runtime_type").unwrap().as_str(), Some(SHIM_RUNTIME_TYPE));
+        assert!(!made.table.contains_key("options") && !made.table.contains_key("runtime_path"));
+        assert_eq!((made.needs_runtime, made.lost), (Some("/usr/bin/crun".into()), vec!["Root".to_owned()]));
         let elsewhere = handler((1, 6), false, "/opt/b");
         assert_eq!(elsewhere.table.get("runtime_type").unwrap().as_str(), Some("/opt/b/containerd-shim-bindguard-v2"));
     }
