@@ -128,7 +128,7 @@ pub enum Error {
         source: io::Error,
     },
     /// It is not a config.
-    #[error("understand {}, line {line}: {}", path.display(), one_line(reason))]
+    #[error("parse {}, line {line}: {}", path.display(), one_line(reason))]
     Parse {
         /// The file.
         path: PathBuf,

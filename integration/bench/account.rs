@@ -114,5 +114,5 @@ fn usage(folder: &Path) -> Result<f64> {
     let (file, per_millisecond) = if version_1.is_file() { (version_1, 1e6) } else { (version_2, 1e3) };
     let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
     let spent: Option<f64> = text.trim_start_matches("usage_usec ").lines().next().and_then(|line| line.parse().ok());
-    Ok(spent.with_context(|| format!("understand {text:?}"))? / per_millisecond)
+    Ok(spent.with_context(|| format!("parse {text:?}"))? / per_millisecond)
 }

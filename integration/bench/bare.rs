@@ -31,7 +31,7 @@ impl Bare {
         node.ctr().remove("pattern")?;
         let bundle = node.disk().join("bare");
         lay_out(&bundle.join("rootfs"))?;
-        let mut spec: Value = serde_json::from_slice(&spec).context("understand containerd's spec")?;
+        let mut spec: Value = serde_json::from_slice(&spec).context("parse containerd's spec")?;
         spec["process"]["args"] = json!(["true"]);
         spec["root"]["path"] = json!("rootfs");
         spec["linux"]["cgroupsPath"] = json!(format!("/{}/bare", node.name()));

@@ -43,7 +43,7 @@ impl Machine {
 /// The one minute load, as others see it too: proc_loadavg(5).
 pub fn load() -> Result<f64> {
     let text = fs::read_to_string("/proc/loadavg").context("read the load")?;
-    text.split(' ').next().and_then(|load| load.parse().ok()).with_context(|| format!("understand the load {text:?}"))
+    text.split(' ').next().and_then(|load| load.parse().ok()).with_context(|| format!("parse the load {text:?}"))
 }
 
 /// The number alone, without what a distribution calls its build.
@@ -61,7 +61,7 @@ fn processor() -> Result<String> {
 
 fn memory() -> Result<String> {
     let text = fs::read_to_string("/proc/meminfo").context("read how much memory there is")?;
-    let kib = text.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).context("understand meminfo")?;
+    let kib = text.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).context("parse meminfo")?;
     Ok(format!("{:.0} GiB", kib / 1024.0 / 1024.0))
 }
 

@@ -89,7 +89,7 @@ impl Results {
     pub fn load(file: &Path) -> Result<Self> {
         match fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("understand {}: of another edition of the bench? Remove it", file.display())),
+                .with_context(|| format!("parse {}: of another edition of the bench? Remove it", file.display())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error).with_context(|| format!("read {}", file.display())),
         }

@@ -96,7 +96,7 @@ impl Footprint {
 
 /// The parent of a process.
 pub fn parent_of(pid: u32) -> Result<u32> {
-    u32::try_from(field(&format!("/proc/{pid}/status"), "PPid:")?).context("understand the parent's pid")
+    u32::try_from(field(&format!("/proc/{pid}/status"), "PPid:")?).context("parse the parent's pid")
 }
 
 /// The pipes, by the kernel's names, that a process has opened or was handed; not those that the caller of this test left

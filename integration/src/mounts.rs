@@ -50,7 +50,7 @@ pub fn on(target: &Path) -> Result<Vec<Mount>> {
 fn read(path: impl AsRef<Path>) -> Result<Vec<Mount>> {
     let path = path.as_ref();
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-    text.lines().map(|line| parse(line).with_context(|| format!("understand the mountinfo line {line:?}"))).collect()
+    text.lines().map(|line| parse(line).with_context(|| format!("parse the mountinfo line {line:?}"))).collect()
 }
 
 fn parse(line: &str) -> Option<Mount> {

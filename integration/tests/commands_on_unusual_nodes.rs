@@ -34,7 +34,7 @@ fn servers_that_do_not_answer(node: &Node) -> Result<()> {
     volumes[1].die();
     fs::create_dir_all(csi(&pod, "c-unmounted"))?;
     let ended = node.bindguard(["diagnose", "--pod", "uid-csi", "--json"])?;
-    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
+    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
     let of = |index: usize| {
         let bind = &report["binds"][index];
         (bind["verdict"].as_str().unwrap_or_default(), bind["reason"].as_str().unwrap_or_default())
@@ -62,7 +62,7 @@ fn many_servers_that_do_not_answer(node: &Node) -> Result<()> {
     let volumes =
         (0..50).map(|n| SilentServer::mounted(&csi(&pod, &format!("silent-{n}")))).collect::<Result<Vec<_>>>()?;
     let ended = node.bindguard(["diagnose", "--pod", "uid-dead", "--json"])?;
-    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
+    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
     let dead = report["binds"].as_array().context("binds")?.iter().filter(|bind| bind["verdict"] == "dead").count();
     ensure!(dead == volumes.len(), "{dead} of {} are reported dead: {report}", volumes.len());
     drop(volumes);

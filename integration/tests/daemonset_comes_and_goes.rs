@@ -98,7 +98,7 @@ fn command(node: &Node) -> Result<Vec<String>> {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/daemonset.yaml");
     let text = fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("command: ")).context("find the command")?;
-    let words: Vec<String> = serde_json::from_str(line).with_context(|| format!("understand {line}"))?;
+    let words: Vec<String> = serde_json::from_str(line).with_context(|| format!("parse {line}"))?;
     let here = |word: String| match word.as_str() {
         "/host" => root.display().to_string(),
         "bindguard" => node.disk().join("dist/bindguard").display().to_string(),

@@ -62,7 +62,7 @@ fn copy(node: &Node, root: &Path, mountinfo: &Path) -> Result<()> {
 }
 
 fn verdicts(report: &str) -> Result<Vec<(String, String)>> {
-    let report: Value = serde_json::from_str(report).with_context(|| format!("understand {report}"))?;
+    let report: Value = serde_json::from_str(report).with_context(|| format!("parse {report}"))?;
     let word = |bind: &Value, key: &str| bind[key].as_str().unwrap_or_default().to_owned();
     let binds = report["binds"].as_array().context("binds")?;
     Ok(binds.iter().map(|bind| (word(bind, "source"), word(bind, "verdict"))).collect())
@@ -71,7 +71,7 @@ fn verdicts(report: &str) -> Result<Vec<(String, String)>> {
 /// One object of strings: kubediag's agent takes no more, and its recoverer one path.
 fn speaks_as_kubediag(report: &Finished, mountinfo: &str) -> Result<()> {
     let keys: BTreeMap<String, String> =
-        serde_json::from_str(&report.stdout).with_context(|| format!("understand {report:?}"))?;
+        serde_json::from_str(&report.stdout).with_context(|| format!("parse {report:?}"))?;
     ensure!(keys.get("collector.system.mountinfo").is_some_and(|ended| ended == mountinfo), "another mountinfo");
     let key = |name: &str| keys.get(&format!("diagnoser.kubernetes.subpath_remount.{name}")).map_or("", String::as_str);
     ensure!(keys.len() == 5 && key("bug_link") == "https://github.com/kubernetes/kubernetes/issues/68211", "{keys:?}");

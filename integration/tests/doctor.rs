@@ -59,7 +59,7 @@ struct Points(Vec<Value>);
 impl Points {
     fn of(node: &Node) -> Result<Self> {
         let ended = node.bindguard(["doctor", "--json"])?;
-        let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
+        let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
         let points = report["points"].as_array().context("points")?.clone();
         let has = |state: &str| points.iter().any(|point| point["status"] == state);
         let code = if has("failed") { 1 } else { 2 * i32::from(has("unknown")) };

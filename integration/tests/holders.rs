@@ -74,7 +74,7 @@ fn story(node: &Node) -> Result<()> {
 /// The host's own mounts and the roots of containers stay: nothing is advised that would take one away.
 fn of_the_whole_node(node: &Node) -> Result<()> {
     let ended = node.bindguard(["holders", "/", "--json"])?;
-    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))?;
+    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
     let holders = report["holders"].as_array().context("holders")?;
     ensure!(holders.iter().filter(|holder| holder["pod"]["name"] == "exporter").count() > 1, "{report:#}");
     let ways = holders.iter().flat_map(|holder| holder["release"].as_array().into_iter().flatten());
@@ -106,7 +106,7 @@ fn unless_closed(code: i32) -> i32 {
 fn holders(node: &Node, path: &str) -> Result<Value> {
     let ended = node.bindguard(["holders", path, "--json"])?;
     ensure!(ended.code() == unless_closed(1), "{ended:?}");
-    serde_json::from_str(&ended.stdout).with_context(|| format!("understand {ended:?}"))
+    serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))
 }
 
 fn one(report: &Value, is_wanted: impl Fn(&Value) -> bool) -> Result<&Value> {

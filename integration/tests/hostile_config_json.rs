@@ -73,7 +73,7 @@ fn admitted_within_limits(node: &Node, bundle: &Bundle, words: &str) -> Result<(
 
 fn journal_is_not_forged() -> Result<()> {
     for line in fs::read_to_string("/run/bindguard/journal.jsonl").context("read the journal")?.lines() {
-        let line: serde_json::Value = serde_json::from_str(line).context("understand a line of the journal")?;
+        let line: serde_json::Value = serde_json::from_str(line).context("parse a line of the journal")?;
         ensure!(line["id"] == "c1", "a line of another container: {line}");
     }
     Ok(())

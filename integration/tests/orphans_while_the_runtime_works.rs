@@ -127,5 +127,5 @@ fn pid_in_bundle(node: &Node, id: &str, end: &str) -> Result<u32> {
     let files = fs::read_dir(&bundle).with_context(|| format!("read {bundle}"))?.flatten().map(|entry| entry.path());
     let file = files.into_iter().find(|path| path.to_string_lossy().ends_with(end));
     let text = fs::read_to_string(file.with_context(|| format!("find {end} in {bundle}"))?)?;
-    text.trim().parse().context("understand a pid")
+    text.trim().parse().context("parse a pid")
 }

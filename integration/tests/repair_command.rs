@@ -66,7 +66,7 @@ fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
         (&["repair", "--all"], "unmounted", 1),
         (&["diagnose", "--pod", "no-such-pod"], "of a pod no-such-pod", 2),
         (&["check", "/nowhere"], "read /nowhere/config.json: No such file", 2),
-        (&["diagnose", "--config", "/etc/passwd"], "understand /etc/passwd", 2),
+        (&["diagnose", "--config", "/etc/passwd"], "parse /etc/passwd", 2),
     ] {
         let ended = node.bindguard(words)?;
         let text = format!("{}{}", ended.stdout, ended.stderr);

@@ -44,7 +44,7 @@ fn what_it_is(node: &Node) -> Result<()> {
     let mut child = info.spawn().context("start it")?;
     child.stdin.take().context("its stdin")?.write_all(&options.write_to_bytes()?)?;
     let answer = child.wait_with_output()?;
-    let info = RuntimeInfo::parse_from_bytes(&answer.stdout).context("understand the answer")?;
+    let info = RuntimeInfo::parse_from_bytes(&answer.stdout).context("parse the answer")?;
     ensure!(info.name == "io.containerd.bindguard.v2", "{info:?}");
     ensure!(!info.version.version.is_empty() && info.options.value == options.value, "{info:?}");
     let features: serde_json::Value = serde_json::from_slice(&info.features.value).context("read the features")?;

@@ -31,7 +31,7 @@ fn story(node: &Node, runtime: Runtime) -> Result<Vec<String>> {
     let container = ctr.container("limited").runtime(runtime);
     let container = container.argument("--memory-limit").argument(&limit).argument("--pid-file").argument(&file);
     container.start()?.success()?;
-    let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse().context("understand the pid file")?;
+    let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse().context("parse the pid file")?;
     ensure!(pid == ctr.pid("limited")?, "{runtime:?}: the pid file says {pid}");
 
     let metrics = task(&["metrics", "limited"])?.success()?;

@@ -27,7 +27,7 @@ fn story(node: &Node) -> Result<()> {
 fn through_a_pipe(node: &Node, id: &str, bytes: usize, rest: &str) -> Result<()> {
     let bundle = Bundle::create(node, id, &["head", "-c", &bytes.to_string(), "/dev/zero"])?;
     let counted = read(node, &bundle, false, &format!("sleep {rest}; wc -c < \"$1\""))?;
-    let arrived: usize = counted.trim().parse().context("understand the count")?;
+    let arrived: usize = counted.trim().parse().context("parse the count")?;
     ensure!(arrived == bytes, "of {bytes} bytes {arrived} arrive at a reader that rests for {rest} s");
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use crate::kubelet::{Layout, Plugin, TimestampDirectory};
+use crate::kubelet::{Plugin, TimestampDirectory, VolumeLayout};
 use crate::mount_table::{Device, FsType, MountRoot};
 
 /// The result of one observation.
@@ -94,7 +94,7 @@ pub struct Volume {
     /// True if that mount was made after the subpath's. Checked only if the two are of different devices; otherwise `true`.
     pub is_newer: bool,
     /// The layout of its files.
-    pub layout: Layout,
+    pub layout: VolumeLayout,
 }
 
 /// The target of a sub path today.

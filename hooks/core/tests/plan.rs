@@ -9,7 +9,7 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
 use bindguard_core::judge::{Finding, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root, judge_subpath};
-use bindguard_core::kubelet::{Layout, PathInVolume, Plugin, TimestampDirectory, VolumeSubpath, Writer};
+use bindguard_core::kubelet::{PathInVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Alarm, Mode, Policy};
@@ -215,7 +215,7 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
             place: "/".into(),
             is_mount_point,
             is_newer,
-            layout: Layout::Plain,
+            layout: VolumeLayout::Plain,
         };
         let target = Target { timestamp: None, file: Observed::Seen(file(2)) };
         let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
@@ -255,7 +255,7 @@ fn an_older_payload_is_detected_by_its_name() {
         place: PLACE.into(),
         is_mount_point: false,
         is_newer: true,
-        layout: Layout::Payload,
+        layout: VolumeLayout::Payload,
     };
     let target = Target { timestamp: Some(current.clone()), file: Observed::Seen(file(2)) };
     let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));

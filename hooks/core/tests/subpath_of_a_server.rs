@@ -8,7 +8,7 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
 use bindguard_core::judge::{Verdict, judge_subpath};
-use bindguard_core::kubelet::{Layout, Plugin, VolumeSubpath};
+use bindguard_core::kubelet::{Plugin, VolumeLayout, VolumeSubpath};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 
 const DEVICE: Device = Device { major: 0, minor: 26 };
@@ -36,7 +36,7 @@ fn volume_on(fs_type: &str) -> Observed<Volume> {
         place: "/share".into(),
         is_mount_point: true,
         is_newer: true,
-        layout: Layout::Plain,
+        layout: VolumeLayout::Plain,
     })
 }
 

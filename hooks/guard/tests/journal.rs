@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use bindguard_core::judge::{Finding, NoRemedy, Remedy, RepairMethod, StaleCause, Verdict};
-use bindguard_core::kubelet::{Layout, PathInVolume, Writer};
+use bindguard_core::kubelet::{PathInVolume, VolumeLayout, Writer};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, Container, Outcome, Report};
@@ -31,7 +31,7 @@ fn a_line_is_as_documented() {
     let named = |text: &str| Some(text.to_owned());
     let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
     let sub_path = PathInVolume { timestamp: None, path: "app.conf".into() };
-    let (writer, layout, method) = (Writer::Kubelet, Layout::Payload, RepairMethod::Rebind);
+    let (writer, layout, method) = (Writer::Kubelet, VolumeLayout::Payload, RepairMethod::Rebind);
     let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, method };
     let mut bind = bind(source, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) });
     bind.finding.destination = Some("/etc/app/app.conf".into());

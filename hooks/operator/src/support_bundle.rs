@@ -11,7 +11,7 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume, VolumeMount,
 };
 use bindguard_core::kubelet::{
-    DATA_LINK, Fit, Layout, MountedVolume, PathInVolume, Plugin, TimestampDirectory, VolumeSubpath,
+    DATA_LINK, Fit, MountedVolume, PathInVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath,
 };
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 
@@ -108,21 +108,21 @@ impl<'r> Recorded<'r> {
     }
 
     /// The layout that the volume's writer made: see [`PathInVolume::begins_like_a_payload`].
-    fn layout(&self, mount: &SubpathMount, volume: &Volume) -> Layout {
+    fn layout(&self, mount: &SubpathMount, volume: &Volume) -> VolumeLayout {
         let may_be_payload =
             PathInVolume::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
         let link = || fs::read_link(self.copy_of(&volume.directory).join(DATA_LINK)).ok();
         let is_payload =
             may_be_payload && link().is_some_and(|to| TimestampDirectory::from_name(to.as_os_str()).is_some());
-        if is_payload { Layout::Payload } else { volume.layout }
+        if is_payload { VolumeLayout::Payload } else { volume.layout }
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
         let Ok(sub_path) = PathInVolume::from_mount(mount, volume) else { return Observed::Absent };
         let copy = self.copy_of(&volume.directory);
         let payload = match volume.layout {
-            Layout::Plain => None,
-            Layout::Payload => match fs::read_link(copy.join(DATA_LINK)) {
+            VolumeLayout::Plain => None,
+            VolumeLayout::Payload => match fs::read_link(copy.join(DATA_LINK)) {
                 Ok(link) => TimestampDirectory::from_name(link.as_os_str()),
                 Err(error) => return missing_or(&error, &copy),
             },

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use bindguard_core::judge::{self, Finding, Remedy, StaleCause, Verdict, VerdictName};
-use bindguard_core::kubelet::{Layout, PathInVolume, Writer};
+use bindguard_core::kubelet::{PathInVolume, VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
@@ -35,7 +35,7 @@ fn pod(namespace: &str, name: &str) -> PodName {
 fn stale() -> NodeReport {
     let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
     let sub_path = PathInVolume { timestamp: None, path: "app.conf".into() };
-    let (writer, layout, method) = (Writer::Kubelet, Layout::Payload, judge::RepairMethod::Rebind);
+    let (writer, layout, method) = (Writer::Kubelet, VolumeLayout::Payload, judge::RepairMethod::Rebind);
     let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, method };
     let finding = Finding {
         bind: None,

@@ -12,7 +12,7 @@ pub enum MountinfoError {
     #[error("read /proc/thread-self/mountinfo")]
     Read(#[source] io::Error),
     /// The content could not be parsed.
-    #[error("understand /proc/thread-self/mountinfo")]
+    #[error("parse /proc/thread-self/mountinfo")]
     Parse(#[from] ParseError),
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::kubelet::{DATA_LINK, Layout, TimestampDirectory};
+use bindguard_core::kubelet::{DATA_LINK, TimestampDirectory, VolumeLayout};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -70,10 +70,10 @@ pub enum TargetError {
 ///
 /// # Errors
 /// If the kernel refuses a step, or the volume does not have its writer's layout. A missing name is no error.
-pub fn open_target(volume: &Handle, sub_path: &Path, layout: Layout) -> Result<OpenedTarget, TargetError> {
+pub fn open_target(volume: &Handle, sub_path: &Path, layout: VolumeLayout) -> Result<OpenedTarget, TargetError> {
     match layout {
-        Layout::Plain => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
-        Layout::Payload => in_payload(volume, sub_path),
+        VolumeLayout::Plain => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
+        VolumeLayout::Payload => in_payload(volume, sub_path),
     }
 }
 

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use bindguard_core::kubelet::{Layout, TimestampDirectory};
+use bindguard_core::kubelet::{TimestampDirectory, VolumeLayout};
 use bindguard_sys::{Handle, TargetError, make_directories, open_target, stranded};
 use folder::Folder;
 use tempfile::TempDir;
@@ -33,7 +33,7 @@ fn swap(volume: &TempDir, timestamp: &str) {
     fs::rename(volume.path().join("..data_tmp"), volume.path().join("..data")).unwrap();
 }
 
-fn open(volume: &impl AsRef<Path>, path: &str, layout: Layout) -> Result<Option<Handle>, TargetError> {
+fn open(volume: &impl AsRef<Path>, path: &str, layout: VolumeLayout) -> Result<Option<Handle>, TargetError> {
     open_target(&Handle::of(volume.as_ref()).unwrap(), Path::new(path), layout).map(|opened| opened.file)
 }
 
@@ -45,10 +45,10 @@ fn a_payload_is_opened_through_the_data_link() {
     swap(&volume, NEW);
     let current = |path: &str| Handle::of(&volume.path().join(NEW).join(path)).unwrap().identity().unwrap();
     for path in ["app.conf", "dir", "dir/nested.conf", ""] {
-        let file = open(&volume, path, Layout::Payload).unwrap().unwrap();
+        let file = open(&volume, path, VolumeLayout::Payload).unwrap().unwrap();
         assert_eq!(file.identity().unwrap(), current(path), "{path:?}");
     }
-    assert!(open(&volume, "gone.conf", Layout::Payload).unwrap().is_none());
+    assert!(open(&volume, "gone.conf", VolumeLayout::Payload).unwrap().is_none());
 }
 
 /// The payload that the link named is removed before it is walked to: that is no missing key.
@@ -68,7 +68,8 @@ fn a_key_is_there_in_every_moment_of_an_update() {
                 fs::remove_dir_all(volume.path().join(name(number - 1))).unwrap();
             }
         });
-        let missing = (0..20_000).filter(|_| matches!(open(&volume, "app.conf", Layout::Payload), Ok(None))).count();
+        let missing =
+            (0..20_000).filter(|_| matches!(open(&volume, "app.conf", VolumeLayout::Payload), Ok(None))).count();
         done.store(true, Ordering::Relaxed);
         assert_eq!(missing, 0);
     });
@@ -77,10 +78,10 @@ fn a_key_is_there_in_every_moment_of_an_update() {
 #[test]
 fn a_volume_without_a_payload_differs_from_one_with_a_false_link() {
     let volume = tempfile::tempdir().unwrap();
-    assert!(matches!(open(&volume, "app.conf", Layout::Payload), Err(TargetError::NoPayload(_))));
+    assert!(matches!(open(&volume, "app.conf", VolumeLayout::Payload), Err(TargetError::NoPayload(_))));
     for lie in ["/", "../..", "somewhere"] {
         swap(&volume, lie);
-        assert!(matches!(open(&volume, "etc", Layout::Payload), Err(TargetError::NotAPayload { .. })), "{lie}");
+        assert!(matches!(open(&volume, "etc", VolumeLayout::Payload), Err(TargetError::NotAPayload { .. })), "{lie}");
     }
 }
 
@@ -93,10 +94,10 @@ fn no_symlink_leads_out_of_a_volume_that_containers_write() {
     fs::create_dir_all(volume.path().join("inside/deeper")).unwrap();
     let leading_out = ["absolute", "absolute/etc", "up/etc", "../..", "inside/../../.."];
     for path in leading_out.into_iter().chain(["even-inside", "even-inside/deeper"]) {
-        let opened = open(&volume, path, Layout::Plain);
+        let opened = open(&volume, path, VolumeLayout::Plain);
         assert!(matches!(opened, Err(TargetError::Symlink { .. } | TargetError::Open { .. })), "{path}: {opened:?}");
     }
-    assert!(open(&volume, "inside/deeper", Layout::Plain).unwrap().is_some());
+    assert!(open(&volume, "inside/deeper", VolumeLayout::Plain).unwrap().is_some());
 }
 
 /// A container with the right to mount, or a mistake on the host: what is mounted there is not the volume's.
@@ -110,7 +111,7 @@ fn another_mount_in_the_way_is_neither_opened_nor_written_to() {
     fs::create_dir(outside.path().join("inside")).unwrap();
     namespace::bind(outside.path(), &volume.path().join("door"));
     for path in ["door", "door/inside"] {
-        let opened = open(&volume, path, Layout::Plain);
+        let opened = open(&volume, path, VolumeLayout::Plain);
         assert!(matches!(opened, Err(TargetError::Open { .. })), "{path}: {opened:?}");
     }
     make_directories(&Handle::of(volume.path()).unwrap(), Path::new("door/new")).unwrap_err();
@@ -137,7 +138,7 @@ fn a_directory_swapped_for_a_symlink_in_a_loop_never_lets_anything_outside_be_op
         // until it was open once: the thread that swaps the door may pause and leave it shut
         while tries < 20_000 || opened == 0 && tries < 20_000_000 {
             tries += 1;
-            if let Ok(Some(file)) = open(&volume, "door/etc", Layout::Plain) {
+            if let Ok(Some(file)) = open(&volume, "door/etc", VolumeLayout::Plain) {
                 assert_ne!(file.identity().unwrap(), outside);
                 opened += 1;
             }

@@ -35,7 +35,7 @@ pub fn measure(results: &mut Results) -> Result<()> {
         for (bench, figure) in BENCHES {
             let file = home.join(format!("{mounts} mounts")).join(bench).join("new/estimates.json");
             let text = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-            let estimates: Value = serde_json::from_slice(&text).context("understand criterion's estimates")?;
+            let estimates: Value = serde_json::from_slice(&text).context("parse criterion's estimates")?;
             let nanoseconds = estimates["median"]["point_estimate"].as_f64().context("find criterion's median")?;
             results.add(figure, Candidate::Bindguard, mounts, nanoseconds / 1e3);
         }

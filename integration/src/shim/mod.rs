@@ -38,7 +38,7 @@ impl Shim {
     /// The one that serves this bundle, as its `address` file says, or what containerd 2 keeps of the answer of `start`.
     pub fn of(bundle: &Path) -> Result<Self> {
         if let Ok(answer) = fs::read_to_string(bundle.join("bootstrap.json")) {
-            let answer: Value = serde_json::from_str(&answer).context("understand bootstrap.json")?;
+            let answer: Value = serde_json::from_str(&answer).context("parse bootstrap.json")?;
             return Self::at(answer["address"].as_str().unwrap_or_default());
         }
         let file = bundle.join("address");

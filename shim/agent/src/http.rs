@@ -52,7 +52,7 @@ pub struct Served {
 
 /// The paths that a listener serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scope {
+enum Audience {
     /// Figures and health, for anyone who reaches the address.
     Public,
     /// Everything, for root.
@@ -73,7 +73,7 @@ pub async fn serve_address(address: SocketAddr, served: Arc<Served>) -> io::Resu
                 Ok((stream, _)) => {
                     let served = Arc::clone(&served);
                     tokio::spawn(async move {
-                        converse(stream, served, Scope::Public).await;
+                        converse(stream, served, Audience::Public).await;
                         drop(permit);
                     });
                 }
@@ -101,7 +101,7 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<()> 
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => drop(tokio::spawn(converse(stream, Arc::clone(&served), Scope::Local))),
+                Ok((stream, _)) => drop(tokio::spawn(converse(stream, Arc::clone(&served), Audience::Local))),
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
@@ -109,7 +109,7 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<()> 
     Ok(())
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Served>, scope: Scope) {
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Served>, scope: Audience) {
     let service = service_fn(move |request| {
         let served = Arc::clone(&served);
         async move { Ok::<_, Infallible>(answer(&request, &served, scope).await) }
@@ -123,7 +123,7 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Serve
         .await;
 }
 
-async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Scope) -> Response<Full<Bytes>> {
+async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Audience) -> Response<Full<Bytes>> {
     if request.method() != Method::GET {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n");
     }
@@ -138,7 +138,7 @@ async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Scope)
                 Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
             }
         }
-        ("/v1/report", Scope::Local) => {
+        ("/v1/report", Audience::Local) => {
             let surveyor = Arc::clone(&served.surveyor);
             match tokio::task::spawn_blocking(move || surveyor.json()).await {
                 Ok(json) => response(StatusCode::OK, JSON, json.to_string()),

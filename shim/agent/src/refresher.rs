@@ -16,7 +16,7 @@ use bindguard_guard::refresh::{
 use tracing::{info, warn};
 
 use crate::metrics::{Metrics, RefreshResult};
-use crate::pods::{Container, OptedIn, Pods};
+use crate::pods::{Container, OptedIn, PodLookup};
 
 /// The volumes whose containers are to be refreshed.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ pub fn refreshes() -> (Refreshes, Receiver<VolumeOfPod>) {
 
 /// Works in a thread of its own.
 pub struct Refresher<'a> {
-    pods: &'a Pods,
+    pods: &'a PodLookup,
     metrics: &'a Metrics,
     policy: &'a Policy,
     /// Children that hang in a container, by its id: no other one is started there.
@@ -48,7 +48,7 @@ pub struct Refresher<'a> {
 
 impl<'a> Refresher<'a> {
     /// A refresher that has done nothing.
-    pub fn new(pods: &'a Pods, metrics: &'a Metrics, policy: &'a Policy) -> Self {
+    pub fn new(pods: &'a PodLookup, metrics: &'a Metrics, policy: &'a Policy) -> Self {
         Self { pods, metrics, policy, abandoned: HashMap::new(), warned: HashMap::new() }
     }
 

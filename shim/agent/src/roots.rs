@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 use crate::http::Served;
 use crate::metrics::RootLabel;
-use crate::pods::Pods;
+use crate::pods::PodLookup;
 use crate::refresher::{Refresher, Refreshes, refreshes};
 use crate::run::spawn;
 use crate::updates::Updates;
@@ -27,16 +27,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Everything that the threads share.
 #[derive(Debug)]
-pub struct Roots {
+pub struct KubeletRoots {
     /// The settings.
     pub config: Config,
     /// The figures, and the state that requests read.
     pub served: Arc<Served>,
     /// The pods that requested refreshes.
-    pub pods: Pods,
+    pub pods: PodLookup,
 }
 
-impl Roots {
+impl KubeletRoots {
     /// Starts the threads of each kubelet root once it answers: a root may be mounted later, or hang.
     pub fn find_for_ever(self: &Arc<Self>) {
         let mut watched: Vec<PathBuf> = Vec::new();

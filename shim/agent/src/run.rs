@@ -26,7 +26,7 @@ use crate::journal::JournalReader;
 use crate::metrics::Metrics;
 use crate::nri;
 use crate::pods;
-use crate::roots::Roots;
+use crate::roots::KubeletRoots;
 use crate::survey::Surveyor;
 
 /// Runs the agent until a signal ends it.
@@ -74,10 +74,10 @@ async fn serve(config: Config, metrics_address: Option<SocketAddr>, cri: &Path) 
     spawn("survey", move || survey_for_ever(&survey, settings.survey))?;
     info!("watching the kubelet's volumes, policy {:?}", config.policy().stale_subpaths);
     if let Some(socket) = &settings.nri {
-        let plugin = nri::Plugin::new(socket, &config);
+        let plugin = nri::NriPlugin::new(socket, &config);
         spawn("nri", move || plugin.run_for_ever())?;
     }
-    let roots = Arc::new(Roots { config, served, pods });
+    let roots = Arc::new(KubeletRoots { config, served, pods });
     spawn("roots", move || roots.find_for_ever())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     ended().await

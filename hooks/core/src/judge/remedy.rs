@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::kubelet::{Layout, NotInVolume, PathInVolume, Writer};
+use crate::kubelet::{NotInVolume, PathInVolume, VolumeLayout, Writer};
 
 /// The repair of a stale subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Remedy {
     /// The writer of the volume.
     pub writer: Writer,
     /// The layout of its files.
-    pub layout: Layout,
+    pub layout: VolumeLayout,
     /// The permitted repair.
     pub method: RepairMethod,
 }

@@ -21,7 +21,7 @@ mod volume_subpath;
 pub use fit::Fit;
 pub use mounted_volume::MountedVolume;
 pub use path_in_volume::{NotInVolume, PathInVolume};
-pub use payload::{DATA_LINK, Layout, TimestampDirectory};
+pub use payload::{DATA_LINK, TimestampDirectory, VolumeLayout};
 pub use plugin::{Plugin, RequiredMount, Writer};
 pub use pod_path::PodPath;
 pub use volume_subpath::VolumeSubpath;

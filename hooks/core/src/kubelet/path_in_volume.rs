@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::payload::{Layout, TimestampDirectory};
+use super::payload::{TimestampDirectory, VolumeLayout};
 use crate::evidence::{SubpathMount, Volume};
 use crate::paths::below;
 
@@ -56,8 +56,8 @@ impl PathInVolume {
         let outside = || NotInVolume::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
         let path = below(&mount.root.path, &volume.place).ok_or_else(outside)?;
         Ok(match volume.layout {
-            Layout::Payload => Self::in_payload(path),
-            Layout::Plain => Self { timestamp: None, path: path.to_owned() },
+            VolumeLayout::Payload => Self::in_payload(path),
+            VolumeLayout::Plain => Self { timestamp: None, path: path.to_owned() },
         })
     }
 

@@ -9,7 +9,7 @@ pub const DATA_LINK: &str = "..data";
 
 /// The arrangement of the files in a volume's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
+pub enum VolumeLayout {
     /// Behind `..data`, as AtomicWriter writes them: in the kubelet's own volumes, and in those of drivers that use its code
     /// for secrets, certificates and identities.
     Payload,

@@ -7,7 +7,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 
-use super::payload::Layout;
+use super::payload::VolumeLayout;
 use super::pod_path::PodPath;
 use crate::mount_table::FsType;
 
@@ -77,10 +77,10 @@ impl Plugin {
     }
 
     /// The layout of its volumes as far as the plugin decides it: other writers than the kubelet may use the kubelet's layout.
-    pub fn layout(self) -> Layout {
+    pub fn layout(self) -> VolumeLayout {
         match self.writer {
-            Writer::Kubelet => Layout::Payload,
-            Writer::Containers => Layout::Plain,
+            Writer::Kubelet => VolumeLayout::Payload,
+            Writer::Containers => VolumeLayout::Plain,
         }
     }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::kubelet::{DATA_LINK, Layout, Plugin, TimestampDirectory, Writer};
+use bindguard_core::kubelet::{DATA_LINK, Plugin, TimestampDirectory, VolumeLayout, Writer};
 use bindguard_core::refresh::PodVolume;
 use bindguard_sys::{Handle, HandleError, MountError, Mounts, OpenedTarget, TargetError, open_target};
 
@@ -85,7 +85,7 @@ impl PodVolumes {
     /// Opens the file or directory that a sub path of a volume leads to today.
     pub(super) fn open_current(&self, volume: &Path, sub_path: &Path) -> Option<Result<OpenedTarget, TargetError>> {
         let volume = self.volumes.iter().find(|known| known.seen.directory == volume)?;
-        Some(open_target(&volume.handle, sub_path, Layout::Payload))
+        Some(open_target(&volume.handle, sub_path, VolumeLayout::Payload))
     }
 }
 

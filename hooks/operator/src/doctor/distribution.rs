@@ -2,7 +2,7 @@
 
 /// A node's distribution.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Distribution {
+pub struct LinuxDistribution {
     /// Its name for people: `Rocky Linux 9.4 (Blue Onyx)`.
     pub name: String,
     /// The way to install packages on it.
@@ -56,7 +56,7 @@ const FAMILIES: [(&str, Packages); 21] = [
 /// Variants of Fedora, CentOS and Red Hat whose file system is an image.
 const IMAGES: [&str; 3] = ["coreos", "iot", "atomic"];
 
-impl Distribution {
+impl LinuxDistribution {
     /// Reads the text of os-release.
     pub fn from_os_release(text: &str) -> Self {
         let id = value(text, "ID").unwrap_or_default();
@@ -113,9 +113,9 @@ mod tests {
             ("ID=nixos\n", Packages::Unknown),
             ("", Packages::Unknown),
         ] {
-            assert_eq!(Distribution::from_os_release(text).packages, packages, "{text}");
+            assert_eq!(LinuxDistribution::from_os_release(text).packages, packages, "{text}");
         }
-        let named = Distribution::from_os_release("NAME=\"Talos\"\nID=talos\nPRETTY_NAME=\"Talos (v1.8.0)\"\n");
+        let named = LinuxDistribution::from_os_release("NAME=\"Talos\"\nID=talos\nPRETTY_NAME=\"Talos (v1.8.0)\"\n");
         assert_eq!(named.name, "Talos (v1.8.0)");
     }
 }

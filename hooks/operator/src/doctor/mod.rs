@@ -16,7 +16,7 @@ mod subpaths;
 
 pub use containerd::{ContainerdSeen, RunningPods, RuntimeEntry, containerd};
 pub use detach_mounts::detach_mounts;
-pub use distribution::{Distribution, Packages};
+pub use distribution::{LinuxDistribution, Packages};
 pub use fuse_daemons::{Daemon, fuse_daemons};
 pub use host_root::host_root;
 pub use kernel::kernel;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::distribution::{Distribution, Packages};
+use super::distribution::{LinuxDistribution, Packages};
 use super::{Point, Status};
 
 const NAME: &str = "mount-helpers";
@@ -97,7 +97,11 @@ pub fn helper_of(plugin_folder: &str) -> Option<&'static str> {
 
 /// The point for them. `in_use`: the folders of plugins that have a volume on this node; `is_there`: true if the node has a
 /// program of that name.
-pub fn mount_helpers(in_use: &BTreeSet<String>, is_there: impl Fn(&str) -> bool, distribution: &Distribution) -> Point {
+pub fn mount_helpers(
+    in_use: &BTreeSet<String>,
+    is_there: impl Fn(&str) -> bool,
+    distribution: &LinuxDistribution,
+) -> Point {
     let needed: Vec<&Helper> = HELPERS.iter().filter(|helper| in_use.contains(helper.plugin_folder)).collect();
     let missing: Vec<&Helper> = needed.iter().copied().filter(|helper| !is_there(helper.program)).collect();
     if needed.is_empty() {
@@ -133,7 +137,7 @@ mod tests {
 
     fn of(os_release: &str, plugins: &[&str], is_there: bool) -> Point {
         let in_use = plugins.iter().map(|plugin| format!("kubernetes.io~{plugin}")).collect();
-        mount_helpers(&in_use, |_| is_there, &Distribution::from_os_release(os_release))
+        mount_helpers(&in_use, |_| is_there, &LinuxDistribution::from_os_release(os_release))
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathMount, Volume};
-use bindguard_core::kubelet::{Fit, Layout, PathInVolume, VolumeSubpath};
+use bindguard_core::kubelet::{Fit, PathInVolume, VolumeLayout, VolumeSubpath};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
 use crate::handle::Handle;
@@ -60,12 +60,12 @@ impl SubpathOrigin {
 
     /// The layout of the volume's files. A container may write a volume as the kubelet does: then the mount shows something
     /// in a payload directory, and `..data` names one. Reads the link: a server must have answered first.
-    pub(super) fn layout(&self, mount: &SubpathMount, volume: &Volume) -> Layout {
-        let may_be_payload = volume.layout == Layout::Plain
+    pub(super) fn layout(&self, mount: &SubpathMount, volume: &Volume) -> VolumeLayout {
+        let may_be_payload = volume.layout == VolumeLayout::Plain
             && self.directory.is_some()
             && PathInVolume::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
         let has_payload = || self.handle().is_some_and(|volume| current_payload(volume).is_ok());
-        if may_be_payload && has_payload() { Layout::Payload } else { volume.layout }
+        if may_be_payload && has_payload() { VolumeLayout::Payload } else { volume.layout }
     }
 
     /// The folder of the volume, when the subpath was bound from that.

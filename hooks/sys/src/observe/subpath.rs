@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
-use bindguard_core::kubelet::{DATA_LINK, Layout, PathInVolume, VolumeSubpath, Writer};
+use bindguard_core::kubelet::{DATA_LINK, PathInVolume, VolumeLayout, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
 use crate::handle::{Handle, HandleError};
@@ -228,7 +228,7 @@ fn identity_of(handle: &Handle) -> Observed<FileIdentity> {
 /// The path that the sub path leads to today, by its names.
 fn path_of(volume: &Volume, sub_path: &PathInVolume) -> PathBuf {
     match volume.layout {
-        Layout::Payload => volume.directory.join(DATA_LINK).join(&sub_path.path),
-        Layout::Plain => volume.directory.join(&sub_path.path),
+        VolumeLayout::Payload => volume.directory.join(DATA_LINK).join(&sub_path.path),
+        VolumeLayout::Plain => volume.directory.join(&sub_path.path),
     }
 }

@@ -29,12 +29,12 @@ const LIMIT: Duration = Duration::from_millis(500);
 pub struct Creates {
     config: Arc<Config>,
     deadline: Deadline,
-    reports: Sender<ReportOf>,
+    reports: Sender<CreateReport>,
 }
 
 /// The report on the container with this id.
 #[derive(Debug)]
-struct ReportOf {
+struct CreateReport {
     id: String,
     report: Report,
 }
@@ -65,7 +65,7 @@ impl Creates {
         match self.deadline.within(LIMIT, move || admitted(&pod, &container, &config)) {
             Ok((admission, mounts)) => {
                 // Without the thread there is no journal; its failure was reported.
-                let _ = self.reports.send(ReportOf { id, report: admission.report });
+                let _ = self.reports.send(CreateReport { id, report: admission.report });
                 admission.refusal.map_or(Ok(mounts), |reason| Err(Refused(reason)))
             }
             Err(no_result) => {
@@ -108,8 +108,8 @@ fn spec(pod: &PodSandbox, container: &Container) -> serde_json::Value {
     json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts})
 }
 
-fn write_reports(received: &Receiver<ReportOf>, journal: Option<PathBuf>) {
-    for ReportOf { id, report } in received {
+fn write_reports(received: &Receiver<CreateReport>, journal: Option<PathBuf>) {
+    for CreateReport { id, report } in received {
         for problem in &report.problems {
             warn!("container {id}: {problem}");
         }

@@ -33,12 +33,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The plugin; it runs for ever in a thread of its own.
 #[derive(Debug)]
-pub struct Plugin {
+pub struct NriPlugin {
     socket: PathBuf,
     creates: Creates,
 }
 
-impl Plugin {
+impl NriPlugin {
     /// A plugin for the runtime behind this socket.
     pub fn new(socket: &Path, config: &Config) -> Self {
         Self { socket: socket.to_owned(), creates: Creates::new(config) }

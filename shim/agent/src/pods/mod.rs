@@ -63,11 +63,11 @@ type Answer = Result<Option<OptedIn>, CriError>;
 
 /// Finds pods, from any thread.
 #[derive(Debug, Clone)]
-pub struct Pods {
+pub struct PodLookup {
     questions: UnboundedSender<(String, Sender<Answer>)>,
 }
 
-impl Pods {
+impl PodLookup {
     /// The pod with this uid, if it requested refreshes. Waits.
     ///
     /// # Errors
@@ -89,9 +89,9 @@ pub struct Answering {
 }
 
 /// Both ends of the questions to the CRI at this socket.
-pub fn pods(socket: &Path, mode: RefreshMode) -> (Pods, Answering) {
+pub fn pods(socket: &Path, mode: RefreshMode) -> (PodLookup, Answering) {
     let (ask, questions) = unbounded_channel();
-    (Pods { questions: ask }, Answering { cri: Cri::of(socket), mode, questions, without_request: HashMap::new() })
+    (PodLookup { questions: ask }, Answering { cri: Cri::of(socket), mode, questions, without_request: HashMap::new() })
 }
 
 impl Answering {

@@ -78,7 +78,7 @@ fn show(config: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
         text => {
             let text = text.with_context(|| format!("read {}", path.display()))?;
             Config::from_file(&path)?;
-            Some(text.parse::<Table>().with_context(|| format!("understand {}", path.display()))?)
+            Some(text.parse::<Table>().with_context(|| format!("parse {}", path.display()))?)
         }
     };
     let keys = origin::in_force(table.as_ref().map(|table| (path.as_path(), table)));

@@ -11,7 +11,7 @@ use bindguard_config::Loaded;
 use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
-use bindguard_operator::doctor::{self, Daemon, Distribution, DoctorReport, Point, Status};
+use bindguard_operator::doctor::{self, Daemon, DoctorReport, LinuxDistribution, Point, Status};
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{Process, processes_named, setting, with_open};
 use bindguard_operator::{kubelets_here, survey_node};
@@ -105,10 +105,10 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
 }
 
 /// os-release(5): the second file is for a node whose `/etc` is empty.
-fn distribution() -> Distribution {
+fn distribution() -> LinuxDistribution {
     let files = ["/etc/os-release", "/usr/lib/os-release"].map(|path| setting(Path::new(path)));
     let text = files.into_iter().find_map(|file| if let Observed::Seen(text) = file { Some(text) } else { None });
-    Distribution::from_os_release(&text.unwrap_or_default())
+    LinuxDistribution::from_os_release(&text.unwrap_or_default())
 }
 
 fn config(loaded: &Loaded) -> Point {

@@ -36,10 +36,10 @@ use clap::Args;
 pub use self::uninstall::Uninstall;
 
 use self::change::Content;
-use self::plan::{Options, Step};
+use self::plan::{InstallOptions, PlannedChange};
 use self::programs::Programs;
 use self::record::{Owner, Record};
-use self::report::Report;
+use self::report::InstallReport;
 use self::stay::Stay;
 
 /// Arguments of `install`.
@@ -95,7 +95,7 @@ impl Install {
         let programs = Programs::beside_this_one()?;
         let prefix = self.prefix.clone().unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
         root::enter(self.common.root.as_deref())?;
-        let options = Options {
+        let options = InstallOptions {
             prefix,
             default: self.default,
             wrapper: self.wrapper,
@@ -106,20 +106,20 @@ impl Install {
         stay.map_or_else(install, |stay| stay.after(install))
     }
 
-    fn install(&self, programs: &Programs, options: &Options) -> Result<ExitCode> {
+    fn install(&self, programs: &Programs, options: &InstallOptions) -> Result<ExitCode> {
         programs.check_folder(&options.prefix)?;
         programs.check_folder(&versions::store(&options.prefix))?;
         let owners = if self.runtimes.is_empty() { &[Owner::Containerd][..] } else { &self.runtimes };
-        let mut report = Report::default();
+        let mut report = InstallReport::default();
         let mut work = Vec::new();
         for owner in owners.iter().copied() {
             let plan = target::plan(owner, options)?;
             report.take(&plan);
-            work.extend(settings::plan(plan.needs_runtime.as_deref())?.map(Step::own));
+            work.extend(settings::plan(plan.needs_runtime.as_deref())?.map(PlannedChange::own));
             work.extend(plan.into_steps(owner));
         }
-        let programs = programs.in_prefix(&options.prefix)?.into_iter().map(Step::own);
-        let work: Vec<Step> = programs.chain(work).filter(|step| !step.change.is_none()).collect();
+        let programs = programs.in_prefix(&options.prefix)?.into_iter().map(PlannedChange::own);
+        let work: Vec<PlannedChange> = programs.chain(work).filter(|step| !step.change.is_none()).collect();
         let _lock = if self.common.dry_run { None } else { Some(lock::lock()?) };
         let mut record = Record::load()?;
         if !self.common.dry_run {
@@ -134,7 +134,7 @@ impl Install {
 
 /// Records a change, then makes it. Uninstall restores the content from before the *first* install. If the file was edited
 /// since then, uninstall restores the edited file without bindguard in it.
-fn put(record: &mut Record, step: &Step) -> Result<()> {
+fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
     let (owner, change) = (step.owner, &step.change);
     let original = match (record.entry(&change.path), &change.before) {
         (Some(entry), Some(before)) if entry.is_as_written(before) => entry.original()?,

@@ -7,7 +7,7 @@ use super::record::Owner;
 
 /// The options of the command line, with their defaults filled in.
 #[derive(Debug)]
-pub struct Options {
+pub struct InstallOptions {
     /// The folder in which services find the programs.
     pub prefix: PathBuf,
     /// For every container, not only for those that request it.
@@ -22,7 +22,7 @@ pub struct Options {
 
 /// The changes to the files of one runtime.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct TargetPlan {
     /// One for each file; some may change nothing.
     pub changes: Vec<Change>,
     /// Notes for the operator.
@@ -35,7 +35,7 @@ pub struct Plan {
 
 /// One planned change.
 #[derive(Debug)]
-pub struct Step {
+pub struct PlannedChange {
     /// The file's owner.
     pub owner: Owner,
     /// The change.
@@ -44,15 +44,15 @@ pub struct Step {
     pub command: Option<String>,
 }
 
-impl Plan {
+impl TargetPlan {
     /// The plan's steps for a runtime.
-    pub fn into_steps(self, owner: Owner) -> impl Iterator<Item = Step> {
+    pub fn into_steps(self, owner: Owner) -> impl Iterator<Item = PlannedChange> {
         let command = self.command;
-        self.changes.into_iter().map(move |change| Step { owner, change, command: command.clone() })
+        self.changes.into_iter().map(move |change| PlannedChange { owner, change, command: command.clone() })
     }
 }
 
-impl Step {
+impl PlannedChange {
     /// A change of bindguard's own files, which no service reads.
     pub fn own(change: Change) -> Self {
         Self { owner: Owner::Bindguard, change, command: None }

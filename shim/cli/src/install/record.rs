@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::change::{self, Content};
-use super::plan::Step;
+use super::plan::PlannedChange;
 use super::running::{self, Daemon};
 use super::scratch;
 use super::target;
@@ -96,7 +96,7 @@ impl Record {
     pub fn load() -> Result<Self> {
         let path = file();
         let Some(bytes) = change::read(&path)? else { return Ok(Self { version: VERSION, ..Self::default() }) };
-        let record: Self = serde_json::from_slice(&bytes).with_context(|| format!("understand {}", path.display()))?;
+        let record: Self = serde_json::from_slice(&bytes).with_context(|| format!("parse {}", path.display()))?;
         anyhow::ensure!(
             record.version == VERSION,
             "{} is of version {}, this program knows {VERSION}",
@@ -137,8 +137,8 @@ impl Record {
     }
 
     /// Records a planned change. `original` is the content that an uninstall restores.
-    pub fn note(&mut self, step: &Step, original: Option<&Content>) -> Result<()> {
-        let Step { owner, change, command } = step;
+    pub fn note(&mut self, step: &PlannedChange, original: Option<&Content>) -> Result<()> {
+        let PlannedChange { owner, change, command } = step;
         let Some(after) = &change.after else { return Ok(()) };
         let bytes = original.and_then(Content::bytes);
         if let Some(bytes) = bytes {

@@ -7,14 +7,14 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::change::Change;
-use super::plan::{Plan, Step};
+use super::plan::{PlannedChange, TargetPlan};
 use super::record::Owner;
 use super::{CommonOptions, name};
 use crate::show::print_text;
 
 /// The output of both verbs.
 #[derive(Debug, Default, Serialize)]
-pub struct Report {
+pub struct InstallReport {
     /// Nothing was done.
     dry_run: bool,
     files: Vec<FileReport>,
@@ -38,9 +38,9 @@ struct FileReport {
     diff: Option<String>,
 }
 
-impl Report {
+impl InstallReport {
     /// Adds the notes of a plan. Its command is added only if a change is made.
-    pub fn take(&mut self, plan: &Plan) {
+    pub fn take(&mut self, plan: &TargetPlan) {
         self.notes.extend(plan.notes.iter().cloned());
         if plan.changes.iter().any(|change| !change.is_none()) {
             self.command(plan.command.as_deref());
@@ -80,7 +80,7 @@ impl Report {
     }
 
     /// Prints everything, and returns the exit code.
-    pub fn finish(mut self, work: &[Step], common: &CommonOptions) -> Result<ExitCode> {
+    pub fn finish(mut self, work: &[PlannedChange], common: &CommonOptions) -> Result<ExitCode> {
         self.dry_run = common.dry_run;
         self.files = work.iter().map(|step| FileReport::of(step.owner, &step.change)).collect();
         let out = if common.json { serde_json::to_string_pretty(&self)? + "\n" } else { self.text() };
@@ -136,13 +136,13 @@ mod tests {
             diff: diff.map(str::to_owned),
         };
         let diff = "--- /etc/containerd/config.toml\n+++ /etc/containerd/config.toml\n...";
-        let report = Report {
+        let report = InstallReport {
             files: vec![
                 file(Owner::Bindguard, "/usr/local/bin/bindguard-runtime", "create", None),
                 file(Owner::Containerd, "/etc/containerd/config.toml", "change", Some(diff)),
             ],
             commands: vec!["systemctl restart containerd".to_owned()],
-            ..Report::default()
+            ..InstallReport::default()
         };
         assert_eq!(serde_json::to_value(&report).unwrap(), expected);
     }

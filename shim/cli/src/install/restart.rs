@@ -7,13 +7,13 @@ use anyhow::{Context, Result, ensure};
 
 use super::CommonOptions;
 use super::record::Record;
-use super::report::Report;
+use super::report::InstallReport;
 
 /// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set.
 ///
 /// # Errors
 /// If a command fails. It stays owed, so print the report before the error.
-pub fn restart(record: &mut Record, report: &mut Report, common: &CommonOptions) -> Result<()> {
+pub fn restart(record: &mut Record, report: &mut InstallReport, common: &CommonOptions) -> Result<()> {
     record.owed().iter().for_each(|owed| report.command(Some(&owed.command)));
     if !common.restart || common.dry_run {
         return Ok(());

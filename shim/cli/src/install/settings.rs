@@ -32,7 +32,7 @@ pub fn plan(runtime: Option<&Path>) -> Result<Option<Change>> {
         }
         None => SHIPPED.to_owned(),
     };
-    let config = Config::from_toml(&text).context("understand the config that is to be written")?;
+    let config = Config::from_toml(&text).context("parse the config to write")?;
     ensure!(
         runtime.is_none_or(|runtime| config.runtime() == runtime),
         "the config has no place for the runtime's path"

@@ -11,11 +11,11 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::change::{self, Change, Content};
-use super::plan::Step;
+use super::plan::PlannedChange;
 use super::program_users::users_of;
 use super::programs::beside_this_one;
 use super::record::{Entry, Owner, Record};
-use super::report::Report;
+use super::report::InstallReport;
 use super::running::{daemons_that_name, sees_processes};
 use super::stay::Stay;
 use super::{CommonOptions, lock, name, restart, root, scratch, target};
@@ -41,7 +41,7 @@ impl Uninstall {
     fn uninstall(&self) -> Result<ExitCode> {
         let _lock = if self.common.dry_run { None } else { Some(lock::lock()?) };
         let mut record = Record::load()?;
-        let mut report = Report::default();
+        let mut report = InstallReport::default();
         let is_meant = |entry: &&Entry| self.runtimes.is_empty() || self.runtimes.contains(&entry.owner);
         let (programs, files): (Vec<_>, Vec<_>) =
             record.files().iter().filter(is_meant).cloned().partition(|entry| entry.owner == Owner::Bindguard);
@@ -75,7 +75,7 @@ impl Uninstall {
 }
 
 /// Why these programs cannot be removed: a restart is owed, a running daemon names one, or a container needs one.
-fn obstacle<'p>(programs: impl Iterator<Item = &'p Path>, report: &Report) -> Option<String> {
+fn obstacle<'p>(programs: impl Iterator<Item = &'p Path>, report: &InstallReport) -> Option<String> {
     let programs: Vec<_> = programs.collect();
     if programs.is_empty() {
         return None;
@@ -104,7 +104,12 @@ fn needed_by_a_container(program: &Path) -> Option<String> {
 }
 
 /// Undoes these entries, and returns the files that changed.
-fn take_off(entries: &[Entry], record: &mut Record, report: &mut Report, common: &CommonOptions) -> Result<Vec<Step>> {
+fn take_off(
+    entries: &[Entry],
+    record: &mut Record,
+    report: &mut InstallReport,
+    common: &CommonOptions,
+) -> Result<Vec<PlannedChange>> {
     let mut work = Vec::new();
     for entry in entries {
         let change = backwards(entry, report)?;
@@ -117,14 +122,14 @@ fn take_off(entries: &[Entry], record: &mut Record, report: &mut Report, common:
         }
         report.command(command.as_deref());
         if !change.is_none() {
-            work.push(Step { owner: entry.owner, change, command });
+            work.push(PlannedChange { owner: entry.owner, change, command });
         }
     }
     Ok(work)
 }
 
 /// The change that undoes one entry.
-fn backwards(entry: &Entry, report: &mut Report) -> Result<Change> {
+fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
     let (original, now) = (entry.original()?, change::content(&entry.path)?);
     let path = name(&entry.path);
     let after = match &now {

@@ -102,7 +102,7 @@ fn unframed<A: Message + Default>(mut answer: &[u8]) -> Result<A> {
     ensure!(answer.get_u8() == 0, "it is compressed, which was not requested");
     let length = answer.get_u32() as usize;
     let message = answer.get(..length).context("it was cut off")?;
-    A::decode(message).context("understand it")
+    A::decode(message).context("parse it")
 }
 
 /// gRPC's own status, in the headers of an answer without a body or in the trailers of any other.

@@ -12,7 +12,7 @@ use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml_edit::{Item, Table, value};
 
 use super::runtime_drop_in::{crun_instead_of_runc, plan_drop_in};
-use crate::install::plan::{Options, Plan};
+use crate::install::plan::{InstallOptions, TargetPlan};
 use crate::install::search_path;
 use crate::install::toml_text::{self, Place};
 
@@ -28,15 +28,15 @@ const BUILT_IN: [&str; 2] = ["crun", "runc"];
 const RESTART: &str = "systemctl restart crio";
 
 /// Plans the changes for CRI-O.
-pub fn plan(options: &Options) -> Result<Plan> {
+pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let former = Former::of(&texts()?)?;
     let wrapper = options.prefix.join(WRAPPER).display().to_string();
     let change = plan_drop_in(Path::new(DROP_IN), &place(), Item::Table(former.with_path(&wrapper)), options)?;
-    Ok(Plan {
+    Ok(TargetPlan {
         changes: vec![change],
         needs_runtime: former.runtime(),
         command: Some(RESTART.to_owned()),
-        ..Plan::default()
+        ..TargetPlan::default()
     })
 }
 
@@ -76,7 +76,7 @@ impl Former {
     fn of(texts: &[String]) -> Result<Self> {
         let (mut name, mut runtimes) = (None, Table::new());
         for text in texts {
-            let document = toml_text::parse(text).context("understand CRI-O's files")?;
+            let document = toml_text::parse(text).context("parse CRI-O's files")?;
             let Some(runtime) = document.get("crio").and_then(|crio| crio.get("runtime")) else { continue };
             let named = runtime.get("default_runtime").and_then(Item::as_str).filter(|name| !name.is_empty());
             name = named.map(str::to_owned).or(name);

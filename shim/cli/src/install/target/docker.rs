@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::install::change::{self, Change};
 use crate::install::json_text;
-use crate::install::plan::{Options, Plan};
+use crate::install::plan::{InstallOptions, TargetPlan};
 use crate::install::running::docker_runtimes;
 
 /// The file that dockerd reads.
@@ -18,14 +18,14 @@ const RELOAD: &str = "systemctl reload docker";
 const DEFAULT: [&str; 1] = ["default-runtime"];
 
 /// Plans the change to it.
-pub fn plan(options: &Options) -> Result<Plan> {
+pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let before = change::read(Path::new(CONFIG))?.unwrap_or_default();
     let before = String::from_utf8(before).map_err(|_| anyhow!("{CONFIG} is not text"))?;
-    let mut plan = Plan { command: Some(RELOAD.to_owned()), ..Plan::default() };
+    let mut plan = TargetPlan { command: Some(RELOAD.to_owned()), ..TargetPlan::default() };
     let after =
         edited(&before, &options.prefix.join(WRAPPER), options.default).with_context(|| format!("edit {CONFIG}"))?;
     if options.default {
-        plan.needs_runtime = former_default(&before).with_context(|| format!("understand {CONFIG}"))?;
+        plan.needs_runtime = former_default(&before).with_context(|| format!("parse {CONFIG}"))?;
     }
     plan.changes.push(Change::of(Path::new(CONFIG), Some(after.into_bytes()), 0o644)?);
     Ok(plan)

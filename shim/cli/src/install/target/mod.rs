@@ -10,17 +10,17 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 
-use super::plan::{Options, Plan};
+use super::plan::{InstallOptions, TargetPlan};
 use super::record::Owner;
 
 /// Plans the changes for a runtime.
-pub fn plan(owner: Owner, options: &Options) -> Result<Plan> {
+pub fn plan(owner: Owner, options: &InstallOptions) -> Result<TargetPlan> {
     match owner {
         Owner::Containerd => containerd::plan(options),
         Owner::Docker => docker::plan(options),
         Owner::Podman => podman::plan(options),
         Owner::Crio => crio::plan(options),
-        Owner::Bindguard => Ok(Plan::default()),
+        Owner::Bindguard => Ok(TargetPlan::default()),
     }
 }
 

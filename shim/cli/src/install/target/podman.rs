@@ -7,17 +7,17 @@ use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml_edit::{Array, value};
 
 use super::runtime_drop_in::{crun_instead_of_runc, plan_drop_in};
-use crate::install::plan::{Options, Plan};
+use crate::install::plan::{InstallOptions, TargetPlan};
 use crate::install::toml_text::Place;
 
 /// Its drop-in.
 const DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
 
 /// Plans the change.
-pub fn plan(options: &Options) -> Result<Plan> {
+pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let path = options.prefix.join(WRAPPER).display().to_string();
     let change = plan_drop_in(Path::new(DROP_IN), &place(), value(Array::from_iter([path])), options)?;
-    Ok(Plan { changes: vec![change], needs_runtime: crun_instead_of_runc(), ..Plan::default() })
+    Ok(TargetPlan { changes: vec![change], needs_runtime: crun_instead_of_runc(), ..TargetPlan::default() })
 }
 
 /// The text without bindguard's runtime; `original` has the earlier default.

@@ -36,7 +36,7 @@ impl Distribution {
     /// The distribution of the node, by the file that its containerd reads, and by os-release(5).
     pub fn of(root: &Path, config: &Path) -> Self {
         let text = config.to_string_lossy();
-        let release = Release::read(root);
+        let release = OsRelease::read(root);
         match release.id.as_str() {
             _ if text.contains("/k3s/agent/etc/containerd/") => Self::K3s,
             _ if text.contains("/rke2/agent/etc/containerd/") => Self::Rke2,
@@ -155,12 +155,12 @@ const COS: &str = r#"# GKE supports no further runtime on these nodes. Use a nod
 "#;
 
 /// Two values of os-release(5).
-struct Release {
+struct OsRelease {
     id: String,
     version: String,
 }
 
-impl Release {
+impl OsRelease {
     fn read(root: &Path) -> Self {
         let read = |path: &str| fs::read_to_string(root.join(path)).ok();
         let text = read("etc/os-release").or_else(|| read("usr/lib/os-release")).unwrap_or_default();

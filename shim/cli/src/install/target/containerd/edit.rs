@@ -82,7 +82,7 @@ impl Trial<'_> {
         let imports = self.main.imports()?;
         for import in &imports {
             let text = fs::read_to_string(import).with_context(|| format!("read {}", import.display()))?;
-            let document = parse(&text).with_context(|| format!("understand {}", import.display()))?;
+            let document = parse(&text).with_context(|| format!("parse {}", import.display()))?;
             if document.get("plugins").and_then(|plugins| plugins.get(self.main.plugin)).is_none() {
                 continue;
             }

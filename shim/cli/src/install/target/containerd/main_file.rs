@@ -31,7 +31,7 @@ impl MainFile {
         let newest = if containerd.version() < (2, 0) { 2 } else { 3 };
         let bytes = change::read(path)?.unwrap_or_default();
         let mut text = String::from_utf8(bytes).map_err(|_| anyhow!("{} is not text", path.display()))?;
-        let mut document = parse(&text).with_context(|| format!("understand {}", path.display()))?;
+        let mut document = parse(&text).with_context(|| format!("parse {}", path.display()))?;
         if document.is_empty() {
             text = format!("{text}version = {newest}\n");
             document = parse(&text)?;

@@ -30,7 +30,7 @@ use self::layout::Layout;
 use self::main_file::MainFile;
 use self::program::Containerd;
 use crate::install::change::Change;
-use crate::install::plan::{Options, Plan};
+use crate::install::plan::{InstallOptions, TargetPlan};
 use crate::install::toml_text::Place;
 use crate::show::print_text;
 
@@ -40,9 +40,9 @@ const K0S_FOLDER: &str = "/etc/k0s/containerd.d";
 const K0S_MANAGED: &str = "k0s_managed=true";
 
 /// Plans the changes to containerd's files.
-pub fn plan(options: &Options) -> Result<Plan> {
+pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let layout = Layout::detect(options.containerd_config.as_deref())?;
-    let mut plan = Plan { command: Some(layout.restart.clone()), ..Plan::default() };
+    let mut plan = TargetPlan { command: Some(layout.restart.clone()), ..TargetPlan::default() };
     if options.containerd_config.is_none() {
         refuse_foreign_files(layout.distribution)?;
     }
@@ -125,7 +125,7 @@ fn of_k0s(trial: &Trial<'_>) -> Result<Edited> {
 
 /// The runtime that the handler guards, and the handler. A handler that is the default already is kept, because the runtime
 /// that it was made from is no longer known.
-fn wanted(before: &Effective, containerd: &Containerd, options: &Options) -> Result<(String, Handler)> {
+fn wanted(before: &Effective, containerd: &Containerd, options: &InstallOptions) -> Result<(String, Handler)> {
     if let (RUNTIME, Some(table)) = (before.default(), before.runtime(RUNTIME)) {
         return Ok((RUNTIME.to_owned(), Handler { table, needs_runtime: None, lost: Vec::new() }));
     }
@@ -140,7 +140,7 @@ fn wanted(before: &Effective, containerd: &Containerd, options: &Options) -> Res
 
 /// The runtime to guard: the node's default, whatever its name, because its options are those that pods need. Where the default
 /// calls no runc, as kata does, pods that request bindguard get runc.
-fn base_of<'e>(before: &'e Effective, options: &Options) -> &'e str {
+fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
     let default = before.default();
     let is_guarded = |name: &str| before.runtime(name).is_some_and(|table| handler::is_guarded(&table));
     if options.default || is_guarded(default) || !is_guarded("runc") { default } else { "runc" }
