@@ -2,9 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::Error as UnknownMode;
 
 use crate::file::Absolute;
 
@@ -34,6 +37,15 @@ pub enum RefreshMode {
     Annotated,
     /// All.
     All,
+}
+
+/// The names of the file's key, for a command line.
+impl FromStr for RefreshMode {
+    type Err = UnknownMode;
+
+    fn from_str(name: &str) -> Result<Self, UnknownMode> {
+        Self::deserialize(name.into_deserializer())
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]

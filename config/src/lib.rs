@@ -67,6 +67,12 @@ impl Config {
         &self.agent
     }
 
+    /// The same with other settings of the node agent.
+    #[must_use]
+    pub fn with_agent(self, agent: AgentConfig) -> Self {
+        Self { agent, ..self }
+    }
+
     /// The directories of kubelets and runtimes.
     pub fn places(&self) -> &Places {
         &self.places

@@ -1,8 +1,9 @@
-//! The agent's command line. Everything else is in `config.toml`.
+//! The agent's command line: the settings that differ between a service and a pod. Everything else is in `config.toml`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use bindguard_config::{AgentConfig, RefreshMode};
 use clap::Parser;
 
 /// Keep the subPath mounts of this node current, and serve its metrics.
@@ -18,7 +19,53 @@ pub struct Args {
     /// Serve figures and health on this address, instead of the config's.
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<SocketAddr>,
+    /// Refresh these containers while they run, instead of the config's: off, annotated or all.
+    #[arg(long, value_name = "MODE")]
+    pub refresh: Option<RefreshMode>,
+    /// Serve as an NRI plugin on this socket of the node, whatever the config says.
+    #[arg(long, value_name = "SOCKET")]
+    pub nri: Option<PathBuf>,
     /// The node's root directory, in a pod that mounts it: enter the mount namespace of the process behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]
     pub host: Option<PathBuf>,
+}
+
+impl Args {
+    /// The settings of the config, with those of the command line in their place.
+    pub fn over(&self, config: &AgentConfig) -> AgentConfig {
+        let config = config.clone();
+        AgentConfig {
+            metrics: self.metrics.or(config.metrics),
+            nri: self.nri.clone().or(config.nri),
+            refresh: self.refresh.unwrap_or(config.refresh),
+            ..config
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bindguard_config::Config;
+
+    fn settings(words: &[&str], config: &str) -> AgentConfig {
+        let args = Args::try_parse_from(["bindguard-agent"].iter().chain(words)).unwrap();
+        args.over(Config::from_toml(config).unwrap().agent())
+    }
+
+    #[test]
+    fn the_command_line_comes_before_the_config() {
+        let config = "refresh.mode = 'all'\nagent = { metrics = 'off', nri = { enabled = true, socket = '/a' } }\n";
+        let set = settings(&["--refresh", "off", "--nri", "/b", "--metrics", "[::]:1"], config);
+        assert_eq!((set.refresh, set.nri), (RefreshMode::Off, Some("/b".into())));
+        assert_eq!(set.metrics, Some("[::]:1".parse().unwrap()));
+        let kept = settings(&[], config);
+        assert_eq!((kept.refresh, kept.nri, kept.metrics), (RefreshMode::All, Some("/a".into()), None));
+    }
+
+    #[test]
+    fn an_unknown_mode_is_refused_with_the_known_ones() {
+        let error = Args::try_parse_from(["bindguard-agent", "--refresh", "on"]).unwrap_err().to_string();
+        assert!(error.contains("`annotated`"), "{error}");
+    }
 }

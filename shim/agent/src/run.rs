@@ -6,7 +6,6 @@
 //!
 //! The main thread runs tokio and never touches a kubelet root. Everything that may hang runs in threads of its own.
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -41,9 +40,11 @@ pub fn run(args: &Args) -> Result<()> {
         host::enter(args.cri.as_deref(), root)?;
     }
     let config = named.unwrap_or_else(node_config);
+    let settings = args.over(config.agent());
+    let config = config.with_agent(settings);
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/")).unwrap_or_else(|| host::USUAL_SOCKET.into());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    runtime.block_on(serve(config, args.metrics, &cri))
+    runtime.block_on(serve(config, &cri))
 }
 
 /// The node's config. An invalid one is ignored, as in an admission.
@@ -55,7 +56,7 @@ fn node_config() -> Config {
     loaded.config
 }
 
-async fn serve(config: Config, metrics_address: Option<SocketAddr>, cri: &Path) -> Result<()> {
+async fn serve(config: Config, cri: &Path) -> Result<()> {
     let metrics = Metrics::new();
     let surveyor = Arc::new(Surveyor::new(*config.policy(), config.places().clone(), Arc::clone(&metrics)));
     let position = config.agent().socket.with_extension("position");
@@ -65,7 +66,7 @@ async fn serve(config: Config, metrics_address: Option<SocketAddr>, cri: &Path) 
     http::serve_socket(&settings.socket, Arc::clone(&served))
         .await
         .with_context(|| format!("serve on {}", settings.socket.display()))?;
-    if let Some(address) = metrics_address.or(settings.metrics) {
+    if let Some(address) = settings.metrics {
         http::serve_address(address, Arc::clone(&served)).await.with_context(|| format!("serve on {address}"))?;
     }
     let (pods, answering) = pods::pods(cri, settings.refresh);
