@@ -2,7 +2,7 @@
 //! the next step.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
 
@@ -215,13 +215,10 @@ fn next_step(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
         }
         verdict @ Verdict::Stale { .. } => match bind.finding.kind {
             SourceKind::Subpath(_) if !is_placeholder(verdict) => Some(format!("bindguard repair --unmount {path}")),
-            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => deletion(pod?),
+            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => on_pod("delete", pod?),
             SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => None,
         },
-        Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. } => {
-            let pod = pod?;
-            Some(format!("kubectl -n {} describe pod {}", pod.namespace.as_ref()?, pod.name.as_ref()?))
-        }
+        Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. } => on_pod("describe", pod?),
         Verdict::Current | Verdict::Foreign | Verdict::Pinning(_) | Verdict::WithoutMaster => None,
         Verdict::NotProbed | Verdict::Unknown(_) => None,
     }
@@ -232,15 +229,21 @@ fn is_placeholder(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Stale { cause: StaleCause::Placeholder, .. })
 }
 
-fn deletion(pod: &PodName) -> Option<String> {
-    Some(format!("kubectl -n {} delete pod {}", pod.namespace.as_ref()?, pod.name.as_ref()?))
+/// A command about a pod. If no runtime of this node knows the pod's name, the command that finds the name by the uid.
+fn on_pod(verb: &str, pod: &PodName) -> Option<String> {
+    const COLUMNS: &str = "NAMESPACE:.metadata.namespace,NAME:.metadata.name,UID:.metadata.uid";
+    if let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) {
+        return Some(format!("kubectl -n {namespace} {verb} pod {name}"));
+    }
+    let uid = shell_word(Path::new(pod.uid.as_ref()?));
+    Some(format!("kubectl get pods -A -o custom-columns={COLUMNS} | grep -F -e {uid}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pods::ContainerState;
-    use bindguard_core::judge::NoRemedy;
+    use bindguard_core::judge::{Lack, NoRemedy};
     use bindguard_core::policy::Scope;
 
     const SOURCE: &str = "/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/0";
@@ -292,6 +295,27 @@ mod tests {
         let unmount = format!("bindguard repair --unmount {SOURCE}");
         assert_eq!(bind(StaleCause::DeletedRoot).command, Some(unmount));
         let placeholder = bind(StaleCause::Placeholder);
-        assert!(placeholder.would_be_repaired() && placeholder.command.is_none(), "{placeholder:?}");
+        assert!(placeholder.would_be_repaired() && finds_the_pod(&placeholder), "{placeholder:?}");
+    }
+
+    fn finds_the_pod(bind: &NodeBind) -> bool {
+        let command = bind.command.as_deref().unwrap_or_default();
+        command.starts_with("kubectl get pods -A ") && command.ends_with("| grep -F -e 'u-1'")
+    }
+
+    /// Issue 16: without a runtime that answers, an orphaned subpath had no next step.
+    #[test]
+    fn a_pod_of_which_only_the_uid_is_known_is_looked_up_by_it() {
+        let orphaned =
+            Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Key("app.conf".into()), remake: None };
+        for verdict in [orphaned.clone(), Verdict::Unmounted(Unmounted::Subpath)] {
+            let bind = node(verdict, None, &Pods::default()).binds.remove(0);
+            assert!(finds_the_pod(&bind), "{bind:?}");
+        }
+        let mut named = pods(None, None);
+        let pod = &mut named.containers[0].pod;
+        (pod.namespace, pod.name) = (Some("shop".to_owned()), Some("web".to_owned()));
+        let bind = node(orphaned, None, &named).binds.remove(0);
+        assert_eq!(bind.command.as_deref(), Some("kubectl -n shop describe pod web"));
     }
 }
