@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::CommonOptions;
 use super::record::Record;
 use super::report::InstallReport;
+use super::search_path;
 
 /// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set.
 ///
@@ -28,7 +29,9 @@ pub fn restart(record: &mut Record, report: &mut InstallReport, common: &CommonO
 
 fn run(line: &str) -> Result<()> {
     let mut words = line.split(' ');
-    let mut command = Command::new(words.next().unwrap_or_default());
+    let name = words.next().unwrap_or_default();
+    // a pod's PATH is that of its image, and the program is the node's
+    let mut command = Command::new(search_path::find(name).unwrap_or_else(|| name.into()));
     // an image or a pod may have no /dev/null
     let status = command.args(words).stdin(Stdio::inherit()).status().context("start it")?;
     ensure!(status.success(), "{status}");
