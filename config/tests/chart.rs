@@ -3,21 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+mod helm;
 mod kube;
-
-use std::env;
-use std::path::PathBuf;
-use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
+use self::helm::{REGISTRY, container, folder, helm, program, render, run, text};
 use self::kube::{documents, taken_by_kind};
-
-const REGISTRY: &str = "image.registry=registry.example.com/ops";
 
 #[test]
 fn helm_accepts_the_chart() {
-    let Some(helm) = program("BINDGUARD_HELM", "helm", "helm") else { return };
+    let Some(helm) = helm() else { return };
     let lint = run(&helm, &["lint", "--strict", &folder("chart"), "--set", REGISTRY]);
     assert!(lint.status.success(), "{lint:?}");
     let without = run(&helm, &["template", "b", &folder("chart")]);
@@ -28,7 +24,7 @@ fn helm_accepts_the_chart() {
 
 #[test]
 fn the_api_has_every_field() {
-    let Some(helm) = program("BINDGUARD_HELM", "helm", "helm") else { return };
+    let Some(helm) = helm() else { return };
     let removal = ["removal.enabled=true", "removal.kubectlImage=registry.example.com/kubectl:1"];
     for values in [&[][..], &["mode=remove"], &["default=true", "wrapper=true", "podLabels.team=a"], &removal] {
         let rendered = render(&helm, values);
@@ -42,26 +38,26 @@ fn the_api_has_every_field() {
 
 #[test]
 fn values_become_words_of_the_command() {
-    let Some(helm) = program("BINDGUARD_HELM", "helm", "helm") else { return };
-    let words = |values: &[&str]| container(&render(&helm, values))["command"].clone();
+    let Some(helm) = helm() else { return };
+    let words = |values: &[&str]| container(&render(&helm, values), "bindguard")["command"].clone();
     let install = json!(["bindguard", "install", "--root", "/host", "--restart", "--stay"]);
     assert_eq!(words(&[]), install);
     let all =
         json!(["bindguard", "install", "--root", "/host", "--default", "--wrapper", "--prefix", "/opt", "--stay"]);
     assert_eq!(words(&["default=true", "wrapper=true", "restart=false", "extraArgs={--prefix,/opt}"]), all);
     let remove = render(&helm, &["mode=remove"]);
-    assert_eq!(container(&remove)["command"][1], "uninstall");
-    assert_eq!(container(&remove)["readinessProbe"]["exec"]["command"][4], "--dry-run");
+    assert_eq!(container(&remove, "bindguard")["command"][1], "uninstall");
+    assert_eq!(container(&remove, "bindguard")["readinessProbe"]["exec"]["command"][4], "--dry-run");
     assert!(remove.iter().all(|document| document["kind"] != "RuntimeClass"), "a class without a handler");
 }
 
 /// The end of a pod changes nothing, so nothing may run at the end of one, and no image comes from a registry by default.
 #[test]
 fn no_pod_acts_at_its_end() {
-    let Some(helm) = program("BINDGUARD_HELM", "helm", "helm") else { return };
+    let Some(helm) = helm() else { return };
     let rendered = render(&helm, &[]);
-    assert!(container(&rendered)["lifecycle"].is_null());
-    assert_eq!(container(&rendered)["image"], "registry.example.com/ops/bindguard-node:0.1.0");
+    assert!(container(&rendered, "bindguard")["lifecycle"].is_null());
+    assert_eq!(container(&rendered, "bindguard")["image"], "registry.example.com/ops/bindguard-node:0.1.0");
 }
 
 #[test]
@@ -78,43 +74,6 @@ fn kustomize_builds_the_base() {
     assert!(built.status.success(), "{built:?}");
     let documents = documents(&text(&built.stdout));
     let kinds: Vec<_> = documents.iter().map(|document| document["kind"].as_str().unwrap()).collect();
-    assert_eq!(kinds, ["DaemonSet", "RuntimeClass"]);
+    assert_eq!(kinds, ["DaemonSet", "DaemonSet", "RuntimeClass"]);
     documents.iter().for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
-}
-
-fn render(helm: &PathBuf, values: &[&str]) -> Vec<Value> {
-    let chart = folder("chart");
-    let mut words = vec!["template", "bindguard", &chart, "--namespace", "kube-system", "--set", REGISTRY];
-    values.iter().for_each(|value| words.extend(["--set", value]));
-    let rendered = run(helm, &words);
-    assert!(rendered.status.success(), "{values:?}: {rendered:?}");
-    documents(&text(&rendered.stdout))
-}
-
-fn container(rendered: &[Value]) -> &Value {
-    let daemon_set = rendered.iter().find(|document| document["kind"] == "DaemonSet").unwrap();
-    &daemon_set["spec"]["template"]["spec"]["containers"][0]
-}
-
-/// A program that `make test` fetches. Without it the test is skipped, aloud.
-fn program(variable: &str, folder: &str, name: &str) -> Option<PathBuf> {
-    let fetched = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target").join(folder);
-    let program = env::var_os(variable).map_or(fetched, PathBuf::from).join("bin").join(name);
-    let is_there = program.symlink_metadata().is_ok();
-    if !is_there {
-        eprintln!("SKIPPED: no {}: run make test", program.display());
-    }
-    is_there.then_some(program)
-}
-
-fn folder(name: &str) -> String {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
-}
-
-fn run(program: &PathBuf, words: &[&str]) -> Output {
-    Command::new(program).args(words).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }

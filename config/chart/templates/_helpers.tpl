@@ -10,6 +10,33 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{- /* Not empty if the release has the node agent. A release that removes bindguard has none. */ -}}
+{{- define "bindguard.agent" -}}
+{{- if and .Values.agent.enabled (ne .Values.mode "remove") }}true{{ end -}}
+{{- end }}
+
+{{- define "bindguard.agentSelector" -}}
+app.kubernetes.io/name: bindguard-agent
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "bindguard.agentLabels" -}}
+{{ include "bindguard.agentSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- /* The words of bindguard-agent, as JSON. */ -}}
+{{- define "bindguard.agentWords" -}}
+{{- $agent := .Values.agent -}}
+{{- $address := printf "%s:%v" $agent.metrics.address $agent.metrics.port -}}
+{{- $words := list "bindguard-agent" "--host" "/host" "--metrics" $address -}}
+{{- if $agent.config }}{{ $words = concat $words (list "--config" "/config/config.toml") }}{{ end -}}
+{{- if $agent.refresh }}{{ $words = concat $words (list "--refresh" $agent.refresh) }}{{ end -}}
+{{- if $agent.nri.enabled }}{{ $words = concat $words (list "--nri" $agent.nri.socket) }}{{ end -}}
+{{- concat $words $agent.extraArgs | toJson -}}
+{{- end }}
+
 {{- /* The words of bindguard without --stay and --dry-run, as JSON. */ -}}
 {{- define "bindguard.words" -}}
 {{- $words := list "bindguard" "install" "--root" "/host" -}}
