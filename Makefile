@@ -90,6 +90,10 @@ package-files: build
 	mkdir -p target/package/man
 	$(BIN)/bindguard man --dir target/package/man
 	for shell in bash zsh fish; do $(BIN)/bindguard completions $$shell > target/package/bindguard.$$shell || exit 1; done
+	cargo build --quiet --locked --workspace --example package_files
+	target/debug/examples/package_files target/package
+	sed '1s/ Copy it to.*/ It is off until: systemctl enable --now bindguard-agent/; s,/usr/local/bin/,/usr/bin/,' \
+	  config/systemd/bindguard-agent.service > target/package/bindguard-agent.service
 
 VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 DIST := $(CURDIR)/target/dist

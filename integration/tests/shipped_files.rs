@@ -106,6 +106,7 @@ fn the_package_comes_and_goes() {
         let before = fs::read(node.containerd_config())?;
         host(["dpkg", "--install", &package])?;
         host(["/usr/bin/bindguard", "config", "check", CONFIG])?;
+        the_agent_is_there_and_off()?;
         configure_containerd(node)?;
         node.restart_containerd(Signal::SIGTERM)?;
         let pod = Pod::run(node)?;
@@ -123,6 +124,7 @@ fn the_package_comes_and_goes() {
         ensure!(fs::read_to_string(CONFIG)?.ends_with(MINE), "remove is not purge");
         host(["dpkg", "--purge", "bindguard"])?;
         for left in [
+            "/usr/bin/bindguard-agent",
             "/etc/bindguard",
             "/etc/logrotate.d/bindguard",
             "/var/log/bindguard",
@@ -133,6 +135,23 @@ fn the_package_comes_and_goes() {
         }
         Ok(())
     });
+}
+
+/// Its service runs the package's program, once an operator has enabled it.
+fn the_agent_is_there_and_off() -> Result<()> {
+    host(["/usr/bin/bindguard-agent", "--version"])?;
+    let files = host(["dpkg-query", "--listfiles", "bindguard"])?;
+    let unit = files.lines().find(|file| file.ends_with("/system/bindguard-agent.service")).context("find the unit")?;
+    let text = fs::read_to_string(unit).with_context(|| format!("read {unit}"))?;
+    ensure!(text.contains("\nExecStart=/usr/bin/bindguard-agent\n"), "{text}");
+    let wanted = Path::new("/etc/systemd/system/multi-user.target.wants/bindguard-agent.service");
+    ensure!(wanted.symlink_metadata().is_err(), "the package enables the agent");
+    for part in
+        ["/man1/bindguard-agent.1", "/completions/bindguard-agent", "/_bindguard-agent", "/bindguard-agent.fish"]
+    {
+        ensure!(files.contains(part), "no {part} in {files}");
+    }
+    Ok(())
 }
 
 /// The same version again is an upgrade to dpkg, too: what the operator wrote into the config stays.
