@@ -1,4 +1,4 @@
-//! The requests of a pod for live refresh, from its annotations.
+//! The requests for live refresh: annotations of a pod, labels of a container of Docker or Podman.
 //!
 //! A container runtime fixes a pod's annotations when it makes the sandbox: a later change of the pod has no effect.
 
@@ -7,6 +7,12 @@ pub const REFRESH: &str = "bindguard.io/refresh";
 
 /// The annotation that names the notification after a refresh.
 pub const NOTIFY: &str = "bindguard.io/refresh-notify";
+
+/// The label of a container of Docker or Podman that requests refreshes: `true`.
+pub const REFRESH_LABEL: &str = "bindguard.refresh";
+
+/// The label that names the notification after a refresh.
+pub const NOTIFY_LABEL: &str = "bindguard.refresh-notify";
 
 /// The containers of a pod that are refreshed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,20 +75,33 @@ impl RefreshRequest {
                 request.containers = OptIn::Named(names.collect());
             }
         }
-        if let Some(text) = annotation(NOTIFY) {
-            match Notify::from_text(text) {
-                Some(notify) => request.notify = notify,
-                None => {
-                    request.refuse(NOTIFY, text, "\"none\", \"touch\" or \"signal:\" with HUP, USR1, USR2 or WINCH")
-                }
-            }
-        }
+        request.read_notify(NOTIFY, annotation(NOTIFY));
         request
     }
 
-    fn refuse(&mut self, annotation: &str, text: &str, expected: &str) {
+    /// Reads the labels of one container, or its annotations of the same names.
+    pub fn from_labels<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Self {
+        let mut request = Self::default();
+        match label(REFRESH_LABEL).map(str::trim) {
+            None | Some("false") => {}
+            Some("true") => request.containers = OptIn::All,
+            Some(text) => request.refuse(REFRESH_LABEL, text, "\"true\" or \"false\""),
+        }
+        request.read_notify(NOTIFY_LABEL, label(NOTIFY_LABEL));
+        request
+    }
+
+    fn read_notify(&mut self, name: &str, text: Option<&str>) {
+        let Some(text) = text else { return };
+        match Notify::from_text(text) {
+            Some(notify) => self.notify = notify,
+            None => self.refuse(name, text, "\"none\", \"touch\" or \"signal:\" with HUP, USR1, USR2 or WINCH"),
+        }
+    }
+
+    fn refuse(&mut self, name: &str, text: &str, expected: &str) {
         let text = crate::text::cut(text, 64);
-        self.problems.push(format!("ignoring annotation {annotation}: {text:?} is not {expected}"));
+        self.problems.push(format!("ignoring {name}: {text:?} is not {expected}"));
     }
 }
 
@@ -141,6 +160,18 @@ mod tests {
             assert_eq!((containers.includes("app"), containers.includes("side")), (app, side), "{value:?}");
         }
         assert_eq!(request(Some(""), None).problems.len(), 1);
+    }
+
+    #[test]
+    fn a_label_opts_one_container_in() {
+        for (value, is_in, problems) in
+            [(None, false, 0), (Some("false"), false, 0), (Some("true"), true, 0), (Some("app"), false, 1)]
+        {
+            let notify = |name: &str| (name == NOTIFY_LABEL).then_some("signal:HUP");
+            let request = RefreshRequest::from_labels(|name| if name == REFRESH_LABEL { value } else { notify(name) });
+            assert_eq!((request.containers == OptIn::All, request.problems.len()), (is_in, problems), "{value:?}");
+            assert_eq!(request.notify, Notify::Signal(NotifySignal::Hup));
+        }
     }
 
     #[test]

@@ -39,4 +39,4 @@ pub use mountinfo::{MountinfoError, read_mount_table};
 pub use mounts::{MountError, MountOf, Mounts};
 pub use read_file::read_file;
 pub use size_errors::with_size_errors;
-pub use target::{OpenedTarget, TargetError, open_target};
+pub use target::{OpenedTarget, TargetError, open_name, open_target};

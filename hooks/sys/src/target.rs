@@ -77,6 +77,20 @@ pub fn open_target(volume: &Handle, sub_path: &Path, layout: VolumeLayout) -> Re
     }
 }
 
+/// Opens the file that a name in a directory leads to. Symlinks are followed as long as they stay in the directory.
+///
+/// # Errors
+/// If a symlink leads out of the directory, or to another mount. A missing name is no error.
+pub fn open_name(directory: &Handle, name: &Path) -> Result<OpenedTarget, TargetError> {
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    let file = match open_resolved(directory, name, OFlags::PATH | OFlags::CLOEXEC, within) {
+        Ok(fd) => Some(Handle::from_fd(fd, directory.path().join(name))),
+        Err(Errno::NOENT | Errno::NOTDIR) => None,
+        Err(errno) => return Err(open_error(directory, name, errno)),
+    };
+    Ok(OpenedTarget { timestamp: None, file })
+}
+
 fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetError> {
     for _ in 0..SWAPS {
         let timestamp = current_payload(volume)?;
@@ -130,9 +144,13 @@ pub(crate) fn open_below(directory: impl AsFd, path: &Path, more: OFlags) -> Res
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
     let beneath =
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    open_resolved(directory, path, flags, beneath)
+}
+
+fn open_resolved(directory: impl AsFd, path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     loop {
         // EAGAIN: something was renamed somewhere during the walk, and the kernel cannot be sure of the result.
-        match rustix::fs::openat2(&directory, path, flags, Mode::empty(), beneath) {
+        match rustix::fs::openat2(&directory, path, flags, Mode::empty(), resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
         }

@@ -1,4 +1,4 @@
-//! Refreshes the volume mounts of one running container.
+//! Refreshes the mounts of one running container that show a replaced file.
 //!
 //! ```text
 //! ┌► read the mount table, find stale mounts ─ none? ─► done
@@ -19,16 +19,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_core::refresh::{SubpathInContainer, SubpathState, subpaths_in_container};
+use bindguard_core::refresh::{SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_sys::enter::{
     AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, MountsLock, Replacement, clone_like,
 };
 use rustix::process::Signal;
 
+use super::current_files::CurrentFiles;
 use super::outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 use super::round::Round;
-use super::volumes::PodVolumes;
+use super::sandbox::refuse_sandbox;
 
 /// Limit of rounds. A volume that is updated without a pause needed 12 for a re-bind on the host.
 const ROUNDS: u32 = 64;
@@ -51,15 +52,16 @@ pub enum RefreshAct {
     Replace(Notify),
 }
 
-/// Refreshes the container with this init process, as far as it shows these volumes.
+/// Refreshes the container with this init process, as far as it shows these files.
 ///
 /// # Errors
-/// If the process ended, or its mount table cannot be read.
+/// If the process ended, its mount table cannot be read, or it is no process of a container.
 pub fn refresh_container(
     process: &HeldProcess,
-    volumes: &PodVolumes,
+    volumes: &dyn CurrentFiles,
     act: RefreshAct,
 ) -> Result<Refreshed, RefreshError> {
+    refuse_sandbox(process)?;
     let mut refresh = ContainerRefresh::new(process, volumes);
     let mut subpaths = refresh.find()?;
     refresh.notify = match act {
@@ -104,7 +106,7 @@ fn lock(process: &HeldProcess) -> Result<MountsLock, RefreshError> {
 
 pub(super) struct ContainerRefresh<'a> {
     pub(super) process: &'a HeldProcess,
-    volumes: &'a PodVolumes,
+    volumes: &'a dyn CurrentFiles,
     /// The method that replaced the mount at each mount point.
     pub(super) methods: BTreeMap<PathBuf, AttachMethod>,
     /// The failures at each mount point, and the last reason.
@@ -122,7 +124,7 @@ pub(super) enum Failure {
 }
 
 impl<'a> ContainerRefresh<'a> {
-    fn new(process: &'a HeldProcess, volumes: &'a PodVolumes) -> Self {
+    fn new(process: &'a HeldProcess, volumes: &'a dyn CurrentFiles) -> Self {
         let (methods, failures) = Default::default();
         Self { process, volumes, methods, failures, notify: Notify::None, not_notified: None, abandoned: None }
     }
@@ -135,7 +137,7 @@ impl<'a> ContainerRefresh<'a> {
     }
 
     fn find(&self) -> Result<Vec<SubpathInContainer>, RefreshError> {
-        Ok(subpaths_in_container(&self.process.mounts()?, &self.volumes.observe()))
+        Ok(self.volumes.shown_in(&self.process.mounts()?))
     }
 
     /// The stale mounts that are worth another round.

@@ -1,15 +1,21 @@
-//! Refreshes running containers: a container that uses a `subPath` gets the current file of its volume.
+//! Refreshes running containers: a container that uses a `subPath` gets the current file of its volume, and one that a container
+//! engine gave a single file gets the file that now has its name.
 //!
-//! The host's subpaths are re-bound first: from then on every restart finds the current file, whatever shim starts it. Then
+//! In pods the host's subpaths are re-bound first: from then on every restart finds the current file, whatever shim starts it. Then
 //! the running containers of the pod follow, those that opted in.
 
 mod container;
+mod current_files;
+mod files;
 mod host;
 mod outcome;
 mod round;
+mod sandbox;
 mod volumes;
 
 pub use container::{RefreshAct, refresh_container};
+pub use current_files::CurrentFiles;
+pub use files::{BoundFileError, BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 pub use volumes::{PodVolumes, VolumesError};

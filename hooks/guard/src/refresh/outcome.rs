@@ -102,6 +102,14 @@ pub enum RefreshError {
     /// Its init process could not be read, for example because it ended.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// Its init process is in the node's own mount namespace: it is no container of runc or crun.
+    #[error(
+        "process {0} is in the node's own mount namespace, as with Kata and other sandboxes, which are not supported"
+    )]
+    MountsOfNode(u32),
+    /// Its init process is the kernel of gVisor, which has mounts of its own.
+    #[error("process {0} is gVisor's sandbox, which is not supported")]
+    Sandbox(u32),
     /// Another refresh works on it, or the container holds the lock of its own namespace.
     #[error("another refresh has locked its mount namespace for {} ms", .0.as_millis())]
     Locked(Duration),

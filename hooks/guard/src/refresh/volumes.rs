@@ -5,8 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{DATA_LINK, Plugin, TimestampDirectory, VolumeLayout, Writer};
-use bindguard_core::refresh::PodVolume;
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::refresh::{PodVolume, SubpathInContainer, subpaths_in_container};
 use bindguard_sys::{Handle, HandleError, MountError, Mounts, OpenedTarget, TargetError, open_target};
+
+use super::current_files::CurrentFiles;
 
 /// Why the volumes of a pod could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -76,14 +79,16 @@ impl PodVolumes {
         }
         Ok(Self { volumes })
     }
+}
 
-    /// The volumes as they are now: `..data` is read again.
-    pub(super) fn observe(&self) -> Vec<PodVolume> {
-        self.volumes.iter().filter_map(OpenVolume::observe).collect()
+impl CurrentFiles for PodVolumes {
+    /// `..data` of each volume is read again.
+    fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
+        let volumes: Vec<PodVolume> = self.volumes.iter().filter_map(OpenVolume::observe).collect();
+        subpaths_in_container(table, &volumes)
     }
 
-    /// Opens the file or directory that a sub path of a volume leads to today.
-    pub(super) fn open_current(&self, volume: &Path, sub_path: &Path) -> Option<Result<OpenedTarget, TargetError>> {
+    fn open_current(&self, volume: &Path, sub_path: &Path) -> Option<Result<OpenedTarget, TargetError>> {
         let volume = self.volumes.iter().find(|known| known.seen.directory == volume)?;
         Some(open_target(&volume.handle, sub_path, VolumeLayout::Payload))
     }

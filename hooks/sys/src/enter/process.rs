@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 
 use bindguard_core::mount_table::MountTable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -91,6 +92,22 @@ impl HeldProcess {
             return Err(ProcessError::Ended(self.pid));
         }
         text.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
+    }
+
+    /// True if its mount namespace is that of the calling thread. No container of runc or crun has such a process; the
+    /// virtual machine of a sandbox such as Kata has.
+    ///
+    /// # Errors
+    /// As [`HeldProcess::read`].
+    pub fn shares_own_mounts(&self) -> Result<bool, ProcessError> {
+        let name = "ns/mnt";
+        let namespace = |path: String| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
+        let theirs = namespace(format!("/proc/{}/{name}", self.pid));
+        if !self.is_alive() {
+            return Err(ProcessError::Ended(self.pid));
+        }
+        let failed = |source| ProcessError::Read { pid: self.pid, name, source };
+        Ok(theirs.map_err(failed)? == namespace(format!("/proc/thread-self/{name}")).map_err(failed)?)
     }
 
     /// The mounts that it sees.

@@ -1,14 +1,13 @@
-//! Finds the stale volume mounts of a running container.
+//! The subpaths of kubelet-written volumes in a container.
 //!
-//! Kubernetes never updates a `subPath` file in a running container (kubernetes#50345): the container keeps the mount of a
-//! payload that the kubelet removed. The mount's own device and root show the volume and the sub path. Neither the
-//! destination nor any other name that a container can choose takes part in the decision.
+//! The mount's own device and root show the volume and the sub path. Neither the destination nor any other name that a
+//! container can choose takes part in the decision.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use super::{ShownPart, SubpathInContainer, states};
 use crate::kubelet::TimestampDirectory;
-use crate::mount_table::{Device, MountEntry, MountId, MountTable};
+use crate::mount_table::{Device, MountEntry, MountTable};
 use crate::paths::below;
 
 /// A kubelet-written volume of a pod.
@@ -24,100 +23,32 @@ pub struct PodVolume {
     pub current: TimestampDirectory,
 }
 
-/// A mount of a container that shows a file or directory of a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SubpathInContainer {
-    /// Its line in the container's mount table.
-    pub mount: MountEntry,
-    /// The mount that it is mounted on.
-    pub parent: Option<MountEntry>,
-    /// The directory of its volume.
-    pub volume: PathBuf,
-    /// The path below the payload.
-    pub sub_path: PathBuf,
-    /// Its state.
-    pub state: SubpathState,
-}
-
-/// The state of a subpath's mount in a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SubpathState {
-    /// It shows the payload that `..data` names.
-    Current,
-    /// It shows an older payload.
-    Stale,
-    /// It lies on another mount of the same sub path: an earlier refresh did not detach it.
-    Covering(MountId),
-    /// The container mounted something over it.
-    Hidden,
-}
-
 /// The mounts of a container that show a part of a payload of these volumes. Mounts of a whole volume follow `..data` by
 /// themselves.
 pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<SubpathInContainer> {
-    let shown: BTreeMap<MountId, ShownPart<'_>> =
-        table.entries().iter().filter_map(|mount| Some((mount.id, ShownPart::by(mount, volumes)?))).collect();
-    let subpaths = table.entries().iter().filter_map(|mount| {
-        let shown_here = shown.get(&mount.id)?;
-        let parent = table.mount(mount.parent).filter(|parent| parent.id != mount.id);
-        let equal = parent.filter(|parent| parent.mount_point == mount.mount_point).and_then(|parent| {
-            let below = shown.get(&parent.id)?;
-            below.is_same_sub_path(shown_here).then_some(parent.id)
-        });
-        let covering = table
-            .entries()
-            .iter()
-            .find(|other| other.parent == mount.id && other.id != mount.id && other.mount_point == mount.mount_point);
-        // An equal mount on top is the unfinished refresh; that mount is the one to act on.
-        if covering.is_some_and(|top| shown.get(&top.id).is_some_and(|top| top.is_same_sub_path(shown_here))) {
+    states(table, |mount| volumes.iter().find_map(|volume| volume.part_shown_by(mount)))
+}
+
+impl PodVolume {
+    fn part_shown_by(&self, mount: &MountEntry) -> Option<ShownPart> {
+        if self.device != mount.device {
             return None;
         }
-        let state = match (covering, equal) {
-            (Some(_), _) => SubpathState::Hidden,
-            (None, Some(equal)) => SubpathState::Covering(equal),
-            (None, None) if shown_here.is_current(mount) => SubpathState::Current,
-            (None, None) => SubpathState::Stale,
-        };
-        Some(SubpathInContainer {
-            mount: mount.clone(),
-            parent: parent.cloned(),
-            volume: shown_here.volume.directory.clone(),
-            sub_path: shown_here.sub_path.to_owned(),
-            state,
+        let mut names = below(&mount.root.path, &self.place)?.components();
+        let timestamp = TimestampDirectory::from_name(names.next()?.as_os_str())?;
+        Some(ShownPart {
+            volume: self.directory.clone(),
+            sub_path: names.as_path().to_owned(),
+            is_current: timestamp == self.current && !mount.root.deleted,
         })
-    });
-    subpaths.collect()
-}
-
-/// The part of a volume that a mount shows.
-#[derive(Debug)]
-struct ShownPart<'a> {
-    volume: &'a PodVolume,
-    timestamp: TimestampDirectory,
-    sub_path: &'a Path,
-}
-
-impl<'a> ShownPart<'a> {
-    fn by(mount: &'a MountEntry, volumes: &'a [PodVolume]) -> Option<Self> {
-        volumes.iter().filter(|volume| volume.device == mount.device).find_map(|volume| {
-            let mut names = below(&mount.root.path, &volume.place)?.components();
-            let timestamp = TimestampDirectory::from_name(names.next()?.as_os_str())?;
-            Some(Self { volume, timestamp, sub_path: names.as_path() })
-        })
-    }
-
-    fn is_same_sub_path(&self, other: &Self) -> bool {
-        self.volume == other.volume && self.sub_path == other.sub_path
-    }
-
-    fn is_current(&self, mount: &MountEntry) -> bool {
-        self.timestamp == self.volume.current && !mount.root.deleted
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount_table::MountId;
+    use crate::refresh::SubpathState;
 
     const OLD: &str = "..2026_11_21_05_10_00.1";
     const NEW: &str = "..2026_11_21_05_20_00.2";

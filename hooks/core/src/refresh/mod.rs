@@ -1,0 +1,94 @@
+//! Finds the mounts of a running container that show a replaced file.
+//!
+//! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Two kinds of mounts are found: [`volumes`], the
+//! subpaths of kubelet-written volumes, and [`files`], the single files that a container engine bound. Both compare devices and
+//! roots of mount tables, and open nothing.
+
+mod files;
+mod volumes;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::mount_table::{MountEntry, MountId, MountTable};
+
+pub use files::{BoundFile, files_in_container};
+pub use volumes::{PodVolume, subpaths_in_container};
+
+/// A mount of a container that shows a file or directory of a volume, or a file of a directory on the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubpathInContainer {
+    /// Its line in the container's mount table.
+    pub mount: MountEntry,
+    /// The mount that it is mounted on.
+    pub parent: Option<MountEntry>,
+    /// The directory of its volume, or of its file on the host.
+    pub volume: PathBuf,
+    /// The path below the payload, or the name of the file.
+    pub sub_path: PathBuf,
+    /// Its state.
+    pub state: SubpathState,
+}
+
+/// The state of a subpath's mount in a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SubpathState {
+    /// It shows the file that its name leads to on the host.
+    Current,
+    /// It shows an older one.
+    Stale,
+    /// It lies on another mount of the same sub path: an earlier refresh did not detach it.
+    Covering(MountId),
+    /// The container mounted something over it.
+    Hidden,
+}
+
+/// The part of a volume or directory that a mount shows.
+#[derive(Debug)]
+struct ShownPart {
+    volume: PathBuf,
+    sub_path: PathBuf,
+    is_current: bool,
+}
+
+impl ShownPart {
+    fn is_same_sub_path(&self, other: &Self) -> bool {
+        self.volume == other.volume && self.sub_path == other.sub_path
+    }
+}
+
+/// The mounts that show a part, with their states.
+fn states(table: &MountTable, part_shown_by: impl Fn(&MountEntry) -> Option<ShownPart>) -> Vec<SubpathInContainer> {
+    let shown: BTreeMap<MountId, ShownPart> =
+        table.entries().iter().filter_map(|mount| Some((mount.id, part_shown_by(mount)?))).collect();
+    let subpaths = table.entries().iter().filter_map(|mount| {
+        let shown_here = shown.get(&mount.id)?;
+        let parent = table.mount(mount.parent).filter(|parent| parent.id != mount.id);
+        let equal = parent.filter(|parent| parent.mount_point == mount.mount_point).and_then(|parent| {
+            let below = shown.get(&parent.id)?;
+            below.is_same_sub_path(shown_here).then_some(parent.id)
+        });
+        let covering = table
+            .entries()
+            .iter()
+            .find(|other| other.parent == mount.id && other.id != mount.id && other.mount_point == mount.mount_point);
+        // An equal mount on top is the unfinished refresh; that mount is the one to act on.
+        if covering.is_some_and(|top| shown.get(&top.id).is_some_and(|top| top.is_same_sub_path(shown_here))) {
+            return None;
+        }
+        let state = match (covering, equal) {
+            (Some(_), _) => SubpathState::Hidden,
+            (None, Some(equal)) => SubpathState::Covering(equal),
+            (None, None) if shown_here.is_current => SubpathState::Current,
+            (None, None) => SubpathState::Stale,
+        };
+        Some(SubpathInContainer {
+            mount: mount.clone(),
+            parent: parent.cloned(),
+            volume: shown_here.volume.clone(),
+            sub_path: shown_here.sub_path.clone(),
+            state,
+        })
+    });
+    subpaths.collect()
+}

@@ -1,0 +1,20 @@
+//! Refuses the processes of sandboxes: their containers have mounts that the node's kernel does not show.
+
+use bindguard_sys::enter::HeldProcess;
+
+use super::outcome::RefreshError;
+
+/// The program name of gVisor's processes (`runsc/sandbox/sandbox.go`).
+const GVISOR: &[u8] = b"runsc-";
+
+/// Kata names a process in the node's own namespace, gVisor its own kernel. A container that gives itself that name loses its own
+/// refresh, and nothing else.
+pub(super) fn refuse_sandbox(process: &HeldProcess) -> Result<(), RefreshError> {
+    if process.shares_own_mounts()? {
+        return Err(RefreshError::MountsOfNode(process.pid()));
+    }
+    match process.read("cmdline")?.starts_with(GVISOR) {
+        true => Err(RefreshError::Sandbox(process.pid())),
+        false => Ok(()),
+    }
+}
