@@ -4,12 +4,14 @@
 //! survey      every volume-subpath and volume of a node, or of a support bundle ─► node_report
 //! namespaces  every mount namespace of a node ─► holders, doctor
 //! doctor      one file per point: plain evidence ─► a point with the command to run
+//! engines     the running containers of Docker and Podman
 //! ```
 //!
 //! Findings and repairs are the guard's own: an operator sees what an admission would find, and repairs by the same re-bind.
 #![forbid(unsafe_code)]
 
 pub mod doctor;
+pub mod engines;
 pub mod holders;
 pub mod namespaces;
 pub mod node;

@@ -1,4 +1,7 @@
-//! `bindguard refresh`: a running container gets the current files of its subPaths, once and by hand, without the agent.
+//! `bindguard refresh`: a running container gets the current files of its subPaths, or of the single files that Docker or Podman
+//! bound, once and by hand, without the agent.
+
+mod engine;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,7 +30,7 @@ pub struct Refresh {
     /// Refresh every running container of this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
-    /// Refresh this container of a pod, by its id.
+    /// Refresh this container of a pod, of Docker or of Podman, by its id.
     #[arg(long, value_name = "ID")]
     container: Option<String>,
     /// Notify the application afterwards: `none`, `touch` or `signal:NAME` with HUP, USR1, USR2 or WINCH.
@@ -67,7 +70,7 @@ struct RefreshedFile {
 struct RefreshReport {
     /// Stale files and folders; current ones are only counted.
     files: Vec<RefreshedFile>,
-    /// The number of all files and folders that the containers show by a subPath.
+    /// The number of all files and folders that the containers show by a subPath, or that an engine bound.
     subpaths: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
@@ -76,14 +79,10 @@ struct RefreshReport {
 impl Refresh {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let pods = self.pods.pods();
-        let containers = self.containers(&pods)?;
-        let mut report = RefreshReport::default();
-        for container in containers {
-            if let Err(error) = self.refresh(container, config, &mut report) {
-                report.problems.push(format!("{error:#}"));
-            }
-        }
+        let report = match self.container.as_deref().map(engine::container_with_id).transpose()?.flatten() {
+            Some(container) => engine::refresh(&container, self.act())?,
+            None => self.refresh_pods(config)?,
+        };
         if self.json {
             show::print_json(&report)?;
         } else {
@@ -91,6 +90,21 @@ impl Refresh {
         }
         let is_left = |line: &RefreshedFile| line.outcome != "replaced";
         Ok(show::code(!report.problems.is_empty(), report.files.iter().any(is_left)))
+    }
+
+    fn refresh_pods(&self, config: &Config) -> anyhow::Result<RefreshReport> {
+        let pods = self.pods.pods();
+        let mut report = RefreshReport::default();
+        for container in self.containers(&pods)? {
+            if let Err(error) = self.refresh(container, config, &mut report) {
+                report.problems.push(format!("{error:#}"));
+            }
+        }
+        Ok(report)
+    }
+
+    fn act(&self) -> RefreshAct {
+        if self.dry_run { RefreshAct::Look } else { RefreshAct::Replace(self.notify) }
     }
 
     /// The running containers that are meant, without sandboxes.
@@ -123,12 +137,11 @@ impl Refresh {
         let Some((root, pod)) = pods_of_roots.find(|(_, pod)| pod.symlink_metadata().is_ok()) else {
             bail!("refresh {name}: no kubelet root has the pod {uid}; see [kubelet] roots in config.toml")
         };
-        let act = if self.dry_run { RefreshAct::Look } else { RefreshAct::Replace(self.notify) };
         if !self.dry_run {
             rebind_host(root, uid, config.policy(), report);
         }
         let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
-        let refreshed = refresh_container(&process, &volumes, act).with_context(|| format!("refresh {name}"))?;
+        let refreshed = refresh_container(&process, &volumes, self.act()).with_context(|| format!("refresh {name}"))?;
         report.add(&name, &refreshed);
         Ok(())
     }
@@ -151,7 +164,10 @@ impl RefreshReport {
             let (outcome, reason) = match &mount.outcome {
                 RefreshOutcome::Replaced(_) => ("replaced", None),
                 RefreshOutcome::Stale => ("stale", None),
-                RefreshOutcome::KeyGone => ("key-gone", Some("its volume has no such key any more".to_owned())),
+                RefreshOutcome::KeyGone => (
+                    "key-gone",
+                    Some(format!("{} has no {} any more", mount.volume.display(), mount.sub_path.display())),
+                ),
                 RefreshOutcome::Hidden => ("hidden", Some("the container mounted something over it".to_owned())),
                 RefreshOutcome::NotReplaced(why) => ("failed", Some(error_chain(why))),
             };
@@ -173,10 +189,6 @@ fn text(report: &RefreshReport) -> Lines {
         let reason = line.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         lines.headed(line.outcome, style, &format!("{} of {}{reason}", line.destination.display(), line.container));
     }
-    lines.line(&format!(
-        "{} files and folders by subPath, {} of them stale before",
-        report.subpaths,
-        report.files.len()
-    ));
+    lines.line(&format!("{} files and folders checked, {} of them stale before", report.subpaths, report.files.len()));
     lines
 }

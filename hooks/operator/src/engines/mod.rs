@@ -1,0 +1,152 @@
+//! The running containers of Docker and Podman on this node.
+//!
+//! The state folders of containerd and of the OCI runtimes name them, with the spec that each was started with. They are root's,
+//! and they are right while no engine runs: Podman has no daemon, and containers outlive dockerd (docs/decisions/0028).
+//!
+//! | engine | folder | spec | init process |
+//! |---|---|---|---|
+//! | Docker | containerd's tasks in the namespace `moby` | in the folder | its `init.pid` |
+//! | Podman | state of crun or runc | `bundle` in the state | in the state |
+
+mod oci_state;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::spec::SpecView;
+use bindguard_sys::bundle::read_spec;
+
+/// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own, as a snap.
+const MOBY: [&str; 3] = [
+    "run/containerd/io.containerd.runtime.v2.task/moby",
+    "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
+    "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
+];
+
+/// The state folders of runtimes that Podman calls as root.
+const PODMAN: [&str; 2] = ["run/crun", "run/runc"];
+
+/// The annotation with which Podman and CRI-O mark their containers.
+const MANAGER: &str = "io.container.manager";
+
+/// A container engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// Docker.
+    Docker,
+    /// Podman, as root.
+    Podman,
+}
+
+/// A container of an engine, which may end at any time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineContainer {
+    /// Its id.
+    pub id: String,
+    /// Its engine.
+    pub engine: Engine,
+    /// The bundle with its spec.
+    pub bundle: PathBuf,
+    /// Its init process.
+    pub pid: u32,
+}
+
+impl Engine {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Docker => "Docker",
+            Self::Podman => "Podman",
+        }
+    }
+}
+
+/// The folders in which running containers have a folder, on a node whose `/` is at `root`. Not all of them exist.
+pub fn state_folders(root: &Path) -> Vec<(Engine, PathBuf)> {
+    let docker = MOBY.map(|folder| (Engine::Docker, root.join(folder)));
+    let podman = PODMAN.map(|folder| (Engine::Podman, root.join(folder)));
+    docker.into_iter().chain(podman).collect()
+}
+
+/// The running containers whose state is in these folders.
+pub fn engine_containers(folders: &[(Engine, PathBuf)]) -> Vec<EngineContainer> {
+    folders
+        .iter()
+        .flat_map(|(engine, folder)| entries(folder).into_iter().filter_map(|it| container(*engine, &it)))
+        .collect()
+}
+
+/// The container with this state folder. `None` if it is not started yet, ended meanwhile, or is no container of the engine.
+pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
+    let id = state.file_name()?.to_str()?.to_owned();
+    let (bundle, pid) = match engine {
+        Engine::Docker => (state.to_owned(), fs::read_to_string(state.join("init.pid")).ok()?.trim().parse().ok()?),
+        Engine::Podman => oci_state::bundle_and_pid(state)?,
+    };
+    let container = EngineContainer { id, engine, bundle, pid };
+    container.is_of_its_engine().then_some(container)
+}
+
+/// The user whose rootless container this is. The host paths of such a container belong to a mount namespace of the user.
+pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
+    let has_it =
+        |user: &PathBuf| PODMAN.iter().any(|folder| user.join(folder.trim_start_matches("run/")).join(id).is_dir());
+    let user = entries(&root.join("run/user")).into_iter().find(has_it)?;
+    Some(user.file_name()?.to_string_lossy().into_owned())
+}
+
+impl EngineContainer {
+    /// CRI-O has its state in the same folders as Podman; its containers belong to pods.
+    fn is_of_its_engine(&self) -> bool {
+        match self.engine {
+            Engine::Docker => true,
+            Engine::Podman => {
+                let spec = read_spec(&self.bundle).ok();
+                let spec = spec.as_ref().and_then(|bytes| SpecView::from_bytes(bytes).ok());
+                spec.is_some_and(|spec| spec.annotation(MANAGER) == Some("libpod"))
+            }
+        }
+    }
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    fn write(path: PathBuf, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// The files as dockerd 20.10 with containerd 1.6, Podman 4.3 with crun 1.8 and runc 1.1, and CRI-O leave them.
+    #[test]
+    fn containers_are_found_by_the_state_of_their_runtimes() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        write(at("run/containerd/io.containerd.runtime.v2.task/moby/d1/init.pid"), "11");
+        write(at("run/containerd/io.containerd.runtime.v2.task/moby/created/config.json"), "{}");
+        write(at("run/containerd/io.containerd.runtime.v2.task/k8s.io/k1/init.pid"), "12");
+        for (id, manager) in [("p1", "libpod"), ("p2", "libpod"), ("c1", "cri-o")] {
+            write(at(&format!("b/{id}/config.json")), &format!(r#"{{"annotations":{{"{MANAGER}":"{manager}"}}}}"#));
+        }
+        let bundle = |id: &str| at(&format!("b/{id}")).display().to_string();
+        let crun = |id: &str, pid: u32| format!(r#"{{"pid":{pid},"process-start-time":1,"bundle":"{}"}}"#, bundle(id));
+        write(at("run/crun/p1/status"), &crun("p1", 13));
+        write(at("run/crun/c1/status"), &crun("c1", 14));
+        let runc = format!(r#"{{"init_process_pid":15,"config":{{"labels":["a=b","bundle={}"]}}}}"#, bundle("p2"));
+        write(at("run/runc/p2/state.json"), &runc);
+        write(at("run/user/1000/crun/r1/status"), "{}");
+        let mut found = engine_containers(&state_folders(root.path()));
+        found.sort_by_key(|container| container.pid);
+        let found: Vec<_> = found.iter().map(|it| (it.engine, it.id.as_str(), it.pid)).collect();
+        assert_eq!(found, [(Engine::Docker, "d1", 11), (Engine::Podman, "p1", 13), (Engine::Podman, "p2", 15)]);
+        assert_eq!(rootless_owner(root.path(), "r1").as_deref(), Some("1000"));
+        assert_eq!(rootless_owner(root.path(), "p1"), None);
+    }
+}

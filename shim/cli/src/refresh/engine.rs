@@ -1,0 +1,49 @@
+//! A container of Docker or Podman, by its id: its spec has the host path of each file.
+
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use bindguard_core::error_chain;
+use bindguard_core::spec::SpecView;
+use bindguard_guard::refresh::{BoundFiles, FileBind, HeldProcess, RefreshAct, refresh_container};
+use bindguard_operator::engines::{EngineContainer, engine_containers, rootless_owner, state_folders};
+use bindguard_sys::bundle::read_spec;
+
+use super::RefreshReport;
+
+/// The running container of an engine whose id begins so; `None` if there is none.
+///
+/// # Errors
+/// If there is more than one, or it is a user's own.
+pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContainer>> {
+    let root = Path::new("/");
+    let mut found = engine_containers(&state_folders(root));
+    found.retain(|container| !id.is_empty() && container.id.starts_with(id));
+    ensure!(found.len() < 2, "more than one container has an id that begins so");
+    if let (true, Some(user)) = (found.is_empty(), rootless_owner(root, id)) {
+        bail!(
+            "refresh container {id}: it is a rootless container of user {user}, whose host paths are in a mount namespace of \
+             that user; restart it to use the new files"
+        );
+    }
+    Ok(found.pop())
+}
+
+/// Refreshes the single files that it binds.
+pub(super) fn refresh(container: &EngineContainer, act: RefreshAct) -> anyhow::Result<RefreshReport> {
+    let name = format!("{} container {}", container.engine.name(), container.id);
+    let doing = || format!("refresh {name}");
+    let process = HeldProcess::open(container.pid).with_context(doing)?;
+    let cgroup = process.read("cgroup").with_context(doing)?;
+    // Since the state was read, another process may have got the pid.
+    let is_its_own = String::from_utf8_lossy(&cgroup).contains(&container.id);
+    ensure!(is_its_own, "refresh {name}: the cgroup of process {} does not name it", container.pid);
+    let bytes = read_spec(&container.bundle).with_context(doing)?;
+    let spec = SpecView::from_bytes(&bytes).with_context(doing)?;
+    let (files, errors) = BoundFiles::open(FileBind::of_spec(&spec));
+    let refreshed = refresh_container(&process, &files, act).with_context(doing)?;
+    let mut report = RefreshReport::default();
+    report.problems.extend(errors.iter().map(|error| format!("{name}: {}", error_chain(error))));
+    report.add(&name, &refreshed);
+    Ok(report)
+}
