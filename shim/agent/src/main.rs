@@ -4,11 +4,13 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod engines;
 mod host;
 mod http;
 mod journal;
 mod metrics;
 mod nri;
+mod pod_refreshes;
 mod pods;
 mod refresher;
 mod roots;

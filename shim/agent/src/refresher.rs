@@ -1,44 +1,34 @@
-//! Refreshes the running containers of pods that opted in, after the host's subpaths of a volume became current.
+//! Refreshes running containers one after the other, and reports what could not be done.
 //!
-//! It has a thread of its own: a container can make its own refresh wait, and must not delay the host's re-binds.
+//! Each has a thread of its own: a container can make its own refresh wait, and must not delay the host's re-binds.
 
 use std::collections::HashMap;
-use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    Abandoned, HeldProcess, NotReplaced, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, VolumeOfPod,
-    refresh_container,
+    Abandoned, CurrentFiles, HeldProcess, NotReplaced, RefreshAct, RefreshOutcome, Refreshed, refresh_container,
 };
 use tracing::{info, warn};
 
 use crate::metrics::{Metrics, RefreshResult};
-use crate::pods::{Container, OptedIn, PodLookup};
 
-/// The volumes whose containers are to be refreshed.
-#[derive(Debug, Clone)]
-pub struct Refreshes(Sender<VolumeOfPod>);
-
-impl Refreshes {
-    /// Plans the refresh of a volume's containers.
-    pub fn plan(&self, volume: VolumeOfPod) {
-        // Without the thread there is no refresh; its panic was reported.
-        let _ = self.0.send(volume);
-    }
-}
-
-/// Both ends of the plan.
-pub fn refreshes() -> (Refreshes, Receiver<VolumeOfPod>) {
-    let (plan, planned) = channel();
-    (Refreshes(plan), planned)
+/// A running container, as far as a refresh needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Its id.
+    pub id: String,
+    /// Its name for people.
+    pub name: String,
+    /// Its init.
+    pub pid: u32,
 }
 
 /// Works in a thread of its own.
+#[derive(Debug)]
 pub struct Refresher<'a> {
-    pods: &'a PodLookup,
     metrics: &'a Metrics,
     policy: &'a Policy,
     /// Children that hang in a container, by its id: no other one is started there.
@@ -48,52 +38,20 @@ pub struct Refresher<'a> {
 
 impl<'a> Refresher<'a> {
     /// A refresher that has done nothing.
-    pub fn new(pods: &'a PodLookup, metrics: &'a Metrics, policy: &'a Policy) -> Self {
-        Self { pods, metrics, policy, abandoned: HashMap::new(), warned: HashMap::new() }
-    }
-
-    /// Refreshes what is planned, until no plan can come any more.
-    pub fn run(&mut self, planned: &Receiver<VolumeOfPod>) {
-        while let Ok(first) = planned.recv() {
-            // Of many plans for one pod, one refresh does them all.
-            let mut due = VecDeque::from([first]);
-            due.extend(planned.try_iter());
-            while let Some(volume) = due.pop_front() {
-                due.retain(|other| other.pod_directory() != volume.pod_directory());
-                self.refresh_pod(&volume);
-            }
-        }
-    }
-
-    fn refresh_pod(&mut self, volume: &VolumeOfPod) {
-        let opted_in = match self.pods.opted_in(&volume.pod_uid) {
-            Ok(Some(opted_in)) => opted_in,
-            Ok(None) => return,
-            // One warning for the node, not one for each pod.
-            Err(error) => return self.warn("", vec![error_chain(&error)]),
-        };
-        let mut warnings = opted_in.request.problems.clone();
-        match PodVolumes::open(&volume.pod_directory()) {
-            Ok(volumes) => {
-                for container in &opted_in.containers {
-                    warnings.extend(self.refresh(&opted_in, container, &volumes));
-                }
-            }
-            Err(error) => warnings.push(error_chain(&error)),
-        }
-        self.warn(&volume.pod_uid, warnings);
+    pub fn new(metrics: &'a Metrics, policy: &'a Policy) -> Self {
+        Self { metrics, policy, abandoned: HashMap::new(), warned: HashMap::new() }
     }
 
     /// Refreshes one container, and returns what could not be done.
-    fn refresh(&mut self, opted_in: &OptedIn, container: &Container, volumes: &PodVolumes) -> Vec<String> {
-        let name = format!("{}/{} container {}", opted_in.pod.namespace, opted_in.pod.name, container.name);
+    pub fn refresh(&mut self, container: &Container, files: &dyn CurrentFiles, notify: Notify) -> Vec<String> {
+        let name = &container.name;
         self.abandoned.retain(|_, child| child.is_alive());
         if self.abandoned.contains_key(&container.id) {
             return vec![format!("refresh {name}: an earlier refresh still hangs in it")];
         }
         let start = Instant::now();
         let refreshed = match held(container) {
-            Ok(process) => refresh_container(&process, volumes, self.act(opted_in)),
+            Ok(process) => refresh_container(&process, files, self.act(notify)),
             Err(None) => return Vec::new(),
             Err(Some(why)) => return vec![format!("refresh {name}: {why}")],
         };
@@ -105,14 +63,14 @@ impl<'a> Refresher<'a> {
         if refreshed.replaced() > 0 {
             self.metrics.refresh_seconds.observe(start.elapsed().as_secs_f64());
         }
-        let warnings = self.report(&name, &refreshed);
+        let warnings = self.report(name, &refreshed);
         self.abandoned.extend(refreshed.abandoned.map(|child| (container.id.clone(), child)));
         warnings
     }
 
-    fn act(&self, opted_in: &OptedIn) -> RefreshAct {
+    fn act(&self, notify: Notify) -> RefreshAct {
         match self.policy.stale_subpaths {
-            Mode::Repair => RefreshAct::Replace(opted_in.request.notify),
+            Mode::Repair => RefreshAct::Replace(notify),
             Mode::Report | Mode::Off => RefreshAct::Look,
         }
     }
@@ -126,7 +84,8 @@ impl<'a> Refresher<'a> {
             match &mount.outcome {
                 RefreshOutcome::Replaced(_) => info!("refreshed {place} of {name}"),
                 RefreshOutcome::KeyGone => warnings.push(format!(
-                    "{place} of {name} keeps its old content: the volume has no {} any more",
+                    "{place} of {name} keeps its old content: {} has no {} any more",
+                    mount.volume.display(),
                     mount.sub_path.display()
                 )),
                 RefreshOutcome::Hidden => {
@@ -147,17 +106,17 @@ impl<'a> Refresher<'a> {
         warnings
     }
 
-    /// Logs the warnings that are new for this pod.
-    fn warn(&mut self, pod: &str, warnings: Vec<String>) {
-        let known = self.warned.remove(pod).unwrap_or_default();
+    /// Logs the warnings that are new for this pod or container.
+    pub fn warn(&mut self, about: &str, warnings: Vec<String>) {
+        let known = self.warned.remove(about).unwrap_or_default();
         warnings.iter().filter(|warning| !known.contains(warning)).for_each(|warning| warn!("{warning}"));
         if !warnings.is_empty() {
-            self.warned.insert(pod.to_owned(), warnings);
+            self.warned.insert(about.to_owned(), warnings);
         }
     }
 }
 
-/// The init of a container, checked by its cgroup: since the CRI's answer another process may have got the pid. `None` if it
+/// The init of a container, checked by its cgroup: since the pid was read another process may have got it. `None` if it
 /// ended.
 fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
     let process = HeldProcess::open(container.pid).map_err(|_| None)?;

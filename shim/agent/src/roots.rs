@@ -13,10 +13,12 @@ use bindguard_core::policy::Mode;
 use bindguard_operator::kubelets_here;
 use tracing::{error, info, warn};
 
+use crate::engines;
 use crate::http::Served;
 use crate::metrics::RootLabel;
+use crate::pod_refreshes::{PodRefreshes, Refreshes, refreshes};
 use crate::pods::PodLookup;
-use crate::refresher::{Refresher, Refreshes, refreshes};
+use crate::refresher::Refresher;
 use crate::run::spawn;
 use crate::updates::Updates;
 use crate::watch::{self, Cause, Notice};
@@ -58,16 +60,28 @@ impl KubeletRoots {
         }
     }
 
+    /// Refreshes containers of Docker and Podman that opted in, on a node with or without a kubelet.
+    pub fn follow_engines_for_ever(&self) {
+        let (mode, policy) = (self.config.agent().refresh, self.config.policy());
+        if mode == RefreshMode::Off || policy.stale_subpaths == Mode::Off {
+            return;
+        }
+        self.again_and_again("follow the containers of Docker and Podman", || {
+            let mut refresher = Refresher::new(&self.served.metrics, policy);
+            engines::follow(mode, self.config.agent().survey, &mut refresher)
+        });
+    }
+
     fn start(self: &Arc<Self>, root: PathBuf) {
         let (plan, planned) = refreshes();
         let refreshes = (self.config.agent().refresh != RefreshMode::Off).then_some(plan);
         let (following, refreshing) = (Arc::clone(self), Arc::clone(self));
         let started = spawn("kubelet-root", move || following.follow_for_ever(&root, &refreshes)).and_then(|()| {
             spawn("refresh", move || {
-                let mut refresher =
-                    Refresher::new(&refreshing.pods, &refreshing.served.metrics, refreshing.config.policy());
+                let refresher = Refresher::new(&refreshing.served.metrics, refreshing.config.policy());
+                let mut refreshes = PodRefreshes::new(&refreshing.pods, refresher);
                 refreshing.again_and_again("refresh containers", || {
-                    refresher.run(&planned);
+                    refreshes.run(&planned);
                     Ok(())
                 });
             })

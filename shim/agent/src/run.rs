@@ -79,6 +79,8 @@ async fn serve(config: Config, cri: &Path) -> Result<()> {
         spawn("nri", move || plugin.run_for_ever())?;
     }
     let roots = Arc::new(KubeletRoots { config, served, pods });
+    let engines = Arc::clone(&roots);
+    spawn("engines", move || engines.follow_engines_for_ever())?;
     spawn("roots", move || roots.find_for_ever())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     ended().await

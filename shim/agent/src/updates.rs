@@ -14,7 +14,7 @@ use bindguard_guard::refresh::{VolumeOfPod, rebind_volume};
 use tracing::{info, warn};
 
 use crate::metrics::Metrics;
-use crate::refresher::Refreshes;
+use crate::pod_refreshes::Refreshes;
 
 /// Limit of volumes at a time. A re-bind waits most of its time for the kernel's RCU grace period after the detach.
 const SIDE_BY_SIDE: usize = 8;

@@ -16,7 +16,8 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-use super::{Container, Pod};
+use super::Pod;
+use crate::refresher::Container;
 
 /// The label with which the kubelet marks a sandbox (`pkg/kubelet/types/labels.go`).
 const POD_UID: &str = "io.kubernetes.pod.uid";

@@ -17,6 +17,8 @@ use self::cri::Cri;
 
 pub use self::cri::CriError;
 
+use crate::refresher::Container;
+
 /// Time limit of one question, which is several queries.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -35,17 +37,6 @@ pub struct Pod {
     pub namespace: String,
     /// The annotations that it had when the sandbox was made.
     pub annotations: BTreeMap<String, String>,
-}
-
-/// A running container.
-#[derive(Debug, Clone)]
-pub struct Container {
-    /// Its id.
-    pub id: String,
-    /// Its name in the pod.
-    pub name: String,
-    /// Its init.
-    pub pid: u32,
 }
 
 /// A pod that requested refreshes, and the containers that they are for.

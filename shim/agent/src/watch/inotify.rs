@@ -12,6 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
+const NAMES: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
+
 /// Room for some hundred events, each with a short name.
 const BUFFER: usize = 16 << 10;
 
@@ -22,12 +24,21 @@ pub struct WatchId(i32);
 /// A change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A name appeared in a directory, made or renamed.
-    Appeared(WatchId, OsString),
-    /// The directory is gone, or something is mounted or unmounted there: it is no longer watched.
+    /// A name appeared in a directory, or its file was written.
+    Appeared(WatchId, OsString, Way),
+    /// The directory is gone, was renamed, or something is mounted or unmounted there: it is no longer watched.
     Gone(WatchId),
     /// Events were lost.
     Overflow,
+}
+
+/// The way in which a name appeared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// It was made. A file may still be written.
+    Made,
+    /// It was renamed to, or a writer closed its file: it is complete.
+    Complete,
 }
 
 /// An inotify instance.
@@ -50,9 +61,23 @@ impl Inotify {
     /// # Errors
     /// inotify_add_watch(2)'s, such as ENOSPC at `fs.inotify.max_user_watches`.
     pub fn watch(&self, directory: &Path) -> io::Result<WatchId> {
-        let names = WatchFlags::CREATE | WatchFlags::MOVED_TO;
         let only = WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW | WatchFlags::EXCL_UNLINK;
-        Ok(WatchId(inotify::add_watch(&self.descriptor, directory, names | only)?))
+        Ok(WatchId(inotify::add_watch(&self.descriptor, directory, NAMES | only)?))
+    }
+
+    /// Watches a directory for new and written files. Symlinks are followed, as a container runtime does.
+    ///
+    /// # Errors
+    /// As [`Inotify::watch`].
+    pub fn watch_files(&self, directory: &Path) -> io::Result<WatchId> {
+        let files = NAMES | WatchFlags::CLOSE_WRITE | WatchFlags::MOVE_SELF;
+        let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
+        Ok(WatchId(inotify::add_watch(&self.descriptor, directory, files | only)?))
+    }
+
+    /// Removes a watch. It is no error if the kernel removed it before.
+    pub fn unwatch(&self, watch: WatchId) {
+        let _ = inotify::remove_watch(&self.descriptor, watch.0);
     }
 
     /// Waits for events, at most as long as the time limit; `None` waits for ever.
@@ -93,9 +118,12 @@ impl Event {
         if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             return Some(Self::Overflow);
         }
-        if flags.contains(ReadFlags::IGNORED) {
+        if flags.intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF) {
             return Some(Self::Gone(WatchId(watch)));
         }
-        flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO).then_some(Self::Appeared(WatchId(watch), name?))
+        let is_complete = flags.intersects(ReadFlags::MOVED_TO | ReadFlags::CLOSE_WRITE);
+        let way = if is_complete { Way::Complete } else { Way::Made };
+        let appeared = is_complete || flags.contains(ReadFlags::CREATE);
+        appeared.then_some(Self::Appeared(WatchId(watch), name?, way))
     }
 }

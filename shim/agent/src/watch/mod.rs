@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use bindguard_guard::refresh::VolumeOfPod;
 
-use self::inotify::Inotify;
 use self::rechecks::Rechecks;
 use self::tree::{Changes, WatchTree};
 
+pub use self::inotify::{Event, Inotify, WatchId, Way};
 pub use self::tree::WatchError;
 
 /// The reason for which a volume is checked.

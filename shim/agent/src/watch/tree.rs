@@ -99,7 +99,7 @@ impl WatchTree {
         let mut changes = Changes::default();
         for event in events {
             match event {
-                Event::Appeared(watch, name) => {
+                Event::Appeared(watch, name, _) => {
                     if let Some(watched) = self.watched.get(&watch).cloned() {
                         self.appeared(watched, &name, &mut changes);
                     }

@@ -1,0 +1,122 @@
+//! The containers that opted in, and their refresh.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use bindguard_config::RefreshMode;
+use bindguard_core::error_chain;
+use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest};
+use bindguard_core::spec::SpecView;
+use bindguard_guard::refresh::{BoundFiles, FileBind};
+use bindguard_operator::engines::{Engine, EngineContainer, engine_containers, state_folders};
+use bindguard_sys::bundle::read_spec;
+
+use super::labels::{Labelled, annotated, labelled};
+use super::watches::Watches;
+use crate::refresher::{Container, Refresher};
+
+/// A container that opted in.
+#[derive(Debug)]
+struct FollowedContainer {
+    container: Container,
+    binds: Vec<FileBind>,
+    notify: Notify,
+    problems: Vec<String>,
+}
+
+/// The containers of the engines.
+#[derive(Debug)]
+pub struct Followed {
+    root: PathBuf,
+    mode: RefreshMode,
+    containers: HashMap<String, FollowedContainer>,
+    /// The last answers of the engines. While an engine does not answer, its containers keep their requests.
+    labels: HashMap<Engine, HashMap<String, Labelled>>,
+}
+
+impl Followed {
+    /// The containers on a node whose `/` is at `root`. A survey finds them.
+    pub fn new(root: &Path, mode: RefreshMode) -> Self {
+        Self { root: root.to_owned(), mode, containers: HashMap::new(), labels: HashMap::new() }
+    }
+
+    /// Finds the containers that opted in, watches the directories of their files, and refreshes each.
+    pub fn survey(&mut self, watches: &mut Watches, refresher: &mut Refresher<'_>) {
+        let mut warnings = Vec::new();
+        let folders = state_folders(&self.root);
+        let before = watches.begin();
+        // Watched first: a container that starts meanwhile is found, or reported by an event.
+        for (_, folder) in &folders {
+            warnings.extend(watches.watch_state(folder).err().map(|error| error_chain(&error)));
+        }
+        let running = engine_containers(&folders);
+        self.read_labels(&running, &mut warnings);
+        let opted_in = running.iter().filter_map(|container| self.opted_in(container));
+        self.containers = opted_in.map(|opted_in| (opted_in.container.id.clone(), opted_in)).collect();
+        for opted_in in self.containers.values_mut() {
+            opted_in.watch(watches);
+        }
+        watches.remove_unused(&before);
+        refresher.warn("engines", warnings);
+        let ids: Vec<String> = self.containers.keys().cloned().collect();
+        ids.iter().for_each(|id| self.refresh(id, refresher));
+    }
+
+    /// Refreshes a container, if it still runs.
+    pub fn refresh(&self, id: &str, refresher: &mut Refresher<'_>) {
+        let Some(opted_in) = self.containers.get(id) else { return };
+        let (files, errors) = BoundFiles::open(opted_in.binds.clone());
+        let mut warnings = opted_in.problems.clone();
+        warnings.extend(errors.iter().map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))));
+        warnings.extend(refresher.refresh(&opted_in.container, &files, opted_in.notify));
+        refresher.warn(id, warnings);
+    }
+
+    fn read_labels(&mut self, running: &[EngineContainer], warnings: &mut Vec<String>) {
+        for engine in [Engine::Docker, Engine::Podman] {
+            if !running.iter().any(|container| container.engine == engine) {
+                self.labels.remove(&engine);
+                continue;
+            }
+            match labelled(&self.root, engine) {
+                Ok(labelled) => drop(self.labels.insert(engine, labelled)),
+                Err(error) => {
+                    warnings.push(format!("labels of {} are not known: {}", engine.name(), error_chain(&error)));
+                }
+            }
+        }
+    }
+
+    /// The container with its binds, if it opted in and has some.
+    fn opted_in(&self, container: &EngineContainer) -> Option<FollowedContainer> {
+        let bytes = read_spec(&container.bundle).ok()?;
+        let spec = SpecView::from_bytes(&bytes).ok()?;
+        let label = self.labels.get(&container.engine).and_then(|labels| labels.get(&container.id));
+        let request = annotated(&spec).or_else(|| label.map(|label| label.request.clone()));
+        let RefreshRequest { containers, notify, mut problems } = request.unwrap_or_default();
+        if self.mode != RefreshMode::All && containers == OptIn::None && problems.is_empty() {
+            return None;
+        }
+        // As the engines print it.
+        let short = || container.id.get(..12).unwrap_or(&container.id).to_owned();
+        let name = label.and_then(|label| label.name.clone()).unwrap_or_else(short);
+        let name = format!("{} container {name}", container.engine.name());
+        problems.iter_mut().for_each(|problem| *problem = format!("{name}: {problem}"));
+        let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
+        // Directories need no watch: a container sees their new files by itself.
+        let (files, _) = BoundFiles::open(if is_in { FileBind::of_spec(&spec) } else { Vec::new() });
+        let binds = files.binds().cloned().collect();
+        let container = Container { id: container.id.clone(), name, pid: container.pid };
+        Some(FollowedContainer { container, binds, notify, problems })
+    }
+}
+
+impl FollowedContainer {
+    fn watch(&mut self, watches: &mut Watches) {
+        for bind in &self.binds {
+            if let Err(error) = watches.watch_file(&self.container.id, &bind.directory, &bind.name) {
+                self.problems.push(format!("{}: {}", self.container.name, error_chain(&error)));
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The requests of containers: annotations in their spec, or labels that their engine knows.
+//!
+//! No engine writes labels to the spec. Annotations need no engine to run, and are checked first.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::refresh_request::{OptIn, RefreshRequest};
+use bindguard_core::spec::SpecView;
+use bindguard_operator::engines::Engine;
+use serde::Deserialize;
+
+use super::api::{self, ApiError};
+
+/// `filters={"label":["bindguard.refresh"]}`, as a URL has it.
+const LABELLED: &str = "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D";
+
+/// A running container with the label, as `GET /containers/json` lists it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Listed {
+    id: String,
+    #[serde(default)]
+    names: Vec<String>,
+    #[serde(default)]
+    labels: HashMap<String, String>,
+}
+
+/// A container with labels.
+#[derive(Debug)]
+pub struct Labelled {
+    /// Its name.
+    pub name: Option<String>,
+    /// Its request.
+    pub request: RefreshRequest,
+}
+
+/// The containers with the label, by id. None if the engine has no socket: Podman has one only if it was enabled.
+pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>, ApiError> {
+    let Some(socket) = socket(root, engine) else { return Ok(HashMap::new()) };
+    let listed: Vec<Listed> = api::get(&socket, LABELLED)?;
+    let labelled = listed.into_iter().map(|Listed { id, names, labels }| {
+        let name = names.first().map(|name| name.trim_start_matches('/').to_owned());
+        let request = RefreshRequest::from_labels(|label| labels.get(label).map(String::as_str));
+        (id, Labelled { name, request })
+    });
+    Ok(labelled.collect())
+}
+
+/// The request in the annotations of a spec, if there is one.
+pub fn annotated(spec: &SpecView<'_>) -> Option<RefreshRequest> {
+    let request = RefreshRequest::from_labels(|name| spec.annotation(name));
+    (request.containers != OptIn::None || !request.problems.is_empty()).then_some(request)
+}
+
+fn socket(root: &Path, engine: Engine) -> Option<PathBuf> {
+    let socket = root.join(match engine {
+        Engine::Docker => "run/docker.sock",
+        Engine::Podman => "run/podman/podman.sock",
+    });
+    socket.symlink_metadata().is_ok().then_some(socket)
+}
