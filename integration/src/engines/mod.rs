@@ -3,6 +3,10 @@
 //! Each has its files, its images and its cgroups inside of the node, so that the node's keeper ends what it starts. The
 //! programs come from `integration/engines/fetch.sh`.
 
+mod engine;
+
+pub use self::engine::ContainerEngine;
+
 use std::cell::RefCell;
 use std::env;
 use std::fs::{self, File};
@@ -63,13 +67,39 @@ impl<'n> Podman<'n> {
 
     /// Runs a container of busybox to its end. `flags` come before the name of the image, `global` before `run`.
     pub fn run(&self, global: &[&str], flags: &[&str], words: &[&str]) -> Result<Finished> {
+        run(self.run_command(global, &[&["--rm"], flags].concat(), words)?)
+    }
+
+    /// Starts its API on its usual socket, as `podman.socket` does.
+    pub fn serve(&self) -> Result<Child> {
+        fs::create_dir_all("/run/podman")?;
+        let mut command = self.node.command(program("podman"))?;
+        command.args(["system", "service", "--time", "0", "unix:///run/podman/podman.sock"]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("start podman's API")?;
+        until("podman's API has a socket", || Ok(Path::new("/run/podman/podman.sock").exists()))?;
+        Ok(child)
+    }
+
+    fn run_command(&self, global: &[&str], flags: &[&str], words: &[&str]) -> Result<Command> {
         let mut command = self.node.command(program("podman"))?;
         let group = format!("/{}", self.node.name());
-        command.args(global).args(["run", "--rm", "--network", "host", "--cgroup-parent", &group]);
+        command.args(global).args(["run", "--network", "host", "--cgroup-parent", &group]);
         // its defaults are above the limits of a process in a sandbox
         command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
         command.args(flags).arg("--rootfs").arg(&self.rootfs).args(words);
-        run(command)
+        Ok(command)
+    }
+}
+
+impl ContainerEngine for Podman<'_> {
+    fn command(&self, words: &[&str]) -> Result<Command> {
+        let mut command = self.node.command(program("podman"))?;
+        command.args(words);
+        Ok(command)
+    }
+
+    fn start_command(&self, flags: &[&str], words: &[&str]) -> Result<Command> {
+        self.run_command(&[], &[&["--detach"], flags].concat(), words)
     }
 }
 
@@ -125,12 +155,6 @@ impl<'n> Docker<'n> {
         until("dockerd has reloaded its file", has_reloaded).with_context(|| self.log().unwrap_or_default())
     }
 
-    fn command(&self, words: &[&str]) -> Result<Command> {
-        let mut command = self.node.command(program("docker"))?;
-        command.args(["--host", SOCKET]).args(words);
-        Ok(command)
-    }
-
     fn wait_until_it_answers(&self) -> Result<()> {
         let answers = || Ok(run(self.command(&["version"])?)?.status.success());
         until("dockerd answers", answers).with_context(|| self.log().unwrap_or_default())
@@ -138,6 +162,18 @@ impl<'n> Docker<'n> {
 
     fn log(&self) -> Result<String> {
         fs::read_to_string(self.node.disk().join("dockerd.log")).context("read dockerd's log")
+    }
+}
+
+impl ContainerEngine for Docker<'_> {
+    fn command(&self, words: &[&str]) -> Result<Command> {
+        let mut command = self.node.command(program("docker"))?;
+        command.args(["--host", SOCKET]).args(words);
+        Ok(command)
+    }
+
+    fn start_command(&self, flags: &[&str], words: &[&str]) -> Result<Command> {
+        self.command(&[&["run", "--detach", "--network", "host"], flags, &[IMAGE], words].concat())
     }
 }
 

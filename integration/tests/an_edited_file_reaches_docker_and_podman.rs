@@ -1,0 +1,164 @@
+//! moby#15793: an editor replaces a file that a container of Docker or Podman binds. With the agent, a container that opted in
+//! reads the new file; `bindguard refresh --container` does it for any container, once.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::engines::{ContainerEngine, Docker, Podman, missing};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Agent, Generation, Node, Setup, privilege};
+
+const LABEL: &str = "bindguard.refresh=true";
+const PLACE: &str = "/etc/app.conf";
+const SLEEP: [&str; 2] = ["sleep", "1000000"];
+
+#[test]
+fn docker() {
+    story(|node| {
+        let docker = Docker::start(node)?;
+        let agent = Agent::start(node, "")?;
+        each_editor(node, &docker, &["--label", LABEL])?;
+        a_container_that_starts_again(node, &docker, &["--label", LABEL])?;
+        only_a_container_that_opted_in(node, &docker)?;
+        ensure!(agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0, "{}", agent.get("/metrics"));
+        Ok(())
+    });
+}
+
+#[test]
+fn podman() {
+    story(|node| {
+        let podman = Podman::on(node)?;
+        let agent = Agent::start(node, "")?;
+        // Without its API: the annotation is in the spec.
+        for runtime in ["runc", "crun"] {
+            let flags = ["--annotation", LABEL, "--runtime", runtime];
+            each_editor(node, &podman, &flags)?;
+            a_container_that_starts_again(node, &podman, &flags)?;
+        }
+        only_a_container_that_opted_in(node, &podman)?;
+        let mut api = podman.serve()?;
+        let with_label = each_editor(node, &podman, &["--label", LABEL]);
+        let _ = api.kill().and_then(|()| api.wait().map(drop));
+        with_label?;
+        ensure!(agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0, "{}", agent.get("/metrics"));
+        Ok(())
+    });
+}
+
+fn story(story: impl FnOnce(&Node) -> Result<()>) {
+    if let Some(why) = missing() {
+        return privilege::skipped(&why);
+    }
+    Setup::on(Generation::V1_6).bare().story(|node| {
+        let crun = bindguard_integration::programs::Matrix::locate()?.program(Generation::V1_7, "crun");
+        std::os::unix::fs::symlink(crun, node.programs().join("crun")).context("put crun beside runc")?;
+        story(node)
+    });
+}
+
+/// A file on the node that a container binds.
+struct File(PathBuf);
+
+impl File {
+    fn new(node: &Node, directory: &str) -> Result<Self> {
+        let file = node.disk().join(directory).join("app.conf");
+        fs::create_dir_all(file.parent().unwrap_or(&file))?;
+        fs::write(&file, "one")?;
+        Ok(Self(file))
+    }
+
+    fn bind(&self) -> String {
+        format!("{}:{PLACE}:ro", self.0.display())
+    }
+
+    fn beside(&self, name: &str) -> PathBuf {
+        self.0.with_file_name(name)
+    }
+
+    /// As `sed -i` and most editors do.
+    fn rename_over(&self, text: &str) -> Result<()> {
+        fs::write(self.beside(".app.conf.swp"), text)?;
+        fs::rename(self.beside(".app.conf.swp"), &self.0).context("rename the new file")
+    }
+
+    /// As vim does with a backup. It writes for a while.
+    fn rename_away(&self, text: &str) -> Result<()> {
+        fs::rename(&self.0, self.beside("app.conf~"))?;
+        let mut file = OpenOptions::new().create_new(true).write(true).open(&self.0)?;
+        for part in text.as_bytes() {
+            file.write_all(&[*part])?;
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        drop(file);
+        fs::remove_file(self.beside("app.conf~")).context("remove the backup")
+    }
+
+    fn link(&self, text: &str) -> Result<()> {
+        fs::write(self.beside(text), text)?;
+        fs::remove_file(&self.0)?;
+        std::os::unix::fs::symlink(text, &self.0).context("link the new file")
+    }
+}
+
+fn each_editor(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
+    let file = File::new(node, "edited")?;
+    let bind = file.bind();
+    let id = engine.start(&[flags, &["--volume", &bind]].concat(), &SLEEP)?;
+    let mounts = || {
+        Ok::<_, anyhow::Error>(engine.verb(&["exec", &id, "cat", "/proc/self/mountinfo"])?.success()?.lines().count())
+    };
+    let before = mounts()?;
+    let edits: [(&str, &dyn Fn(&str) -> Result<()>); 5] = [
+        ("two", &|text| file.rename_over(text)),
+        ("three", &|text| file.rename_away(text)),
+        ("four", &|text| file.link(text)),
+        ("five", &|text| file.rename_over(text)),
+        ("six", &|text| fs::write(&file.0, text).context("write in place")),
+    ];
+    for (text, edit) in edits {
+        edit(text)?;
+        until(&format!("the container reads {text}"), || Ok(engine.read(&id, PLACE)? == text))?;
+    }
+    // Old content, whole.
+    fs::remove_file(&file.0)?;
+    ensure!(engine.read(&id, PLACE)? == "six", "a file that is gone changed the container");
+    ensure!(mounts()? == before, "mounts were left behind");
+    engine.remove(&id)
+}
+
+fn a_container_that_starts_again(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
+    let file = File::new(node, "again")?;
+    let bind = file.bind();
+    let id = engine.start(&[flags, &["--volume", &bind]].concat(), &SLEEP)?;
+    for text in ["two", "three", "four"] {
+        engine.verb(&["restart", "--time", "0", &id])?.success()?;
+        file.rename_over(text)?;
+        until("the container reads the new file", || Ok(engine.read(&id, PLACE)? == text))?;
+    }
+    engine.remove(&id)
+}
+
+fn only_a_container_that_opted_in(node: &Node, engine: &impl ContainerEngine) -> Result<()> {
+    let file = File::new(node, "not")?;
+    let bind = file.bind();
+    let id = engine.start(&["--volume", &bind], &SLEEP)?;
+    file.rename_over("two")?;
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    ensure!(engine.read(&id, PLACE)? == "one", "a container that did not opt in was entered");
+
+    let refresh = |words: &[&str]| node.bindguard(["refresh", "--container", &id[..12]].iter().chain(words));
+    let dry_run = refresh(&["--dry-run"])?;
+    ensure!(dry_run.code() == 1 && dry_run.stdout.contains("stale") && dry_run.stdout.contains(PLACE), "{dry_run:?}");
+    let done = refresh(&[])?;
+    ensure!(done.code() == 0 && done.stdout.contains("replaced"), "{done:?}");
+    ensure!(engine.read(&id, PLACE)? == "two", "the container reads the old file");
+    fs::remove_file(&file.0)?;
+    let gone = refresh(&["--json"])?;
+    ensure!(gone.code() == 1 && gone.stdout.contains("key-gone"), "{gone:?}");
+    engine.remove(&id)?;
+    ensure!(Path::new(&file.0).parent().is_some_and(Path::is_dir));
+    Ok(())
+}
