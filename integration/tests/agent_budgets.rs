@@ -19,10 +19,10 @@ const VOLUMES: usize = 5;
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(tell);
+    Setup::on(Generation::V2_1).cri().story(story);
 }
 
-fn tell(node: &Node) -> Result<()> {
+fn story(node: &Node) -> Result<()> {
     let volumes = fill(node)?;
     let began = Instant::now();
     let agent = Agent::start(node, "")?;

@@ -89,8 +89,8 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
 
 /// The user whose rootless container this is. The host paths of such a container belong to a mount namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
-    let has_it =
-        |user: &PathBuf| PODMAN.iter().any(|folder| user.join(folder.trim_start_matches("run/")).join(id).is_dir());
+    let is_there = |user: &Path, folder: &str| user.join(folder.trim_start_matches("run/")).join(id).metadata().is_ok();
+    let has_it = |user: &PathBuf| PODMAN.iter().any(|folder| is_there(user, folder));
     let user = entries(&root.join("run/user")).into_iter().find(has_it)?;
     Some(user.file_name()?.to_string_lossy().into_owned())
 }

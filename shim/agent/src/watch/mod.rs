@@ -62,7 +62,7 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
         if now >= next_survey {
             let changes = tree.survey();
             next_survey = if changes.survey { now } else { now + survey };
-            tell(changes, Cause::Survey, &mut notify);
+            notify_of(changes, Cause::Survey, &mut notify);
             notify(Notice::Surveyed { volumes: tree.volumes(), took: now.elapsed() });
         }
         let due = rechecks.due(now);
@@ -77,11 +77,11 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
             notify(Notice::Interrupted);
             next_survey = Instant::now();
         }
-        tell(changes, Cause::Update, &mut notify);
+        notify_of(changes, Cause::Update, &mut notify);
     }
 }
 
-fn tell(changes: Changes, cause: Cause, notify: &mut impl FnMut(Notice)) {
+fn notify_of(changes: Changes, cause: Cause, notify: &mut impl FnMut(Notice)) {
     if !changes.volumes.is_empty() {
         notify(Notice::Changed(changes.volumes, cause));
     }
