@@ -1,4 +1,4 @@
-//! The tables of the node agent: `[agent]`, `[agent.nri]` and `[refresh]`.
+//! The tables of the node agent: `[agent]`, `[agent.nri]` and `[refresh]`. Those for Kubernetes have a file of their own.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,6 +10,7 @@ use serde::de::IntoDeserializer;
 use serde::de::value::Error as UnknownMode;
 
 use crate::file::Absolute;
+use crate::kubernetes::{Events, Kubernetes, KubernetesConfig, NodeState};
 
 /// The settings of the node agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct AgentConfig {
     pub nri: Option<PathBuf>,
     /// The containers that are refreshed while they run.
     pub refresh: RefreshMode,
+    /// Events and the node's state, for the API server.
+    pub kubernetes: KubernetesConfig,
 }
 
 /// The containers whose files the agent refreshes while they run.
@@ -55,6 +58,9 @@ pub(crate) struct Agent {
     socket: Option<Absolute>,
     survey_seconds: Seconds,
     nri: Nri,
+    kubernetes: Kubernetes,
+    events: Events,
+    node_state: NodeState,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -137,6 +143,7 @@ impl Agent {
                 .enabled
                 .then(|| self.nri.socket.map_or_else(|| "/var/run/nri/nri.sock".into(), |Absolute(socket)| socket)),
             refresh: refresh.mode,
+            kubernetes: KubernetesConfig::of(self.kubernetes, &self.events, &self.node_state),
         }
     }
 }

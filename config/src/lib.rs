@@ -6,6 +6,7 @@
 
 mod agent;
 mod file;
+mod kubernetes;
 
 use std::env;
 use std::fs::{self, File};
@@ -18,6 +19,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 
 pub use agent::{AgentConfig, RefreshMode};
+pub use kubernetes::{EventMode, KubernetesConfig};
 
 /// The environment variable that names the config file.
 pub const ENVIRONMENT: &str = "BINDGUARD_CONFIG";

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bindguard_config::{Config, Error, RefreshMode};
+use bindguard_config::{Config, Error, EventMode, RefreshMode};
 use bindguard_core::error_chain;
 use bindguard_core::policy::{Alarm, Mode, ReadOnlyBinds};
 
@@ -45,6 +45,24 @@ fn every_key_counts() {
     assert!(
         ["/mnt", "/run"].iter().all(|path| config.places().holds_runtime_mounts(path.as_ref(), policy.host_root_scope))
     );
+}
+
+#[test]
+fn every_key_for_kubernetes_counts() {
+    let config = Config::from_toml(
+        "agent.kubernetes = { kubeconfig = '/k.conf', node = 'n-1' }\n\
+         agent.events = { mode = 'warnings', requests-per-minute = 60 }\nagent.node-state.enabled = true\n",
+    )
+    .unwrap();
+    let kubernetes = &config.agent().kubernetes;
+    assert_eq!(
+        (kubernetes.kubeconfig.as_deref(), kubernetes.node.as_deref()),
+        (Some(Path::new("/k.conf")), Some("n-1"))
+    );
+    assert_eq!((kubernetes.events, kubernetes.event_requests, kubernetes.node_state), (EventMode::Warnings, 60, true));
+    for wrong in ["events.mode = 'some'", "events.requests-per-minute = 0", "kubernetes.kubeconfig = 'k.conf'"] {
+        assert!(Config::from_toml(&format!("agent.{wrong}")).is_err(), "{wrong}");
+    }
 }
 
 #[test]

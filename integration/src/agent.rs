@@ -4,10 +4,11 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Child;
+use std::process::{Child, Command};
 
 use anyhow::{Context, Result};
 
+use crate::kube_api::KubeApi;
 use crate::node::{Node, SOCKET};
 use crate::programs::AGENT;
 use crate::waiting::until;
@@ -20,6 +21,9 @@ pub enum Form {
     /// In a mount namespace of its own, to which nothing propagates, with the node's root in it.
     Pod,
 }
+
+/// The token of its service account.
+pub const TOKEN: &str = "token-1";
 
 /// A running agent; it ends with this value.
 #[derive(Debug)]
@@ -36,6 +40,30 @@ impl Agent {
 
     /// The same in one of two forms.
     pub fn start_as(node: &Node, config: &str, form: Form) -> Result<Self> {
+        let command = match form {
+            Form::Service => node.command(node.under_test().join(AGENT))?,
+            Form::Pod => in_a_pod(node, &[])?,
+        };
+        Self::spawn(node, config, command)
+    }
+
+    /// In a pod whose service account leads to an API server.
+    pub fn start_with_account(node: &Node, config: &str, api: &KubeApi) -> Result<Self> {
+        let account = node.disk().join("account");
+        fs::create_dir_all(&account).context("make the folder of the service account")?;
+        for (name, text) in [("token", TOKEN), ("namespace", "kube-system"), ("ca.crt", api.certificate())] {
+            fs::write(account.join(name), text).with_context(|| format!("write {name}"))?;
+        }
+        let place = "/var/run/secrets/kubernetes.io/serviceaccount";
+        let mount = format!("mkdir -p {place}; mount --bind {} {place}; exec \"$@\"", account.display());
+        let mut command = in_a_pod(node, &["sh", "-ec", &mount, "sh"])?;
+        command.env("KUBERNETES_SERVICE_HOST", api.address().ip().to_string());
+        command.env("KUBERNETES_SERVICE_PORT", api.address().port().to_string());
+        command.envs([("NODE_NAME", "node-1"), ("POD_NAME", "agent-1"), ("POD_NAMESPACE", "kube-system")]);
+        Self::spawn(node, config, command)
+    }
+
+    fn spawn(node: &Node, config: &str, mut command: Command) -> Result<Self> {
         let (socket, file) = (PathBuf::from("/run/bindguard-agent.sock"), node.disk().join("agent.toml"));
         let text = format!(
             "kubelet.roots = ['{}']\nagent.metrics = 'off'\nagent.socket = '{}'\n{config}",
@@ -43,15 +71,6 @@ impl Agent {
             socket.display()
         );
         fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
-        let program = node.under_test().join(AGENT);
-        let mut command = match form {
-            Form::Service => node.command(&program)?,
-            Form::Pod => {
-                let mut command = node.command("unshare")?;
-                command.args(["--mount", "--propagation", "private"]).arg(&program).args(["--host", "/"]);
-                command
-            }
-        };
         command.arg("--config").arg(&file).args(["--cri", SOCKET]);
         let log = node.disk().join("agent.log");
         let log =
@@ -83,6 +102,14 @@ impl Agent {
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
+}
+
+/// The agent in a mount namespace of its own; `before`: a command that executes its arguments there.
+fn in_a_pod(node: &Node, before: &[&str]) -> Result<Command> {
+    let mut command = node.command("unshare")?;
+    command.args(["--mount", "--propagation", "private"]).args(before);
+    command.arg(node.under_test().join(AGENT)).args(["--host", "/"]);
+    Ok(command)
 }
 
 impl Drop for Agent {

@@ -12,6 +12,7 @@
 
 pub mod doctor;
 pub mod engines;
+pub mod guarded_runtimes;
 pub mod holders;
 pub mod namespaces;
 pub mod node;

@@ -3,8 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bindguard_config::{AgentConfig, RefreshMode};
-use clap::Parser;
+use bindguard_config::{AgentConfig, EventMode, KubernetesConfig, RefreshMode};
+use clap::{Parser, Subcommand};
+
+use crate::annotate_pod::AnnotatePod;
 
 /// Keep the subPath mounts of this node current, and serve its metrics.
 #[derive(Debug, Parser)]
@@ -25,9 +27,25 @@ pub struct Args {
     /// Serve as an NRI plugin on this socket of the node, whatever the config says.
     #[arg(long, value_name = "SOCKET")]
     pub nri: Option<PathBuf>,
+    /// Write these events on pods: off, warnings or all, instead of the config's.
+    #[arg(long, value_name = "MODE")]
+    pub events: Option<EventMode>,
+    /// Annotate the agent's own pod with the node's state, also if the config does not say so.
+    #[arg(long)]
+    pub node_state: bool,
     /// The node's root directory, in a pod that mounts it: enter the mount namespace of the process behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]
     pub host: Option<PathBuf>,
+    /// Another task than that of the node agent.
+    #[command(subcommand)]
+    pub command: Option<Verb>,
+}
+
+/// Tasks besides that of the node agent.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Annotate the pod of this process with the state that a command prints.
+    AnnotatePod(AnnotatePod),
 }
 
 impl Args {
@@ -38,6 +56,11 @@ impl Args {
             metrics: self.metrics.or(config.metrics),
             nri: self.nri.clone().or(config.nri),
             refresh: self.refresh.unwrap_or(config.refresh),
+            kubernetes: KubernetesConfig {
+                events: self.events.unwrap_or(config.kubernetes.events),
+                node_state: self.node_state || config.kubernetes.node_state,
+                ..config.kubernetes
+            },
             ..config
         }
     }
@@ -59,6 +82,8 @@ mod tests {
         let set = settings(&["--refresh", "off", "--nri", "/b", "--metrics", "[::]:1"], config);
         assert_eq!((set.refresh, set.nri), (RefreshMode::Off, Some("/b".into())));
         assert_eq!(set.metrics, Some("[::]:1".parse().unwrap()));
+        let kubernetes = settings(&["--events", "all", "--node-state"], config).kubernetes;
+        assert!(kubernetes.events == EventMode::All && kubernetes.node_state);
         let kept = settings(&[], config);
         assert_eq!((kept.refresh, kept.nri, kept.metrics), (RefreshMode::All, Some("/a".into()), None));
     }

@@ -22,6 +22,7 @@ use tokio::time::Duration;
 
 use crate::journal::JournalReader;
 use crate::metrics::Metrics;
+use crate::reporting::Reporting;
 use crate::survey::Surveyor;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -44,6 +45,8 @@ pub struct Served {
     pub metrics: Arc<Metrics>,
     /// The journal, if there is one.
     pub journal: Option<Arc<JournalReader>>,
+    /// Takes what is for the API server.
+    pub reporting: Reporting,
     /// The node's report.
     pub surveyor: Arc<Surveyor>,
     /// True once every kubelet root that answers is watched.
@@ -152,8 +155,8 @@ async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Audien
 /// Counts the new lines of the journal. One on a server that hangs costs its figures, and no others.
 async fn read_journal(served: &Arc<Served>) {
     if let Some(journal) = served.journal.clone() {
-        let metrics = Arc::clone(&served.metrics);
-        let reading = tokio::task::spawn_blocking(move || journal.count(&metrics));
+        let (metrics, reporting) = (Arc::clone(&served.metrics), served.reporting.clone());
+        let reading = tokio::task::spawn_blocking(move || journal.count(&metrics, &reporting));
         let _ = tokio::time::timeout(JOURNAL_PATIENCE, reading).await;
     }
 }

@@ -3,16 +3,21 @@
 //! It is optional. Creates, restarts and containers behave as if it were not installed when it dies, hangs or is removed.
 #![forbid(unsafe_code)]
 
+mod annotate_pod;
 mod args;
 mod engines;
+mod events;
 mod host;
 mod http;
 mod journal;
+mod kubernetes;
 mod metrics;
+mod node_state;
 mod nri;
 mod pod_refreshes;
 mod pods;
 mod refresher;
+mod reporting;
 mod roots;
 mod run;
 mod survey;
@@ -26,7 +31,11 @@ use clap::Parser;
 fn main() -> ExitCode {
     let args = args::Args::parse();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_ansi(false).without_time().init();
-    match run::run(&args) {
+    let ended = match &args.command {
+        Some(args::Verb::AnnotatePod(verb)) => verb.run(),
+        None => run::run(&args),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bindguard-agent: {error:#}");

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::{PodVolumes, VolumeOfPod};
 
+use crate::events::PodIdentity;
 use crate::pods::{OptedIn, PodLookup};
 use crate::refresher::{Container, Refresher};
 
@@ -64,7 +65,8 @@ impl<'a> PodRefreshes<'a> {
         match PodVolumes::open(&volume.pod_directory()) {
             Ok(volumes) => {
                 for container in &opted_in.containers {
-                    warnings.extend(self.refresh(&opted_in, container, &volumes));
+                    let uid = &volume.pod_uid;
+                    warnings.extend(self.refresh(uid, &opted_in, container, &volumes));
                 }
             }
             Err(error) => warnings.push(error_chain(&error)),
@@ -72,9 +74,11 @@ impl<'a> PodRefreshes<'a> {
         self.refresher.warn(&volume.pod_uid, warnings);
     }
 
-    fn refresh(&mut self, opted_in: &OptedIn, container: &Container, volumes: &PodVolumes) -> Vec<String> {
+    fn refresh(&mut self, uid: &str, opted_in: &OptedIn, container: &Container, volumes: &PodVolumes) -> Vec<String> {
+        let (namespace, pod) = (opted_in.pod.namespace.clone(), opted_in.pod.name.clone());
+        let pod = PodIdentity { namespace, name: pod, uid: uid.to_owned() };
         let name = format!("{}/{} container {}", opted_in.pod.namespace, opted_in.pod.name, container.name);
-        let container = Container { name, ..container.clone() };
+        let container = Container { name, pod: Some((pod, container.name.clone())), ..container.clone() };
         self.refresher.refresh(&container, volumes, opted_in.request.notify)
     }
 }

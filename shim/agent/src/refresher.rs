@@ -13,7 +13,9 @@ use bindguard_guard::refresh::{
 };
 use tracing::{info, warn};
 
+use crate::events::{PodIdentity, Standing};
 use crate::metrics::{Metrics, RefreshResult};
+use crate::reporting::Reporting;
 
 /// A running container, as far as a refresh needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,22 +26,27 @@ pub struct Container {
     pub name: String,
     /// Its init.
     pub pid: u32,
+    /// Its pod, and its name there.
+    pub pod: Option<(PodIdentity, String)>,
 }
 
 /// Works in a thread of its own.
 #[derive(Debug)]
 pub struct Refresher<'a> {
     metrics: &'a Metrics,
+    reporting: &'a Reporting,
     policy: &'a Policy,
     /// Children that hang in a container, by its id: no other one is started there.
     abandoned: HashMap<String, Abandoned>,
     warned: HashMap<String, Vec<String>>,
+    standing: Standing<String>,
 }
 
 impl<'a> Refresher<'a> {
     /// A refresher that has done nothing.
-    pub fn new(metrics: &'a Metrics, policy: &'a Policy) -> Self {
-        Self { metrics, policy, abandoned: HashMap::new(), warned: HashMap::new() }
+    pub fn new(metrics: &'a Metrics, reporting: &'a Reporting, policy: &'a Policy) -> Self {
+        let (abandoned, warned, standing) = Default::default();
+        Self { metrics, reporting, policy, abandoned, warned, standing }
     }
 
     /// Refreshes one container, and returns what could not be done.
@@ -64,6 +71,9 @@ impl<'a> Refresher<'a> {
             self.metrics.refresh_seconds.observe(start.elapsed().as_secs_f64());
         }
         let warnings = self.report(name, &refreshed);
+        if let Some((pod, name)) = &container.pod {
+            self.reporting.refreshed(pod, (&container.id, name), &refreshed, &mut self.standing);
+        }
         self.abandoned.extend(refreshed.abandoned.map(|child| (container.id.clone(), child)));
         warnings
     }

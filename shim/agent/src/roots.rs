@@ -67,7 +67,7 @@ impl KubeletRoots {
             return;
         }
         self.again_and_again("follow the containers of Docker and Podman", || {
-            let mut refresher = Refresher::new(&self.served.metrics, policy);
+            let mut refresher = Refresher::new(&self.served.metrics, &self.served.reporting, policy);
             engines::follow(mode, self.config.agent().survey, &mut refresher)
         });
     }
@@ -78,7 +78,8 @@ impl KubeletRoots {
         let (following, refreshing) = (Arc::clone(self), Arc::clone(self));
         let started = spawn("kubelet-root", move || following.follow_for_ever(&root, &refreshes)).and_then(|()| {
             spawn("refresh", move || {
-                let refresher = Refresher::new(&refreshing.served.metrics, refreshing.config.policy());
+                let served = &refreshing.served;
+                let refresher = Refresher::new(&served.metrics, &served.reporting, refreshing.config.policy());
                 let mut refreshes = PodRefreshes::new(&refreshing.pods, refresher);
                 refreshing.again_and_again("refresh containers", || {
                     refreshes.run(&planned);
@@ -93,7 +94,8 @@ impl KubeletRoots {
 
     fn follow_for_ever(&self, root: &Path, refreshes: &Option<Refreshes>) {
         self.again_and_again(&format!("follow {}", root.display()), || {
-            let mut updates = Updates::new(&self.config, &self.served.metrics, refreshes.clone());
+            let mut updates =
+                Updates::new(&self.config, &self.served.metrics, &self.served.reporting, refreshes.clone());
             watch::follow(root.to_owned(), self.config.agent().survey, |notice| self.act(notice, root, &mut updates))
         });
     }

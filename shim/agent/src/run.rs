@@ -21,7 +21,8 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::host;
 use crate::http::{self, Served};
-use crate::journal::JournalReader;
+use crate::journal::{JournalReader, follow_journal};
+use crate::kubernetes::{self, AccessError, ServiceAccount};
 use crate::metrics::Metrics;
 use crate::nri;
 use crate::pods;
@@ -36,6 +37,8 @@ pub fn run(args: &Args) -> Result<()> {
     // The file that was named is in the agent's own mount namespace, the node's file in the host's.
     let named = args.config.as_deref().map(Config::from_file).transpose();
     let named = named.map_err(|error| anyhow::anyhow!(error_chain(&error)))?;
+    // So is the service account.
+    let service_account = ServiceAccount::of_this_pod();
     if let Some(root) = &args.host {
         host::enter(args.cri.as_deref(), root)?;
     }
@@ -44,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
     let config = config.with_agent(settings);
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/")).unwrap_or_else(|| host::USUAL_SOCKET.into());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    runtime.block_on(serve(config, &cri))
+    runtime.block_on(serve(config, service_account, &cri))
 }
 
 /// The node's config. An invalid one is ignored, as in an admission.
@@ -56,12 +59,14 @@ fn node_config() -> Config {
     loaded.config
 }
 
-async fn serve(config: Config, cri: &Path) -> Result<()> {
+async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessError>>, cri: &Path) -> Result<()> {
     let metrics = Metrics::new();
-    let surveyor = Arc::new(Surveyor::new(*config.policy(), config.places().clone(), Arc::clone(&metrics)));
+    let reporting = kubernetes::start(&config.agent().kubernetes, account, cri, &metrics);
+    let (policy, places) = (*config.policy(), config.places().clone());
+    let surveyor = Arc::new(Surveyor::new(policy, places, Arc::clone(&metrics), reporting.clone()));
     let position = config.agent().socket.with_extension("position");
     let journal = config.journal().map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));
-    let served = Arc::new(Served { metrics, journal, surveyor, ready: AtomicBool::new(false) });
+    let served = Arc::new(Served { metrics, journal, reporting, surveyor, ready: AtomicBool::new(false) });
     let settings = config.agent().clone();
     http::serve_socket(&settings.socket, Arc::clone(&served))
         .await
@@ -73,6 +78,7 @@ async fn serve(config: Config, cri: &Path) -> Result<()> {
     tokio::spawn(answering.run());
     let survey = Arc::clone(&served);
     spawn("survey", move || survey_for_ever(&survey, settings.survey))?;
+    follow_journal_if_needed(&config, &served)?;
     info!("watching the kubelet's volumes, policy {:?}", config.policy().stale_subpaths);
     if let Some(socket) = &settings.nri {
         let plugin = nri::NriPlugin::new(socket, &config);
@@ -84,6 +90,18 @@ async fn serve(config: Config, cri: &Path) -> Result<()> {
     spawn("roots", move || roots.find_for_ever())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     ended().await
+}
+
+/// Follows the journal for those who do not wait for a request for figures.
+fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()> {
+    let (Some(journal), Some(path)) = (served.journal.clone(), config.journal().map(Path::to_owned)) else {
+        return Ok(());
+    };
+    if !served.reporting.is_on() {
+        return Ok(());
+    }
+    let (served, interval) = (Arc::clone(served), config.agent().survey);
+    spawn("journal", move || follow_journal(&path, interval, || journal.count(&served.metrics, &served.reporting)))
 }
 
 async fn ended() -> Result<()> {

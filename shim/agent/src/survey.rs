@@ -10,7 +10,9 @@ use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::survey_node;
 
+use crate::events::Standing;
 use crate::metrics::{Metrics, SourceLabels};
+use crate::reporting::Reporting;
 
 /// The time for which a survey's text is served again: a survey reads every mount, and requests are free.
 const FRESH: Duration = Duration::from_secs(10);
@@ -21,26 +23,34 @@ pub struct Surveyor {
     policy: Policy,
     places: Places,
     metrics: Arc<Metrics>,
-    last: Mutex<Option<(Instant, Arc<str>)>>,
+    reporting: Reporting,
+    last: Mutex<Last>,
+}
+
+#[derive(Debug, Default)]
+struct Last {
+    report: Option<(Instant, Arc<str>)>,
+    occurrences: Standing<()>,
 }
 
 impl Surveyor {
     /// A surveyor without a report.
-    pub fn new(policy: Policy, places: Places, metrics: Arc<Metrics>) -> Self {
-        Self { policy, places, metrics, last: Mutex::new(None) }
+    pub fn new(policy: Policy, places: Places, metrics: Arc<Metrics>, reporting: Reporting) -> Self {
+        Self { policy, places, metrics, reporting, last: Mutex::default() }
     }
 
     /// The report as JSON, at most some seconds old. It blocks: call it from a thread that may wait for a server.
     pub fn json(&self) -> Arc<str> {
         // Held during the survey: of several requests at once, one surveys and the others get its report.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, text)) = last.as_ref().filter(|(when, _)| when.elapsed() < FRESH) {
+        if let Some((_, text)) = last.report.as_ref().filter(|(when, _)| when.elapsed() < FRESH) {
             return Arc::clone(text);
         }
         let report = survey_node(&self.policy, &self.places, &Pods::default(), |_| true);
         self.count(&report);
+        self.reporting.surveyed(&report, &mut last.occurrences);
         let text: Arc<str> = serde_json::to_string(&report).unwrap_or_default().into();
-        *last = Some((Instant::now(), Arc::clone(&text)));
+        last.report = Some((Instant::now(), Arc::clone(&text)));
         text
     }
 

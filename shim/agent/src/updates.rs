@@ -13,8 +13,10 @@ use bindguard_core::report::{Loudness, Report};
 use bindguard_guard::refresh::{VolumeOfPod, rebind_volume};
 use tracing::{info, warn};
 
+use crate::events::Standing;
 use crate::metrics::Metrics;
 use crate::pod_refreshes::Refreshes;
+use crate::reporting::Reporting;
 
 /// Limit of volumes at a time. A re-bind waits most of its time for the kernel's RCU grace period after the detach.
 const SIDE_BY_SIDE: usize = 8;
@@ -24,16 +26,23 @@ const SIDE_BY_SIDE: usize = 8;
 pub struct Updates<'a> {
     config: &'a Config,
     metrics: &'a Metrics,
+    reporting: &'a Reporting,
     /// `None` if no running container is refreshed.
     refreshes: Option<Refreshes>,
     /// The warnings about each volume that has some: a survey finds the same again, and logs only what is new.
     warned: HashMap<VolumeOfPod, Vec<String>>,
+    standing: Standing<VolumeOfPod>,
 }
 
 impl<'a> Updates<'a> {
     /// A follower that has seen no update.
-    pub fn new(config: &'a Config, metrics: &'a Metrics, refreshes: Option<Refreshes>) -> Self {
-        Self { config, metrics, refreshes, warned: HashMap::new() }
+    pub fn new(
+        config: &'a Config,
+        metrics: &'a Metrics,
+        reporting: &'a Reporting,
+        refreshes: Option<Refreshes>,
+    ) -> Self {
+        Self { config, metrics, reporting, refreshes, warned: HashMap::new(), standing: Standing::default() }
     }
 
     /// Re-binds the stale subpaths of these volumes, and plans the refresh of their running containers. The host comes first:
@@ -52,7 +61,10 @@ impl<'a> Updates<'a> {
             threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
         }
         let reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
-        reports.iter().for_each(|(volume, report)| self.log(volume, report));
+        for (volume, report) in &reports {
+            self.log(volume, report);
+            self.reporting.rebound(volume, report, &mut self.standing);
+        }
     }
 
     fn rebind(&self, volume: &VolumeOfPod) -> Report {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use bindguard_config::Loaded;
 use bindguard_core::error_chain;
+use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::pods::{ContainerState, Pods};
 use bindguard_operator::survey_node;
 use clap::Args;
@@ -13,7 +14,7 @@ use serde::Serialize;
 
 use crate::config;
 use crate::install::record::Record;
-use crate::install::running::{GuardedRuntimes, guarded_runtimes, is_hidden};
+use crate::install::running::{guarded_runtimes, is_hidden};
 use crate::journal;
 use crate::pods::PodsFrom;
 use crate::show::{self, FAULTY, HEALTHY, Lines, print_json, print_text};

@@ -106,7 +106,7 @@ impl Followed {
         // Directories need no watch: a container sees their new files by itself.
         let (files, _) = BoundFiles::open(if is_in { FileBind::of_spec(&spec) } else { Vec::new() });
         let binds = files.binds().cloned().collect();
-        let container = Container { id: container.id.clone(), name, pid: container.pid };
+        let container = Container { id: container.id.clone(), name, pid: container.pid, pod: None };
         Some(FollowedContainer { container, binds, notify, problems })
     }
 }

@@ -1,8 +1,9 @@
 //! Counts the admissions of the journal.
 //!
-//! The journal is read when figures are requested, so it costs nothing in between. The position is kept in a file: after a
+//! The journal is read when figures are requested, and after each change if events are written. The position is kept in a file: after a
 //! restart the agent counts what was written meanwhile, and nothing twice.
 
+mod follow;
 mod position;
 
 use std::fs::File;
@@ -17,6 +18,9 @@ use tracing::warn;
 
 use self::position::Position;
 use crate::metrics::Metrics;
+use crate::reporting::Reporting;
+
+pub use self::follow::follow_journal;
 
 /// Limit of one read. A journal and the one before it have 4 MiB each.
 const MOST: u64 = 16 << 20;
@@ -36,8 +40,8 @@ impl JournalReader {
         Self { journal, record, position: Mutex::new(position) }
     }
 
-    /// Counts the lines since the last call. It blocks for as long as the journal's filesystem; a second call does not.
-    pub fn count(&self, metrics: &Metrics) {
+    /// Counts the lines since the last call, and hands over what is worth an event. It blocks for as long as the journal's filesystem; a second call does not.
+    pub fn count(&self, metrics: &Metrics, reporting: &Reporting) {
         let mut position = match self.position.try_lock() {
             Ok(position) => position,
             Err(TryLockError::Poisoned(position)) => position.into_inner(),
@@ -46,7 +50,12 @@ impl JournalReader {
         };
         let before = *position;
         match self.read(&mut position) {
-            Ok(text) => text.lines().for_each(|line| metrics.journaled(&JournalLine::parse(line))),
+            Ok(text) => text.lines().map(JournalLine::parse).for_each(|line| {
+                metrics.journaled(&line);
+                if let Ok(line) = &line {
+                    reporting.journaled(line);
+                }
+            }),
             Err(error) => warn!("read {}: {error}", self.journal.display()),
         }
         let moved = (*position).filter(|now| Some(*now) != before);
@@ -105,8 +114,11 @@ mod tests {
 
     use std::fs;
     use std::io::Write;
+    use std::sync::Arc;
 
     use super::*;
+    use crate::events::Events;
+    use crate::node_state::StateSink;
 
     struct Scene {
         folder: tempfile::TempDir,
@@ -139,6 +151,11 @@ mod tests {
 
     const LINE: &str = "{\"version\":1,\"time\":null,\"attempt\":0,\"binds\":[],\"foreign\":0,\"duration_us\":400}\n";
 
+    fn count(reader: &JournalReader, metrics: &Arc<Metrics>) {
+        let reporting = Reporting { events: Events::off(Arc::clone(metrics)), state: StateSink::off() };
+        reader.count(metrics, &reporting);
+    }
+
     fn admissions(metrics: &Metrics) -> String {
         let text = metrics.text().unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("bindguard_admission_seconds_count "));
@@ -150,21 +167,21 @@ mod tests {
         let (scene, metrics) = (Scene::new(), Metrics::new());
         scene.append(LINE);
         let reader = scene.reader();
-        reader.count(&metrics);
+        count(&reader, &metrics);
         assert_eq!(admissions(&metrics), "0", "what was there before the first start is not counted");
         scene.append(LINE);
-        reader.count(&metrics);
+        count(&reader, &metrics);
         scene.append(LINE);
         scene.rotate();
         scene.append(LINE);
-        reader.count(&metrics);
-        reader.count(&metrics);
+        count(&reader, &metrics);
+        count(&reader, &metrics);
         assert_eq!(admissions(&metrics), "3");
         drop(reader);
         scene.append(LINE);
         let reader = scene.reader();
-        reader.count(&metrics);
-        reader.count(&metrics);
+        count(&reader, &metrics);
+        count(&reader, &metrics);
         assert_eq!(admissions(&metrics), "4");
     }
 
@@ -173,10 +190,10 @@ mod tests {
         let (scene, metrics) = (Scene::new(), Metrics::new());
         let reader = scene.reader();
         scene.append(&LINE[..20]);
-        reader.count(&metrics);
+        count(&reader, &metrics);
         assert_eq!(admissions(&metrics), "0");
         scene.append(&LINE[20..]);
-        reader.count(&metrics);
+        count(&reader, &metrics);
         assert_eq!(admissions(&metrics), "1");
     }
 
@@ -185,13 +202,13 @@ mod tests {
         let (scene, metrics) = (Scene::new(), Metrics::new());
         fs::remove_file(scene.journal()).unwrap();
         let reader = scene.reader();
-        reader.count(&metrics);
+        count(&reader, &metrics);
         scene.append(LINE);
         scene.append(LINE);
-        reader.count(&metrics);
+        count(&reader, &metrics);
         assert_eq!(admissions(&metrics), "2");
         fs::write(scene.journal(), LINE).unwrap();
-        reader.count(&metrics);
+        count(&reader, &metrics);
         assert_eq!(admissions(&metrics), "3");
     }
 
@@ -201,7 +218,7 @@ mod tests {
         let reader = scene.reader();
         scene.append("nonsense\n");
         scene.append(&LINE.replace("\"version\":1", "\"version\":99"));
-        reader.count(&metrics);
+        count(&reader, &metrics);
         let text = metrics.text().unwrap();
         for line in ["{reason=\"foreign\"} 1", "{reason=\"newer\"} 1"] {
             assert!(text.contains(&format!("bindguard_journal_unread_lines_total{line}")), "{text}");

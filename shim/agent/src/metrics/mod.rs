@@ -1,6 +1,7 @@
 //! The agent's figures in OpenMetrics: base units, few labels, none that grows with pods.
 
 mod admissions;
+mod events;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,6 +19,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::admissions::AdmissionMetrics;
+
+pub use self::events::{EventMetrics, EventResult};
 
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
 const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
@@ -48,6 +51,8 @@ pub struct Metrics {
     /// The time to refresh one container.
     pub refresh_seconds: Histogram,
     admissions: AdmissionMetrics,
+    /// Kubernetes events.
+    pub events: EventMetrics,
     /// Subpaths and volumes of the last survey.
     pub sources: Family<SourceLabels, Gauge>,
 }
@@ -152,6 +157,7 @@ impl Metrics {
             refreshes: Family::default(),
             refresh_seconds: Histogram::new(BUCKETS),
             admissions: AdmissionMetrics::default(),
+            events: EventMetrics::default(),
             sources: Family::default(),
         };
         metrics.register();
@@ -177,6 +183,7 @@ impl Metrics {
         let seconds = self.refresh_seconds.clone();
         registry.register_with_unit("refresh", "Time to refresh a running container", Unit::Seconds, seconds);
         self.admissions.register(registry);
+        self.events.register(registry);
         registry.register("sources", "Subpaths and volumes of the last survey, by verdict", self.sources.clone());
     }
 

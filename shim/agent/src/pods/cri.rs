@@ -9,7 +9,7 @@ use hyper_util::rt::TokioIo;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
     ContainerFilter, ContainerState, ContainerStateValue, ContainerStatusRequest, ListContainersRequest,
-    ListPodSandboxRequest, PodSandbox, PodSandboxFilter, PodSandboxState, PodSandboxStateValue,
+    ListPodSandboxRequest, PodSandbox, PodSandboxFilter, PodSandboxState, PodSandboxStateValue, StatusRequest,
 };
 use serde::Deserialize;
 use tokio::net::UnixStream;
@@ -92,10 +92,19 @@ impl Cri {
         for listed in answer.map_err(failed("ListContainers"))?.into_inner().containers {
             let name = listed.metadata.unwrap_or_default().name;
             if let Some(pid) = self.pid(&listed.id).await? {
-                containers.push(Container { id: listed.id, name, pid });
+                containers.push(Container { id: listed.id, name, pid, pod: None });
             }
         }
         Ok(containers)
+    }
+
+    /// The configuration that the CRI plugin of containerd reports; `None` if the runtime is another one.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub async fn config(&self) -> Result<Option<serde_json::Value>, CriError> {
+        let answer = self.client.clone().status(StatusRequest { verbose: true }).await.map_err(failed("Status"))?;
+        Ok(answer.into_inner().info.get("config").and_then(|text| serde_json::from_str(text).ok()))
     }
 
     /// The pid of a container's init; `None` if it ended, or the runtime has no such process, as with a virtual machine.

@@ -13,9 +13,7 @@ use bindguard_config::RefreshMode;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use self::cri::Cri;
-
-pub use self::cri::CriError;
+pub use self::cri::{Cri, CriError};
 
 use crate::refresher::Container;
 

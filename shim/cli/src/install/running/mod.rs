@@ -22,7 +22,7 @@ use anyhow::{Context, Result};
 use super::record::Owner;
 
 pub use self::daemon::{Daemon, option, sees_processes};
-pub use self::guarded::{GuardedRuntimes, guarded_runtimes};
+pub use self::guarded::guarded_runtimes;
 
 const DOCKER_SOCKET: &str = "/run/docker.sock";
 const CRIO_SOCKET: &str = "/run/crio/crio.sock";

@@ -1,0 +1,202 @@
+//! `kubectl describe pod` shows what bindguard did: the agent writes events. An API server that is down, slow or refuses
+//! changes nothing else.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::agent::TOKEN;
+use bindguard_integration::cri::mount;
+use bindguard_integration::kube_api::{Conduct, KubeApi};
+use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+const SLEEP: [&str; 2] = ["sleep", "1000000"];
+const FAST: &str = "agent.events = { mode = 'all', requests-per-minute = 600 }\n";
+
+fn story(generation: Generation) {
+    let policy = "[checks]\nunmounted-volumes = \"refuse\"\n";
+    Setup::on(generation).cri().policy(policy).story(|node| {
+        let api = KubeApi::start()?;
+        let agent = Agent::start(node, &config(node, &api, FAST)?)?;
+        a_rebind_of_the_agent(node, &api)?;
+        a_create_that_is_repaired(node, &api, &agent)?;
+        a_create_that_is_refused(node, &api)?;
+        a_live_refresh(node, &api)?;
+        let written = agent.figure("bindguard_events_total{result=\"written\"}");
+        ensure!(written >= 4.0, "{}", agent.get("/metrics"));
+        let others = api.requests().into_iter().find(|seen| !seen.path.contains("/events"));
+        ensure!(others.is_none(), "the agent asked for more than events: {others:?}");
+        Ok(())
+    });
+}
+
+on_every_generation!(story);
+
+/// Config of an agent that is a service of the node.
+fn config(node: &Node, api: &KubeApi, events: &str) -> Result<String> {
+    let kubeconfig = node.disk().join("kubeconfig");
+    api.write_config(&kubeconfig)?;
+    Ok(format!("{events}agent.kubernetes = {{ kubeconfig = '{}', node = 'node-1' }}\n", kubeconfig.display()))
+}
+
+/// Waits for an event with this reason on a pod.
+fn event(api: &KubeApi, pod: &str, reason: &str) -> Result<Value> {
+    let mut found = None;
+    let is_it = |event: &Value| event["involvedObject"]["name"] == pod && event["reason"] == reason;
+    until(&format!("there is an event {reason} on {pod}"), || {
+        found = api.events().into_iter().find(is_it);
+        Ok(found.is_some())
+    })?;
+    found.context("the event is gone")
+}
+
+fn a_rebind_of_the_agent(node: &Node, api: &KubeApi) -> Result<()> {
+    let cri = node.cri()?;
+    let pod = node.kubelet().pod("uid-rebind")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let mounts = [mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate)];
+    let sandbox = cri.run_pod("runc", "rebind", pod.uid())?;
+    cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+    volume.update(&[("app.conf", "two")])?;
+    let event = event(api, "rebind", "BindMountRepaired")?;
+    let subject = &event["involvedObject"];
+    ensure!(subject["namespace"] == "default" && subject["uid"] == "uid-rebind" && subject["kind"] == "Pod", "{event}");
+    ensure!(subject["fieldPath"] == "spec.containers{app}", "{event}");
+    ensure!(event["type"] == "Normal" && event["source"]["host"] == "node-1" && event["count"] == 1, "{event}");
+    let message = event["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("a subPath of volume conf in container app was stale: "), "{message}");
+    for text in ["three", "four"] {
+        until("it is re-bound", || Ok(only_a_current_mount(&subpath).is_ok()))?;
+        volume.update(&[("app.conf", text)])?;
+    }
+    until("the event is counted", || Ok(api.events().iter().any(|event| event["count"].as_u64() >= Some(2))))?;
+    cri.remove_pod(&sandbox)?;
+    delete(node, "uid-rebind")
+}
+
+/// The agent is stopped while the guard repairs, and finds the create in the journal.
+fn a_create_that_is_repaired(node: &Node, api: &KubeApi, agent: &Agent) -> Result<()> {
+    let cri = node.cri()?;
+    let pod = node.kubelet().pod("uid-create")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate)];
+    let sandbox = cri.run_pod("bindguard", "create", pod.uid())?;
+    let pid = Pid::from_raw(agent.pid().try_into()?);
+    kill(pid, Signal::SIGSTOP)?;
+    volume.update(&[("app.conf", "two")])?;
+    let created = cri.start_container(&sandbox, "app", &SLEEP, &mounts);
+    kill(pid, Signal::SIGCONT)?;
+    created?;
+    let event = event(api, "create", "BindMountRepaired")?;
+    let message = event["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("/etc/app.conf was stale") && message.contains("re-bound"), "{message}");
+    cri.remove_pod(&sandbox)?;
+    delete(node, "uid-create")
+}
+
+fn a_create_that_is_refused(node: &Node, api: &KubeApi) -> Result<()> {
+    let cri = node.cri()?;
+    let nfs = node.kubelet().root().join("pods/uid-refused/volumes/kubernetes.io~nfs/data");
+    fs::create_dir_all(&nfs)?;
+    let sandbox = cri.run_pod("bindguard", "refused", "uid-refused")?;
+    let mounts = [mount(&nfs, "/data", PropagationPrivate)];
+    ensure!(cri.start_container(&sandbox, "app", &SLEEP, &mounts).is_err(), "it was not refused");
+    let event = event(api, "refused", "ContainerRefused")?;
+    let message = event["message"].as_str().unwrap_or_default();
+    ensure!(event["type"] == "Warning" && message.contains("volume data") && message.contains("refused"), "{event}");
+    cri.remove_pod(&sandbox)?;
+    fs::remove_dir_all(node.kubelet().root().join("pods/uid-refused")).context("remove the pod's folder")
+}
+
+fn a_live_refresh(node: &Node, api: &KubeApi) -> Result<()> {
+    let cri = node.cri()?;
+    let pod = node.kubelet().pod("uid-live")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate)];
+    let sandbox = cri.run_annotated_pod("runc", "live", pod.uid(), &[("bindguard.io/refresh", "true")])?;
+    cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+    volume.update(&[("app.conf", "two")])?;
+    let event = event(api, "live", "BindMountRefreshed")?;
+    ensure!(event["message"] == "the mount at /etc/app.conf shows the current file", "{event}");
+    volume.update(&[("other.conf", "three")])?;
+    let event = self::event(api, "live", "BindMountNotRefreshed")?;
+    ensure!(event["message"].as_str().is_some_and(|text| text.contains("has no app.conf any more")), "{event}");
+    cri.remove_pod(&sandbox)?;
+    delete(node, "uid-live")
+}
+
+/// In a pod the agent leaves the mount namespace that has its token, and reads the token again when the kubelet renewed it.
+#[test]
+fn with_the_service_account_of_a_pod() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let api = KubeApi::start_with_tls()?;
+        let _agent = Agent::start_with_account(node, FAST, &api)?;
+        a_rebind_of_the_agent(node, &api)?;
+        let seen = api.requests();
+        let bearer = format!("Bearer {TOKEN}");
+        ensure!(!seen.is_empty() && seen.iter().all(|request| request.authorization == bearer), "{seen:?}");
+        let on_host = Path::new("/var/run/secrets/kubernetes.io/serviceaccount/token");
+        ensure!(!on_host.exists(), "the story shows nothing: the host has the token, too");
+        Ok(())
+    });
+}
+
+/// Re-binds and figures are there at once, and the API server gets few requests.
+#[test]
+fn an_api_server_that_does_not_serve() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let api = KubeApi::start()?;
+        let agent = Agent::start(node, &config(node, &api, FAST)?)?;
+        for (number, conduct) in
+            [Conduct::Down, Conduct::Hang, Conduct::Answer(500), Conduct::Answer(403), Conduct::Answer(429)]
+                .into_iter()
+                .enumerate()
+        {
+            api.behave(conduct);
+            let before = api.requests().len();
+            let rebinds = agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}");
+            updates_arrive(node, &format!("uid-{number}")).with_context(|| format!("{conduct:?}"))?;
+            let now = agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}");
+            ensure!(now >= rebinds + 20.0, "{conduct:?}: {rebinds} re-binds, then {now}");
+            let requests = api.requests().len() - before;
+            ensure!(requests <= 6, "{conduct:?}: {requests} requests");
+        }
+        ensure!(agent.figure("bindguard_event_request_failures_total") > 0.0, "{}", agent.get("/metrics"));
+        Ok(())
+    });
+}
+
+fn updates_arrive(node: &Node, uid: &str) -> Result<()> {
+    let cri = node.cri()?;
+    let pod = node.kubelet().pod(uid)?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("key", "0")])?;
+    let subpath = volume.subpath("app", 0, "key");
+    subpath.bind()?;
+    let sandbox = cri.run_pod("runc", uid, uid)?;
+    for number in 1..=20 {
+        let began = Instant::now();
+        volume.update(&[("key", &number.to_string())])?;
+        until("it is re-bound", || Ok(fs::read_to_string(subpath.target())? == number.to_string()))?;
+        ensure!(began.elapsed() < Duration::from_secs(2), "re-bound after {:?}", began.elapsed());
+    }
+    cri.remove_pod(&sandbox)?;
+    delete(node, uid)
+}
+
+/// The kubelet tries again when a check of the agent has a mount open.
+fn delete(node: &Node, uid: &str) -> Result<()> {
+    let mut last = Ok(());
+    until("the kubelet deletes the pod", || {
+        last = node.kubelet().pod(uid)?.delete();
+        Ok(last.is_ok())
+    })?;
+    last
+}

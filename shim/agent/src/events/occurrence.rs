@@ -1,0 +1,126 @@
+//! An occurrence that is worth an event on a pod.
+
+use std::time::Duration;
+
+/// The reason of an event: `reason` of the API's object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// A bind mount was repaired before a create, or by the agent.
+    BindMountRepaired,
+    /// Policy refused the container.
+    ContainerRefused,
+    /// A bind mount is stale and stays so.
+    BindMountNotRepaired,
+    /// The file server or FUSE daemon of a volume does not answer.
+    BindSourceDead,
+    /// A volume that must be mounted is not.
+    VolumeNotMounted,
+    /// A container keeps the host's mounts alive.
+    HostMountsPinned,
+    /// A running container got the current file.
+    BindMountRefreshed,
+    /// A running container still shows an old file.
+    BindMountNotRefreshed,
+    /// A running container got the current file, and its application does not know.
+    ApplicationNotNotified,
+}
+
+/// The type of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventType {
+    /// Nothing is wrong any more.
+    Normal,
+    /// Something is.
+    Warning,
+}
+
+impl EventType {
+    /// `type` of the API's object.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+impl Reason {
+    /// `reason` of the API's object.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::BindMountRepaired => "BindMountRepaired",
+            Self::ContainerRefused => "ContainerRefused",
+            Self::BindMountNotRepaired => "BindMountNotRepaired",
+            Self::BindSourceDead => "BindSourceDead",
+            Self::VolumeNotMounted => "VolumeNotMounted",
+            Self::HostMountsPinned => "HostMountsPinned",
+            Self::BindMountRefreshed => "BindMountRefreshed",
+            Self::BindMountNotRefreshed => "BindMountNotRefreshed",
+            Self::ApplicationNotNotified => "ApplicationNotNotified",
+        }
+    }
+
+    /// Its type.
+    pub fn event_type(self) -> EventType {
+        match self {
+            Self::BindMountRepaired | Self::BindMountRefreshed => EventType::Normal,
+            Self::ContainerRefused | Self::BindMountNotRepaired | Self::BindSourceDead => EventType::Warning,
+            Self::VolumeNotMounted | Self::HostMountsPinned => EventType::Warning,
+            Self::BindMountNotRefreshed | Self::ApplicationNotNotified => EventType::Warning,
+        }
+    }
+}
+
+/// A pod, as the API server knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PodIdentity {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+}
+
+/// The pod of an occurrence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// All its names are known.
+    Pod(PodIdentity),
+    /// The CRI knows its names.
+    Uid(String),
+}
+
+/// An occurrence on a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Occurrence {
+    /// The pod.
+    pub subject: Subject,
+    /// The container's name in the pod.
+    pub container: Option<String>,
+    /// The reason.
+    pub reason: Reason,
+    /// One or two sentences for the pod's owner.
+    pub message: String,
+}
+
+impl Occurrence {
+    /// True if it is over: the same message later is another occurrence.
+    pub fn is_over(&self) -> bool {
+        match self.reason {
+            Reason::BindMountRepaired | Reason::BindMountRefreshed | Reason::ApplicationNotNotified => true,
+            Reason::ContainerRefused => true,
+            Reason::BindMountNotRepaired | Reason::BindSourceDead | Reason::VolumeNotMounted => false,
+            Reason::HostMountsPinned | Reason::BindMountNotRefreshed => false,
+        }
+    }
+}
+
+/// The time since 1970, and a time that no step of the clock changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// For the API's objects.
+    pub since_epoch: Duration,
+    /// For intervals.
+    pub uptime: Duration,
+}

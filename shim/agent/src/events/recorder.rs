@@ -1,0 +1,211 @@
+//! The task that turns occurrences into requests: it merges them and keeps the node's bound.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bindguard_core::error_chain;
+use lru::LruCache;
+use tokio::sync::mpsc::Receiver;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+use super::correlator::{Correlator, Event};
+use super::occurrence::{Moment, Occurrence, PodIdentity, Subject};
+use super::pace::Pace;
+use super::queue::Queue;
+use crate::metrics::{EventResult, Metrics};
+use crate::pods::Cri;
+
+/// Time limit of one request, its connection included.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The limit of pods whose names are remembered.
+const PODS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+
+/// Writes events. The agent writes to the API server, tests count.
+pub trait EventApi {
+    /// Creates the event's object, or updates it if it exists.
+    fn write(&mut self, event: &Event) -> impl Future<Output = Result<(), WriteError>> + Send;
+}
+
+/// Why an event was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// It was to be updated, and there is no such object any more.
+    #[error("there is no such event")]
+    Gone,
+    /// It was to be created, and the object is there: the answer to an earlier request was lost.
+    #[error("the event is there already")]
+    Exists,
+    /// The API server refuses this event.
+    #[error("the API server refuses it: {0}")]
+    Refused(String),
+    /// The API server refuses every event, or this one's namespace is full.
+    #[error("not allowed: {0}; apply the Role for events, or set [agent.events] mode = \"off\"")]
+    Forbidden(String),
+    /// There is no answer, or one that asks for a pause.
+    #[error("no answer from the API server: {why}")]
+    Unavailable {
+        /// Why.
+        why: String,
+        /// The pause that it asks for.
+        pause: Option<Duration>,
+    },
+}
+
+/// Records occurrences.
+pub struct Recorder<A> {
+    api: A,
+    cri: Cri,
+    metrics: Arc<Metrics>,
+    correlator: Correlator,
+    queue: Queue,
+    pace: Pace,
+    names: LruCache<String, PodIdentity>,
+    started: Instant,
+    /// The failure that was logged last.
+    failing: Option<String>,
+    /// The refusals that were logged.
+    refused: HashSet<String>,
+}
+
+impl<A: EventApi> Recorder<A> {
+    /// A recorder that sends this number of requests in a minute, in the long run.
+    pub fn new(api: A, cri: Cri, per_minute: u32, metrics: Arc<Metrics>) -> Self {
+        Self {
+            api,
+            cri,
+            metrics,
+            correlator: Correlator::default(),
+            queue: Queue::default(),
+            pace: Pace::new(per_minute, Duration::ZERO),
+            names: LruCache::new(PODS),
+            started: Instant::now(),
+            failing: None,
+            refused: HashSet::new(),
+        }
+    }
+
+    /// Records until no occurrence can come any more.
+    pub async fn run(mut self, mut occurrences: Receiver<Occurrence>) {
+        loop {
+            // Without an event there is nothing to wait for, and no wake-up.
+            let pause = (!self.queue.is_empty()).then(|| self.pace.wait(self.now().uptime));
+            tokio::select! {
+                biased;
+                () = sleep(pause.unwrap_or_default()), if pause.is_some() => self.request().await,
+                occurrence = occurrences.recv() => match occurrence {
+                    Some(occurrence) => self.take(occurrence).await,
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn now(&self) -> Moment {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Moment { since_epoch, uptime: self.started.elapsed() }
+    }
+
+    async fn take(&mut self, occurrence: Occurrence) {
+        let Some(pod) = self.pod(&occurrence.subject).await else {
+            return self.metrics.events.count(EventResult::no_pod, 1);
+        };
+        let now = self.now();
+        let Some(event) = self.correlator.correlate(occurrence, pod, now) else {
+            return self.metrics.events.count(EventResult::spam, 1);
+        };
+        if self.queue.is_empty() {
+            self.pace.begin(now.uptime, fastrand::f64());
+        }
+        let dropped = self.queue.push(event, now.uptime);
+        self.metrics.events.count(EventResult::queue_full, dropped.iter().count());
+    }
+
+    /// The names of a pod. `None` if it has no sandbox any more, or the CRI does not answer.
+    async fn pod(&mut self, subject: &Subject) -> Option<PodIdentity> {
+        let uid = match subject {
+            Subject::Pod(pod) => return Some(pod.clone()),
+            Subject::Uid(uid) => uid,
+        };
+        if let Some(pod) = self.names.get(uid) {
+            return Some(pod.clone());
+        }
+        let pod = self.cri.pod(uid).await.inspect_err(|error| warn!("name a pod: {}", error_chain(error))).ok()??;
+        let pod = PodIdentity { namespace: pod.namespace, name: pod.name, uid: uid.clone() };
+        self.names.push(uid.clone(), pod.clone());
+        Some(pod)
+    }
+
+    /// Sends one request.
+    async fn request(&mut self) {
+        let now = self.now().uptime;
+        self.metrics.events.count(EventResult::expired, self.queue.expire(now));
+        let Some((event, since)) = self.queue.pop() else { return };
+        self.pace.requested(now, fastrand::f64());
+        let written = timeout(PATIENCE, self.api.write(&event)).await.unwrap_or_else(|_| {
+            Err(WriteError::Unavailable { why: format!("nothing within {PATIENCE:?}"), pause: None })
+        });
+        match written {
+            Ok(()) => self.written(&event),
+            Err(error) => self.not_written(event, since, error),
+        }
+    }
+
+    fn written(&mut self, event: &Event) {
+        self.pace.answered();
+        self.correlator.set_exists(&event.key, true);
+        self.metrics.events.count(EventResult::written, 1);
+        if self.failing.take().is_some() {
+            info!("events are written again");
+        }
+    }
+
+    fn not_written(&mut self, mut event: Event, since: Duration, error: WriteError) {
+        match &error {
+            WriteError::Gone | WriteError::Exists => {
+                self.pace.answered();
+                event.exists = matches!(error, WriteError::Exists);
+                self.correlator.set_exists(&event.key, event.exists);
+                self.put_back(event, since);
+            }
+            WriteError::Refused(why) => {
+                self.pace.answered();
+                self.metrics.events.count(EventResult::refused, 1);
+                // Each reason once, and a bounded number of them.
+                if self.refused.len() < 16 && self.refused.insert(why.clone()) {
+                    warn!("an event on pod {}/{} is lost: {error}", event.pod.namespace, event.pod.name);
+                }
+            }
+            WriteError::Forbidden(_) => {
+                self.metrics.events.count(EventResult::refused, 1);
+                self.failed(None, &error);
+            }
+            WriteError::Unavailable { pause, .. } => {
+                self.failed(*pause, &error);
+                self.put_back(event, since);
+            }
+        }
+    }
+
+    fn put_back(&mut self, event: Event, since: Duration) {
+        let dropped = self.queue.put_back(event, since);
+        self.metrics.events.count(EventResult::queue_full, dropped.iter().count());
+    }
+
+    fn failed(&mut self, pause: Option<Duration>, error: &WriteError) {
+        self.metrics.events.failures.inc();
+        self.pace.failed(self.now().uptime, pause, fastrand::f64());
+        let text = error.to_string();
+        if self.failing.as_ref() != Some(&text) {
+            warn!("write an event: {text}; trying again, with pauses of up to 5 minutes");
+            self.failing = Some(text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! Starts the tasks that write to the API server, as far as the settings want them and there are credentials.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bindguard_config::{EventMode, KubernetesConfig};
+use bindguard_core::error_chain;
+use tracing::warn;
+
+use super::access::{Access, AccessError, ServiceAccount};
+use super::client::ApiClient;
+use super::event_object::ApiEvents;
+use super::node_name;
+use crate::events::{Events, Recorder};
+use crate::metrics::Metrics;
+use crate::node_state::{OwnPod, Publisher, StateSink};
+use crate::pods::Cri;
+use crate::reporting::Reporting;
+
+/// Starts the recorder of events and the publisher of the node's state.
+pub fn start(
+    settings: &KubernetesConfig,
+    account: Option<Result<ServiceAccount, AccessError>>,
+    cri: &Path,
+    metrics: &Arc<Metrics>,
+) -> Reporting {
+    let off = || Reporting { events: Events::off(Arc::clone(metrics)), state: StateSink::off() };
+    if settings.events == EventMode::Off && !settings.node_state {
+        return off();
+    }
+    let access = match Access::choose(settings.kubeconfig.clone(), account) {
+        Ok(access) => Arc::new(access),
+        Err(error) => {
+            warn!("neither events nor the node's state are written: {}", error_chain(&error));
+            return off();
+        }
+    };
+    let events = start_events(settings, &access, cri, metrics);
+    let state = if settings.node_state { start_state(&access, cri) } else { StateSink::off() };
+    Reporting { events, state }
+}
+
+fn start_events(settings: &KubernetesConfig, access: &Arc<Access>, cri: &Path, metrics: &Arc<Metrics>) -> Events {
+    if settings.events == EventMode::Off {
+        return Events::off(Arc::clone(metrics));
+    }
+    let api = ApiEvents::new(ApiClient::new(Arc::clone(access)), node_name(settings.node.as_deref()));
+    let (events, occurrences) = Events::on(settings.events, Arc::clone(metrics));
+    let recorder = Recorder::new(api, Cri::of(cri), settings.event_requests, Arc::clone(metrics));
+    tokio::spawn(recorder.run(occurrences));
+    events
+}
+
+fn start_state(access: &Arc<Access>, cri: &Path) -> StateSink {
+    let Some(pod) = OwnPod::of_environment(ApiClient::new(Arc::clone(access))) else {
+        warn!("the node's state is not written: POD_NAMESPACE and POD_NAME do not name the agent's pod");
+        return StateSink::off();
+    };
+    let (sink, states) = StateSink::on();
+    tokio::spawn(Publisher::new(pod).run(states, Cri::of(cri)));
+    sink
+}

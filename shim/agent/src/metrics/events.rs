@@ -1,0 +1,60 @@
+//! Figures of the Kubernetes events that the agent writes.
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+/// The figures of all events.
+#[derive(Debug, Default)]
+pub struct EventMetrics {
+    results: Family<ResultLabel, Counter>,
+    /// Requests that failed, or were answered with a request for a pause.
+    pub failures: Counter,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: EventResult,
+}
+
+/// What became of an event, as a label.
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum EventResult {
+    /// The API server has it.
+    written,
+    /// The API server refuses it.
+    refused,
+    /// Its pod had too many.
+    spam,
+    /// Too many events waited.
+    queue_full,
+    /// It waited too long.
+    expired,
+    /// Its pod has no sandbox, or the CRI did not answer.
+    no_pod,
+}
+
+impl EventMetrics {
+    const RESULTS: [EventResult; 6] = [
+        EventResult::written,
+        EventResult::refused,
+        EventResult::spam,
+        EventResult::queue_full,
+        EventResult::expired,
+        EventResult::no_pod,
+    ];
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register("events", "Kubernetes events, by result", self.results.clone());
+        registry.register("event_request_failures", "Requests for events that failed", self.failures.clone());
+        // An alert on an increase needs the zero before the first event.
+        Self::RESULTS.iter().for_each(|result| self.count(*result, 0));
+    }
+
+    /// Counts events with this result.
+    pub fn count(&self, result: EventResult, number: usize) {
+        self.results.get_or_create(&ResultLabel { result }).inc_by(number as u64);
+    }
+}

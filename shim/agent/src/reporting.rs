@@ -1,0 +1,66 @@
+//! Hands what the agent and the guard did to the API server's side of the agent: events on pods, and the node's state.
+//!
+//! It never waits. Without an API server it costs nothing.
+
+use bindguard_core::report::{JournalLine, Report};
+use bindguard_guard::refresh::{Refreshed, VolumeOfPod};
+use bindguard_operator::node_report::NodeReport;
+
+use crate::events::{Events, PodIdentity, Standing, from_journal, from_rebind, from_refresh, from_survey};
+use crate::node_state::StateSink;
+
+/// Takes reports, from any thread.
+#[derive(Debug, Clone)]
+pub struct Reporting {
+    /// Events on pods.
+    pub events: Events,
+    /// The node's state.
+    pub state: StateSink,
+}
+
+impl Reporting {
+    /// True if it takes anything.
+    pub fn is_on(&self) -> bool {
+        self.events.are_on() || self.state.is_on()
+    }
+
+    /// A line of the journal.
+    pub fn journaled(&self, line: &JournalLine) {
+        self.state.journaled(line);
+        if self.events.are_on() {
+            self.events.record(from_journal(line));
+        }
+    }
+
+    /// A survey of the node.
+    pub fn surveyed(&self, report: &NodeReport, standing: &mut Standing<()>) {
+        self.state.surveyed(report);
+        if self.events.are_on() {
+            self.events.record(standing.changed((), from_survey(report)));
+        }
+    }
+
+    /// A re-bind of a volume's subpaths.
+    pub fn rebound(&self, volume: &VolumeOfPod, report: &Report, standing: &mut Standing<VolumeOfPod>) {
+        self.state.rebound(report);
+        if self.events.are_on() {
+            self.events.record(standing.changed(volume.clone(), from_rebind(&volume.pod_uid, report)));
+        }
+    }
+
+    /// A refresh of a running container, which is named with its id.
+    pub fn refreshed(
+        &self,
+        pod: &PodIdentity,
+        (id, name): (&str, &str),
+        refreshed: &Refreshed,
+        standing: &mut Standing<String>,
+    ) {
+        if refreshed.replaced() > 0 {
+            self.state.repaired();
+        }
+        if self.events.are_on() {
+            self.events.record(standing.changed(id.to_owned(), from_refresh(pod, name, refreshed)));
+        }
+    }
+}
