@@ -111,15 +111,15 @@ fn each_editor(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Re
         Ok::<_, anyhow::Error>(engine.verb(&["exec", &id, "cat", "/proc/self/mountinfo"])?.success()?.lines().count())
     };
     let before = mounts()?;
-    let edits: [(&str, &dyn Fn(&str) -> Result<()>); 5] = [
-        ("two", &|text| file.rename_over(text)),
-        ("three", &|text| file.rename_away(text)),
-        ("four", &|text| file.link(text)),
-        ("five", &|text| file.rename_over(text)),
-        ("six", &|text| fs::write(&file.0, text).context("write in place")),
+    let edits: [(&str, fn(&File, &str) -> Result<()>); 5] = [
+        ("two", File::rename_over),
+        ("three", File::rename_away),
+        ("four", File::link),
+        ("five", File::rename_over),
+        ("six", |file, text| fs::write(&file.0, text).context("write in place")),
     ];
     for (text, edit) in edits {
-        edit(text)?;
+        edit(&file, text)?;
         until(&format!("the container reads {text}"), || Ok(engine.read(&id, PLACE)? == text))?;
     }
     // Old content, whole.

@@ -13,19 +13,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
+use crate::args::AnnotatePod;
 use crate::kubernetes::{Access, ApiClient, ServiceAccount};
 use crate::node_state::{Annotations, OwnPod, Publisher, from_status};
-
-/// Arguments of `annotate-pod`.
-#[derive(Debug, clap::Args)]
-pub struct AnnotatePod {
-    /// Run the command this often, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
-    every: u64,
-    /// The command, which prints what `bindguard status --json` prints.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<String>,
-}
 
 impl AnnotatePod {
     /// Runs until a signal ends it.

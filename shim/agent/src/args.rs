@@ -6,8 +6,6 @@ use std::path::PathBuf;
 use bindguard_config::{AgentConfig, EventMode, KubernetesConfig, RefreshMode};
 use clap::{Parser, Subcommand};
 
-use crate::annotate_pod::AnnotatePod;
-
 /// Keep the subPath mounts of this node current, and serve its metrics.
 #[derive(Debug, Parser)]
 #[command(name = "bindguard-agent", version, about)]
@@ -46,6 +44,17 @@ pub struct Args {
 pub enum Verb {
     /// Annotate the pod of this process with the state that a command prints.
     AnnotatePod(AnnotatePod),
+}
+
+/// Arguments of `annotate-pod`.
+#[derive(Debug, clap::Args)]
+pub struct AnnotatePod {
+    /// Run the command this often, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub every: u64,
+    /// The command, which prints what `bindguard status --json` prints.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
 }
 
 impl Args {

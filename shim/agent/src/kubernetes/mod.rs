@@ -13,7 +13,6 @@ use std::fs;
 
 pub use self::access::{Access, AccessError, ServiceAccount};
 pub use self::client::{ApiClient, ApiError};
-pub use self::event_object::ApiEvents;
 pub use self::start::start;
 
 /// The node's name in Kubernetes: the config's, the environment's, or the kernel's.

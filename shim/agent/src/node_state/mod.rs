@@ -18,7 +18,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::watch::{Receiver, Sender, channel};
 
-pub use self::publisher::{AnnotationApi, OwnPod, Publisher};
+pub use self::publisher::{OwnPod, Publisher};
 
 /// Names and values.
 pub type Annotations = BTreeMap<String, String>;
