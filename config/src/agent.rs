@@ -35,7 +35,8 @@ pub struct AgentConfig {
 pub enum RefreshMode {
     /// None.
     Off,
-    /// Those of pods that have the annotation `bindguard.io/refresh`.
+    /// Those of pods that have the annotation `bindguard.io/refresh`, and those of engines that have the label
+    /// `bindguard.refresh`.
     #[default]
     Annotated,
     /// All.

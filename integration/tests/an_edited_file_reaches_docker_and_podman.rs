@@ -3,7 +3,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::engines::{ContainerEngine, Docker, Podman, missing};
@@ -39,6 +39,7 @@ fn podman() {
             a_container_that_starts_again(node, &podman, &flags)?;
         }
         only_a_container_that_opted_in(node, &podman)?;
+        a_rootless_container_is_refused(node)?;
         let mut api = podman.serve()?;
         let with_label = each_editor(node, &podman, &["--label", LABEL]);
         let _ = api.kill().and_then(|()| api.wait().map(drop));
@@ -103,6 +104,9 @@ impl File {
     }
 }
 
+/// Replaces the file by one with this text.
+type Edit<'a> = &'a dyn Fn(&str) -> Result<()>;
+
 fn each_editor(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
     let file = File::new(node, "edited")?;
     let bind = file.bind();
@@ -111,15 +115,15 @@ fn each_editor(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Re
         Ok::<_, anyhow::Error>(engine.verb(&["exec", &id, "cat", "/proc/self/mountinfo"])?.success()?.lines().count())
     };
     let before = mounts()?;
-    let edits: [(&str, fn(&File, &str) -> Result<()>); 5] = [
-        ("two", File::rename_over),
-        ("three", File::rename_away),
-        ("four", File::link),
-        ("five", File::rename_over),
-        ("six", |file, text| fs::write(&file.0, text).context("write in place")),
+    let edits: [(&str, Edit<'_>); 5] = [
+        ("two", &|text| file.rename_over(text)),
+        ("three", &|text| file.rename_away(text)),
+        ("four", &|text| file.link(text)),
+        ("five", &|text| file.rename_over(text)),
+        ("six", &|text| fs::write(&file.0, text).context("write in place")),
     ];
     for (text, edit) in edits {
-        edit(&file, text)?;
+        edit(text)?;
         until(&format!("the container reads {text}"), || Ok(engine.read(&id, PLACE)? == text))?;
     }
     // Old content, whole.
@@ -158,7 +162,13 @@ fn only_a_container_that_opted_in(node: &Node, engine: &impl ContainerEngine) ->
     fs::remove_file(&file.0)?;
     let gone = refresh(&["--json"])?;
     ensure!(gone.code() == 1 && gone.stdout.contains("key-gone"), "{gone:?}");
-    engine.remove(&id)?;
-    ensure!(Path::new(&file.0).parent().is_some_and(Path::is_dir));
+    engine.remove(&id)
+}
+
+/// The state that crun keeps for a user: its host paths are in a mount namespace of that user.
+fn a_rootless_container_is_refused(node: &Node) -> Result<()> {
+    fs::create_dir_all("/run/user/1000/crun/5e1f")?;
+    let refused = node.bindguard(["refresh", "--container", "5e1f"])?;
+    ensure!(refused.code() == 2 && refused.stderr.contains("rootless container of user 1000"), "{refused:?}");
     Ok(())
 }

@@ -9,7 +9,7 @@ const AFTER_START: [Duration; 3] = [Duration::from_millis(200), Duration::from_s
 /// The time for which a file that was made and not yet closed may be written. A link gets no other event.
 const WRITTEN: Duration = Duration::from_secs(1);
 
-/// What is due, and when.
+/// The planned surveys and refreshes.
 #[derive(Debug)]
 pub struct Schedule {
     interval: Duration,

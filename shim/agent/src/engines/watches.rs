@@ -30,7 +30,7 @@ pub struct Changes {
     pub made: HashSet<String>,
 }
 
-/// All watches. A survey makes them anew; those that it does not need any more are removed.
+/// All watches. A survey creates them again; those that it does not need any more are removed.
 #[derive(Debug)]
 pub struct Watches {
     inotify: Inotify,
@@ -166,7 +166,7 @@ mod tests {
         fs::write(at("app.conf.new"), "two").unwrap();
         fs::rename(at("app.conf.new"), at("app.conf")).unwrap();
         assert_eq!(changes(&mut watches).complete, both);
-        // In place, and removed and made anew.
+        // In place, and removed and created again.
         fs::write(at("app.conf"), "three").unwrap();
         assert_eq!(changes(&mut watches).complete, both);
         fs::remove_file(at("app.conf")).unwrap();
