@@ -172,8 +172,8 @@ SYSCALLS := mounts swap target enter refresh admit attributes_of_the_mount cifs 
   mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
   volumes_mounted_anew written_by_containers
 SYSCALLS_9P := ninep
-STORIES := configmap_update_then_restart limits_by_hand oom_event_before_exit \
-  shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
+STORIES := configmap_update_then_restart containerd_as_a_service cri_pods limits_by_hand oom_event_before_exit \
+  resources_of_a_running_pod shim_killed_in_create shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 
 ## the tests of bindguard-sys, bindguard-guard and bindguard-operator on other kernels, and stories on a node with systemd and cgroup v2 alone

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs stories on a node as most are today: systemd as first process and as cgroup manager, cgroup v2 as the only hierarchy,
-# with the newest containerd and runc.
+# with three generations of containerd and runc, and with crun.
 #   run-node.sh KERNELS MATRIX PROGRAMS STORY...     MATRIX: see ../matrix/fetch.sh; PROGRAMS: a folder with ours
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,10 +13,12 @@ vm_root "$@"
 
 # at the same path: it is baked into some of the programs; the C library of systemd's suite serves them all
 add() { mkdir -p "$vm/root$(dirname "$1")"; [ -e "$vm/root$1" ] || cp -L "$1" "$vm/root$1"; }
-for program in containerd ctr containerd-shim-runc-v2 runc; do
-  file=$matrix/v/sid/bin/$program
-  add "$file"
-  ldd "$file" 2>/dev/null | grep -o '/[^ )]*' | sort -u | while read -r library; do add "$library"; done
+for suite in bookworm trixie sid; do
+  for program in containerd ctr containerd-shim-runc-v2 runc crun; do
+    file=$matrix/v/$suite/bin/$program
+    add "$file"
+    ldd "$file" 2>/dev/null | grep -o '/[^ )]*' | sort -u | while read -r library; do add "$library"; done
+  done
 done
 mkdir "$vm/root/programs"
 for program in containerd-shim-bindguard-v2 bindguard-runtime bindguard; do cp "$programs/$program" "$vm/root/programs"; done

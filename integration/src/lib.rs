@@ -73,3 +73,32 @@ macro_rules! on_every_generation {
         }
     };
 }
+
+/// The same where systemd makes the cgroups, and on the newest containerd with crun as well. Only the booted node of
+/// `make kernels` has such a systemd; elsewhere these tests are skipped aloud.
+#[macro_export]
+macro_rules! on_every_generation_with_systemd {
+    ($story:expr) => {
+        mod with_systemd {
+            use super::*;
+
+            #[test]
+            fn containerd_1_6() {
+                ($story)($crate::Setup::on($crate::Generation::V1_6).systemd());
+            }
+            #[test]
+            fn containerd_1_7() {
+                ($story)($crate::Setup::on($crate::Generation::V1_7).systemd());
+            }
+            #[test]
+            fn containerd_2_1() {
+                ($story)($crate::Setup::on($crate::Generation::V2_1).systemd());
+            }
+            #[test]
+            fn containerd_2_1_crun() {
+                let crun = $crate::Oci::Crun($crate::Generation::V2_1);
+                ($story)($crate::Setup::on($crate::Generation::V2_1).oci(crun).systemd());
+            }
+        }
+    };
+}

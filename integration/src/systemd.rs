@@ -3,11 +3,15 @@
 //! Such a node's containers are scopes in one slice that has the node's name. A slice's dashes would be levels, so they are
 //! written otherwise: `bgt-7-0` has `bgt_7_0.slice`, and in it `bgt-7-0-web.scope` and the `cri-containerd-….scope` of pods.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
+use crate::Node;
 use crate::process::host;
+use crate::waiting::until;
 
 /// Only a machine that systemd has booted has this, see sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
@@ -44,4 +48,80 @@ pub fn property(unit: &str, name: &str) -> Result<String> {
 pub fn units(pattern: &str) -> Result<Vec<String>> {
     let table = host(["systemctl", "list-units", "--all", "--plain", "--no-legend", pattern])?;
     Ok(table.lines().filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect())
+}
+
+/// The cgroups in the slice of the node `name`.
+pub fn slice_members(name: &str) -> Result<Vec<String>> {
+    let slice = cgroup_of(name);
+    let entries = match fs::read_dir(&slice) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("list {}", slice.display())),
+    };
+    let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+}
+
+/// The node's containerd as a service, with the settings of containerd's own unit that matter here. It ends with this value.
+#[derive(Debug)]
+pub struct Service {
+    name: String,
+    unit: PathBuf,
+    log: PathBuf,
+}
+
+impl Service {
+    /// Starts it, and waits until it answers. The node's own containerd must have ended.
+    pub fn start(node: &Node) -> Result<Self> {
+        let name = format!("{}.service", node.name());
+        let service = Self { unit: Path::new(BOOTED).join(&name), name, log: node.disk().join("service.log") };
+        let (daemon, config) = (node.containerd().display(), node.containerd_config().display());
+        let namespace = format!("/proc/{}/task/{}/ns/mnt", std::process::id(), nix::unistd::gettid());
+        let environment = node.environment().map(|(name, value)| format!("Environment={name}={value}\n"));
+        let text = format!(
+            "[Service]\nKillMode=process\nDelegate=yes\nRestart=always\nRestartSec=0\n{}StandardError=append:{}\n\
+             ExecStart=/bin/busybox nsenter -m{namespace} {daemon} --config {config}\n",
+            environment.collect::<String>(),
+            service.log.display(),
+        );
+        fs::write(&service.unit, text).with_context(|| format!("write {}", service.unit.display()))?;
+        host(["systemctl", "daemon-reload"])?;
+        service.restart()?;
+        Ok(service)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Restarts it, and waits until it answers.
+    pub fn restart(&self) -> Result<()> {
+        self.answers_again(|| host(["systemctl", "restart", &self.name]).map(drop))
+    }
+
+    /// Kills its main process; systemd starts it again.
+    pub fn crash(&self) -> Result<()> {
+        self.answers_again(|| host(["systemctl", "kill", "--kill-whom=main", "--signal=KILL", &self.name]).map(drop))
+    }
+
+    /// Stops it.
+    pub fn stop(&self) -> Result<()> {
+        host(["systemctl", "stop", &self.name]).map(drop)
+    }
+
+    fn answers_again(&self, action: impl FnOnce() -> Result<()>) -> Result<()> {
+        let boots = || fs::read_to_string(&self.log).unwrap_or_default().matches("successfully booted").count();
+        let before = boots();
+        action()?;
+        until("containerd answers as a service", || Ok(boots() > before))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.stop();
+        let _ = fs::remove_file(&self.unit);
+        let _ = host(["systemctl", "daemon-reload"]);
+    }
 }

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use bindguard_integration::node::HostRoot;
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
-use bindguard_integration::{Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{
+    Generation, Node, Runtime, Setup, VolumeKind, on_every_generation, on_every_generation_with_systemd,
+};
 
 fn story(generation: Generation) {
     let runtimes = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
@@ -12,10 +14,9 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
-#[test]
-fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(|node| through(node, &[Runtime::Bindguard, Runtime::Wrapper]));
-}
+on_every_generation_with_systemd!(
+    |setup: Setup| setup.story(|node| through(node, &[Runtime::Bindguard, Runtime::Wrapper]))
+);
 
 fn through(node: &Node, runtimes: &[Runtime]) -> Result<()> {
     for runtime in runtimes.iter().copied() {

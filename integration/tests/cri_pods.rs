@@ -5,7 +5,9 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{
+    Generation, Node, Setup, VolumeKind, on_every_generation, on_every_generation_with_systemd,
+};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::sys::signal::Signal;
@@ -14,10 +16,7 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 on_every_generation!(|generation| Setup::on(generation).cri().story(story));
 
-#[test]
-fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).cri().systemd().story(story);
-}
+on_every_generation_with_systemd!(|setup: Setup| setup.cri().story(story));
 
 fn story(node: &Node) -> Result<()> {
     stock_handler_fails(node)?;

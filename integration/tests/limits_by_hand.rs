@@ -6,17 +6,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::shim::Shim;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Node, Setup, on_every_generation, on_every_generation_with_systemd};
 use serde_json::json;
 
 const MEMORY: u64 = 96 << 20;
 
 on_every_generation!(|generation| Setup::on(generation).story(story));
 
-#[test]
-fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(story);
-}
+on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 
 fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();

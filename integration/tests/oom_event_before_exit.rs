@@ -1,14 +1,11 @@
 //! The kernel kills in a container for want of memory: one TaskOOM, and it comes before the exit that it explains.
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::{Generation, Node, Setup, events, on_every_generation};
+use bindguard_integration::{Node, Setup, events, on_every_generation, on_every_generation_with_systemd};
 
 on_every_generation!(|generation| Setup::on(generation).story(story));
 
-#[test]
-fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(story);
-}
+on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 
 fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();

@@ -2,16 +2,13 @@
 
 use anyhow::{Result, ensure};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Node, Setup, on_every_generation, on_every_generation_with_systemd};
 
 const BUSY: [&str; 3] = ["sh", "-c", "while :; do :; done"];
 
 on_every_generation!(|generation| Setup::on(generation).cri().story(story));
 
-#[test]
-fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).cri().systemd().story(story);
-}
+on_every_generation_with_systemd!(|setup: Setup| setup.cri().story(story));
 
 fn story(node: &Node) -> Result<()> {
     let cri = node.cri()?;

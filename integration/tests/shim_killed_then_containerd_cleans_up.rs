@@ -6,16 +6,13 @@ use std::fs;
 use anyhow::Result;
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, mounts, on_every_generation};
+use bindguard_integration::{Node, Setup, mounts, on_every_generation, on_every_generation_with_systemd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 on_every_generation!(|generation| Setup::on(generation).story(story));
 
-#[test]
-fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(story);
-}
+on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 
 fn story(node: &Node) -> Result<()> {
     let before = Leftovers::of(node)?;

@@ -4,16 +4,13 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Node, Runtime, Setup, on_every_generation, on_every_generation_with_systemd};
 
 const LIMIT: u64 = 64 * 1024 * 1024;
 
 on_every_generation!(|generation| Setup::on(generation).story(compare));
 
-#[test]
-fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(compare);
-}
+on_every_generation_with_systemd!(|setup: Setup| setup.story(compare));
 
 fn compare(node: &Node) -> Result<()> {
     let [stock, ours] = [Runtime::Stock, Runtime::Bindguard].map(|runtime| story(node, runtime));

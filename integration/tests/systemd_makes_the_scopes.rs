@@ -9,34 +9,34 @@ use bindguard_integration::process::{host, run};
 use bindguard_integration::shim::Shim;
 use bindguard_integration::systemd::{property, units};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Runtime, Setup};
+use bindguard_integration::{Node, Runtime, Setup, on_every_generation_with_systemd};
 use serde_json::json;
 
 const AT_THE_START: u64 = 64 << 20;
 const UPDATED: u64 = 96 << 20;
 
-#[test]
-fn containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).systemd().story(|node| {
-        let before = Leftovers::of(node)?;
-        for runtime in [Runtime::Stock, Runtime::Bindguard, Runtime::Wrapper] {
-            lives_in_its_scope(node, runtime).with_context(|| format!("{runtime:?}"))?;
-        }
-        for runtime in [Runtime::Stock, Runtime::Bindguard] {
-            systemd_ends_it(node, runtime).with_context(|| format!("{runtime:?}"))?;
-            create_fails(node, runtime).with_context(|| format!("{runtime:?}"))?;
-        }
-        before.are_all(node)
-    });
+on_every_generation_with_systemd!(|setup: Setup| setup.story(containers_are_scopes));
+
+fn containers_are_scopes(node: &Node) -> Result<()> {
+    let before = Leftovers::of(node)?;
+    for runtime in [Runtime::Stock, Runtime::Bindguard, Runtime::Wrapper] {
+        lives_in_its_scope(node, runtime).with_context(|| format!("{runtime:?}"))?;
+    }
+    for runtime in [Runtime::Stock, Runtime::Bindguard] {
+        systemd_ends_it(node, runtime).with_context(|| format!("{runtime:?}"))?;
+        create_fails(node, runtime).with_context(|| format!("{runtime:?}"))?;
+    }
+    before.are_all(node)
 }
 
-#[test]
-fn pods_on_containerd_2_1_with_systemd() {
-    Setup::on(Generation::V2_1).cri().systemd().story(|node| {
-        ["bindguard", "bindguard-path"]
-            .iter()
-            .try_for_each(|handler| pod_is_in_its_slice(node, handler).context(*handler))
-    });
+mod pods {
+    use super::*;
+
+    on_every_generation_with_systemd!(|setup: Setup| setup.cri().story(pods_are_in_their_slices));
+}
+
+fn pods_are_in_their_slices(node: &Node) -> Result<()> {
+    ["bindguard", "bindguard-path"].iter().try_for_each(|handler| pod_is_in_its_slice(node, handler).context(*handler))
 }
 
 /// By containerd's options, and by the path alone where the handler has none.

@@ -72,6 +72,11 @@ impl Node {
         &self.disk
     }
 
+    /// containerd's program.
+    pub fn containerd(&self) -> &Path {
+        &self.daemon
+    }
+
     /// containerd's main file.
     pub fn containerd_config(&self) -> &Path {
         &self.daemon_config
