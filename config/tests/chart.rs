@@ -74,6 +74,7 @@ fn kustomize_builds_the_base() {
     assert!(built.status.success(), "{built:?}");
     let documents = documents(&text(&built.stdout));
     let kinds: Vec<_> = documents.iter().map(|document| document["kind"].as_str().unwrap()).collect();
-    assert_eq!(kinds, ["DaemonSet", "DaemonSet", "RuntimeClass"]);
+    let account = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"];
+    assert_eq!(kinds, [&account[..], &["DaemonSet", "DaemonSet", "RuntimeClass"]].concat());
     documents.iter().for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
 }

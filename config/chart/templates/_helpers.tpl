@@ -34,6 +34,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if $agent.config }}{{ $words = concat $words (list "--config" "/config/config.toml") }}{{ end -}}
 {{- if $agent.refresh }}{{ $words = concat $words (list "--refresh" $agent.refresh) }}{{ end -}}
 {{- if $agent.nri.enabled }}{{ $words = concat $words (list "--nri" $agent.nri.socket) }}{{ end -}}
+{{- if ne $agent.events "off" }}{{ $words = concat $words (list "--events" $agent.events) }}{{ end -}}
+{{- if $agent.stateAnnotation.enabled }}{{ $words = append $words "--node-state" }}{{ end -}}
 {{- concat $words $agent.extraArgs | toJson -}}
 {{- end }}
 
@@ -65,6 +67,10 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 priorityClassName: {{ .Values.priorityClassName }}
 automountServiceAccountToken: false
+{{- $state := and (eq .mode "install") (include "bindguard.installerState" .) }}
+{{- if $state }}
+serviceAccountName: {{ .Release.Name }}-installer
+{{- end }}
 # bindguard checks the node's daemons and containers; systemctl connects to the node's pid 1
 hostPID: true
 # time for containerd to restart
@@ -87,9 +93,16 @@ containers:
         mountPath: /host
         # without this, the pod would hold the node's mounts until it ends
         mountPropagation: HostToContainer
+{{- if $state }}
+  # it alone has the token
+{{ include "bindguard.stateContainer" . | indent 2 }}
+{{- end }}
 volumes:
   - name: host
     hostPath:
       path: /
       type: Directory
+{{- if $state }}
+{{ include "bindguard.accountVolume" . | indent 2 }}
+{{- end }}
 {{- end }}

@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
 use k8s_openapi::api::node::v1::RuntimeClass;
-use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use serde::Serialize;
 use serde::de::{Deserialize, DeserializeOwned};
 use serde_json::Value;
@@ -31,6 +32,14 @@ pub fn taken_by_kind(document: &Value) -> Result<Value, serde_json::Error> {
         (Some("batch/v1"), Some("Job")) => taken::<Job>(document),
         (Some("rbac.authorization.k8s.io/v1"), Some("Role")) => taken::<Role>(document),
         (Some("rbac.authorization.k8s.io/v1"), Some("RoleBinding")) => taken::<RoleBinding>(document),
+        (Some("rbac.authorization.k8s.io/v1"), Some("ClusterRole")) => taken::<ClusterRole>(document),
+        (Some("rbac.authorization.k8s.io/v1"), Some("ClusterRoleBinding")) => taken::<ClusterRoleBinding>(document),
+        (Some("admissionregistration.k8s.io/v1"), Some("ValidatingAdmissionPolicy")) => {
+            taken::<ValidatingAdmissionPolicy>(document)
+        }
+        (Some("admissionregistration.k8s.io/v1"), Some("ValidatingAdmissionPolicyBinding")) => {
+            taken::<ValidatingAdmissionPolicyBinding>(document)
+        }
         other => panic!("no such kind here: {other:?}"),
     }
 }

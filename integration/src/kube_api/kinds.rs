@@ -1,18 +1,24 @@
 //! The discovery answers that `kubectl apply` needs: the kinds and their schemas.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 /// Group and version, kind, and the plural name of what is namespaced or not.
-const KINDS: [(&str, &str, &str, bool); 4] = [
+const KINDS: [(&str, &str, &str, bool); 7] = [
     ("v1", "ConfigMap", "configmaps", true),
     ("v1", "Pod", "pods", true),
+    ("v1", "ServiceAccount", "serviceaccounts", true),
+    ("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", false),
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", false),
     ("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", false),
     ("apps/v1", "DaemonSet", "daemonsets", true),
 ];
 
 /// The answer to a GET of a path that is no object's.
 pub(super) fn discovered(path: &str) -> Option<Value> {
-    let group_versions = || KINDS.iter().map(|(version, ..)| *version).filter(|version| version.contains('/'));
+    let group_versions =
+        || BTreeSet::from(KINDS.map(|(version, ..)| version)).into_iter().filter(|version| version.contains('/'));
     Some(match path {
         "/version" => json!({"major": "1", "minor": "32", "gitVersion": "v1.32.0"}),
         "/api" => json!({"kind": "APIVersions", "versions": ["v1"]}),
