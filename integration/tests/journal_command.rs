@@ -54,7 +54,7 @@ fn read_the_journal(node: &Node) -> Result<()> {
     }
     half.write_all(b"\n")?;
     let strange = node.bindguard(["journal"])?;
-    ensure!(strange.code() == 2 && strange.stdout.contains("is no admission"), "{strange:?}");
+    ensure!(strange.code() == 2 && strange.stdout.contains("is no line of a journal"), "{strange:?}");
     for (words, said) in [
         (&["journal", "--file", "/etc/passwd"][..], "is no journal"),
         (&["journal", "--file", "/nowhere"], "no such file"),

@@ -5,11 +5,13 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, mount};
+use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::kubelet::Subpath;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, Oci, PollingReader, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use serde_json::{Value, json};
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const REFRESHED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
@@ -104,8 +106,30 @@ fn a_signal_follows_the_new_file(node: &Node) -> Result<()> {
     }
     let log = cri.logs(&app)?;
     ensure!(log.matches("got ").count() == 2, "not one signal for each update: {log}");
+    refreshes_are_journaled(node, &app)?;
     cri.remove_pod(&sandbox)?;
     delete(node, "uid-signal")
+}
+
+/// One line for each update, with the names of the pod, the file and the signal.
+fn refreshes_are_journaled(node: &Node, id: &str) -> Result<()> {
+    let of_container = || -> Result<Vec<Value>> {
+        let is_of_it = |line: &Value| line["kind"] == "refresh" && line["id"] == id;
+        Ok(journal::lines(JOURNAL)?.into_iter().filter(is_of_it).collect())
+    };
+    until("both refreshes are journaled", || Ok(of_container()?.len() == 2))?;
+    for line in of_container()? {
+        let (container, mount) = (&line["container"], &line["mounts"][0]);
+        ensure!(line["by"] == "agent" && container["pod"] == "signal" && container["uid"] == "uid-signal", "{line}");
+        ensure!(mount["destination"] == "/etc/app.conf" && mount["outcome"]["result"] == "replaced", "{line}");
+        ensure!(line["notification"] == json!({ "request": "signal:SIGHUP" }), "{line}");
+    }
+    let shown = node.bindguard(["journal", "--pod", "default/signal"])?;
+    for words in ["refreshed while it runs, by the agent", "replaced   /etc/app.conf", "notified   signal:SIGHUP"] {
+        ensure!(shown.code() == 0 && shown.stdout.matches(words).count() == 2, "no {words:?} in {shown:?}");
+    }
+    ensure!(shown.stdout.contains("default/signal (volume conf on the host, by the agent)"), "{shown:?}");
+    Ok(())
 }
 
 fn three_readers_never_see_anything_bad(node: &Node, agent: &Agent) -> Result<()> {

@@ -22,6 +22,7 @@ use nix::unistd::Pid;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const STOCK: &str = "runc";
+const ADJUSTED: &str = "bindguard_nri_creates_total{answer=\"adjusted\"}";
 const PLUGIN: &str = "agent.nri.enabled = true\n";
 const REPAIRS_BY_ANNOTATION: &str =
     "agent.nri.enabled = true\nchecks.stale-subpaths = 'report'\nannotations.mode = true\n";
@@ -125,9 +126,9 @@ fn refused(node: &Node) -> Result<()> {
     cri.remove_pod(&sandbox)
 }
 
-/// Both judge the create; the second one finds nothing to do.
+/// Both judge the create; the second one finds nothing to do. Each finding is counted once.
 fn shim_and_plugin(node: &Node) -> Result<()> {
-    let _agent = Agent::start(node, REPAIRS_BY_ANNOTATION)?;
+    let agent = Agent::start(node, REPAIRS_BY_ANNOTATION)?;
     let cri = node.cri()?;
     wait_for_plugin(&cri)?;
     let pod = node.kubelet().pod("uid-6")?;
@@ -145,6 +146,16 @@ fn shim_and_plugin(node: &Node) -> Result<()> {
     for once in ["rebound", "made-rslave"] {
         ensure!(journaled(&app, once) == 1, "{once} happened {} times", journaled(&app, once));
     }
+    ensure!(journaled(&app, "\"kind\":\"nri-create\"") == 1, "the plugin's line is not of its own kind");
+    let counted = |family: &str| agent.figure(&format!("{family}{{verdict=\"stale\",outcome=\"rebound\"}}"));
+    let (by_shim, by_plugin) = (counted("bindguard_admission_binds_total"), counted("bindguard_nri_binds_total"));
+    ensure!((by_shim, by_plugin) == (0.0, 1.0), "the repair is counted {by_shim} and {by_plugin} times");
+    ensure!(agent.figure("bindguard_admission_seconds_count") >= 1.0, "the shim's create is not counted");
+    ensure!(
+        agent.figure("bindguard_nri_connected") == 1.0 && agent.figure(ADJUSTED) >= 1.0,
+        "{}",
+        agent.get("/metrics")
+    );
     cri.remove_pod(&sandbox)?;
     pod.delete()
 }

@@ -41,9 +41,13 @@ fn story(node: &Node) -> Result<()> {
     let json = refresh(&["--json"])?;
     let report: serde_json::Value = serde_json::from_str(&json.stdout)?;
     let outcomes: Vec<_> =
-        report["files"].as_array().into_iter().flatten().map(|file| file["outcome"].as_str()).collect();
+        report["files"].as_array().into_iter().flatten().map(|file| file["outcome"]["result"].as_str()).collect();
     ensure!(json.code() == 1 && outcomes.contains(&Some("key-gone")), "{json:?}");
     ensure!(cri.read(&app, "/etc/app.conf")? == "three" && cri.read(&app, "/etc/gone.conf")? == "two");
+
+    let journal = node.bindguard(["journal", "--pod", "default/web"])?;
+    let found = ["refreshed while it runs, by an operator", "volume conf on the host, by an operator", "key-gone"];
+    ensure!(journal.code() == 1 && found.iter().all(|words| journal.stdout.contains(words)), "{journal:?}");
 
     let by_id = node.bindguard(["refresh", "--container", &app[..12]])?;
     ensure!(by_id.code() == 1, "{by_id:?}");

@@ -2,6 +2,10 @@
 //!
 //! A container runtime fixes a pod's annotations when it makes the sandbox: a later change of the pod has no effect.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
 /// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
 pub const REFRESH: &str = "bindguard.io/refresh";
 
@@ -27,7 +31,8 @@ pub enum OptIn {
 }
 
 /// The notification of a container whose files are new.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum Notify {
     /// None: applications that watch the file notice by themselves.
     #[default]
@@ -50,6 +55,11 @@ pub enum NotifySignal {
     /// SIGWINCH
     Winch,
 }
+
+/// A text that names no notification.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} names no notification, expected \"none\", \"touch\" or \"signal:NAME\"")]
+pub struct UnknownNotification(String);
 
 /// The requests of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -137,6 +147,33 @@ impl Notify {
     }
 }
 
+impl fmt::Display for Notify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Touch => "touch",
+            Self::Signal(NotifySignal::Hup) => "signal:SIGHUP",
+            Self::Signal(NotifySignal::Usr1) => "signal:SIGUSR1",
+            Self::Signal(NotifySignal::Usr2) => "signal:SIGUSR2",
+            Self::Signal(NotifySignal::Winch) => "signal:SIGWINCH",
+        })
+    }
+}
+
+impl From<Notify> for String {
+    fn from(notify: Notify) -> Self {
+        notify.to_string()
+    }
+}
+
+impl TryFrom<String> for Notify {
+    type Error = UnknownNotification;
+
+    fn try_from(text: String) -> Result<Self, UnknownNotification> {
+        Self::from_text(&text).ok_or(UnknownNotification(text))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +228,7 @@ mod tests {
                 (notify.unwrap_or_default(), usize::from(notify.is_none())),
                 "{value}"
             );
+            assert_eq!(notify.map(|notify| Notify::from_text(&notify.to_string())), notify.map(Some));
         }
         let long = Box::leak("x".repeat(10_000).into_boxed_str());
         assert!(request(None, Some(long)).problems[0].len() < 300);

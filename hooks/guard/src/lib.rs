@@ -24,7 +24,7 @@ mod verify;
 pub use admit::{Admission, Attempt, admit, admit_spec};
 pub use check::{check_bundle, planned_outcome};
 pub use directories::in_real_folder;
-pub use journal::{JournalEntry, RecordError, record};
+pub use journal::{JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh};
 pub use probes::{Answers, Probes};
 pub use rebind::{NotRebound, Rebound, rebind};
 pub use verify::verify_container;

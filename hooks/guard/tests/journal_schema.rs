@@ -10,9 +10,13 @@ use std::path::{Path, PathBuf};
 use bindguard_core::judge::{Finding, Lack, NoRemedy, Pinning, StaleCause, Unmounted, Verdict};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
+use bindguard_core::refresh_request::{Notify, NotifySignal};
+use bindguard_core::report::{
+    Actor, AttachMethod, BindReport, Container, MountResult, Notification, Outcome, PlannedAction, RebindLine,
+    RefreshLine, RefreshedMount, Report,
+};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{JournalEntry, record};
+use bindguard_guard::{JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh};
 use json_schema::Schema;
 use serde_json::{Value, json};
 
@@ -23,11 +27,15 @@ fn schema() -> Schema {
 }
 
 /// The line that the journal gets.
-fn line_of(entry: &JournalEntry<'_>) -> Value {
+fn line_by(write: impl FnOnce(&Path) -> Result<(), RecordError>) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
-    record(&journal, entry).unwrap();
+    write(&journal).unwrap();
     serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap()
+}
+
+fn line_of(entry: &JournalEntry<'_>) -> Value {
+    line_by(|journal| record(journal, entry))
 }
 
 fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport {
@@ -93,9 +101,53 @@ fn created(report: &Report) -> Value {
 }
 
 /// Longer than a line may be.
+fn too_long() -> Report {
+    let long = bind(&format!("/{}", "x".repeat(500)), Verdict::Dead("why".to_owned()), None);
+    Report { binds: [of_every_verdict(), vec![long; 2_000]].concat(), ..full() }
+}
+
 fn cut_off() -> Value {
-    let many = vec![bind(&format!("/{}", "x".repeat(500)), Verdict::Current, None); 2_000];
-    created(&Report { binds: [of_every_verdict(), many].concat(), ..full() })
+    created(&too_long())
+}
+
+/// The lines of the NRI plugin and of repairs between creates.
+fn of_version_2() -> Vec<Value> {
+    let nri = |report: &Report| {
+        let report = Report { bundle: None, ..report.clone() };
+        let entry = JournalEntry { id: Some("bb344d713010"), attempt: 0, pid: None, report: &report };
+        line_by(|journal| record_nri_create(journal, &entry))
+    };
+    let rebind = |by, report: &Report| {
+        line_by(|journal| record_rebind(journal, RebindLine::new(by, "eea5c325", "conf", report)))
+    };
+    let refresh = |line: RefreshLine| line_by(|journal| record_refresh(journal, line));
+    let mut short = vec![nri(&full()), nri(&too_long()), rebind(Actor::Agent, &full())];
+    short.push(rebind(Actor::Operator, &too_long()));
+    short.extend([refreshed(None), refreshed(Some("process 7 ended"))].map(refresh));
+    let mut long = refreshed(None);
+    long.mounts = vec![RefreshedMount::new(Path::new(&"/x".repeat(300)), Path::new("/s"), MountResult::Hidden); 2_000];
+    short.push(refresh(long));
+    let signals = [NotifySignal::Usr1, NotifySignal::Usr2, NotifySignal::Winch, NotifySignal::Hup].map(Notify::Signal);
+    short.extend(signals.map(|request| {
+        let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Container::default());
+        line.notification = Some(Notification { request, error: None });
+        refresh(line)
+    }));
+    short
+}
+
+/// A refresh with every result.
+fn refreshed(error: Option<&str>) -> RefreshLine {
+    let methods = [AttachMethod::Beneath, AttachMethod::Tucked, AttachMethod::Finished];
+    let replaced = methods.map(|method| MountResult::Replaced { method });
+    let failed = MountResult::Failed { error: "move_mount: EINVAL".to_owned() };
+    let left = [MountResult::Stale, MountResult::KeyGone, MountResult::Hidden, MountResult::Restless, failed];
+    let mount = |outcome| RefreshedMount::new("/etc/app.conf".as_ref(), "/volume/app.conf".as_ref(), outcome);
+    let mut line = RefreshLine::new(Actor::Agent, "bb344d713010", full().container);
+    line.mounts = replaced.into_iter().chain(left).map(mount).collect();
+    line.notification = Some(Notification { request: Notify::Touch, error: error.map(str::to_owned) });
+    line.problems.extend(error.map(str::to_owned));
+    line
 }
 
 fn lines() -> Vec<Value> {
@@ -103,6 +155,7 @@ fn lines() -> Vec<Value> {
     let verified = JournalEntry { id: None, attempt: 0, pid: Some(4242), report: &full() };
     let each = of_every_verdict().into_iter().map(|bind| created(&Report { binds: vec![bind], ..Report::default() }));
     each.chain([created(&Report::default()), created(&clean), created(&full()), line_of(&verified), cut_off()])
+        .chain(of_version_2())
         .collect()
 }
 
@@ -130,10 +183,24 @@ fn the_documented_lines_obey_the_schema() {
 fn the_schema_allows_only_what_is_written() {
     let Schema(schema) = schema();
     let lines = lines();
-    let binds: Vec<&Value> = lines.iter().flat_map(|line| line["binds"].as_array().unwrap()).collect();
+    let all = |key: &str| lines.iter().filter_map(|line| line[key].as_array()).flatten().collect::<Vec<_>>();
+    let (binds, mounts) = (all("binds"), all("mounts"));
     let keys = |of: &Value| of["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    for key in keys(&schema) {
-        assert!(lines.iter().any(|line| line.get(&key).is_some()), "no line has {key}");
+    for kind in ["create", "nri-create", "rebind", "refresh"] {
+        let is_of_kind = |line: &&Value| line.get("kind").map_or("create", |kind| kind.as_str().unwrap()) == kind;
+        for key in keys(&schema["$defs"][kind]) {
+            assert!(
+                lines.iter().filter(is_of_kind).any(|line| line.get(&key).is_some()),
+                "no line of {kind} has {key}"
+            );
+        }
+    }
+    for way in schema["$defs"]["refreshed"]["oneOf"].as_array().unwrap() {
+        let result = &way["properties"]["result"]["const"];
+        assert!(mounts.iter().any(|mount| &mount["outcome"]["result"] == result), "no result is {result}");
+    }
+    for request in schema["$defs"]["notification"]["properties"]["request"]["enum"].as_array().unwrap() {
+        assert!(lines.iter().any(|line| &line["notification"]["request"] == request), "no request is {request}");
     }
     for key in keys(&schema["$defs"]["container"]) {
         assert!(lines.iter().any(|line| line["container"].get(&key).is_some()), "no container has {key}");
@@ -173,6 +240,13 @@ fn lines_that_are_never_written_do_not_obey_the_schema() {
     broken("/binds/0/kind", json!("bind"));
     broken("/binds/1/outcome/result", json!("corrected"));
     broken("/binds/1/outcome/error", json!("no field of this outcome"));
+    for line in of_version_2() {
+        for (key, value) in [("version", json!(1)), ("kind", json!("create")), ("time", json!(5)), ("more", json!(1))] {
+            let mut line = line.clone();
+            line[key] = value;
+            assert_ne!(schema.faults_of(&line), [""; 0], "{key}");
+        }
+    }
     for key in ["time", "attempt", "binds", "foreign", "duration_us"] {
         let mut line = good.clone();
         line.as_object_mut().unwrap().remove(key);

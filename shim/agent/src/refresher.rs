@@ -3,11 +3,12 @@
 //! Each has a thread of its own: a container can make its own refresh wait, and must not delay the host's re-binds.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::{Actor, Container as ContainerNames, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
     Abandoned, CurrentFiles, HeldProcess, NotReplaced, RefreshAct, RefreshOutcome, Refreshed, refresh_container,
 };
@@ -40,13 +41,15 @@ pub struct Refresher<'a> {
     abandoned: HashMap<String, Abandoned>,
     warned: HashMap<String, Vec<String>>,
     standing: Standing<String>,
+    /// The journaled mounts of each container that could not be replaced: a survey finds the same again.
+    left: HashMap<String, Vec<RefreshedMount>>,
 }
 
 impl<'a> Refresher<'a> {
     /// A refresher that has done nothing.
     pub fn new(metrics: &'a Metrics, reporting: &'a Reporting, policy: &'a Policy) -> Self {
-        let (abandoned, warned, standing) = Default::default();
-        Self { metrics, reporting, policy, abandoned, warned, standing }
+        let (abandoned, warned, standing, left) = Default::default();
+        Self { metrics, reporting, policy, abandoned, warned, standing, left }
     }
 
     /// Refreshes one container, and returns what could not be done.
@@ -65,7 +68,12 @@ impl<'a> Refresher<'a> {
         let refreshed = match refreshed {
             Ok(refreshed) => refreshed,
             // A container that ends at this very moment.
-            Err(error) => return vec![format!("refresh {name}: {}", error_chain(&error))],
+            Err(error) => {
+                let mut line = line_about(container);
+                line.problems.push(error_chain(&error));
+                self.reporting.journal.refreshed(line);
+                return vec![format!("refresh {name}: {}", error_chain(&error))];
+            }
         };
         if refreshed.replaced() > 0 {
             self.metrics.refresh_seconds.observe(start.elapsed().as_secs_f64());
@@ -74,8 +82,28 @@ impl<'a> Refresher<'a> {
         if let Some((pod, name)) = &container.pod {
             self.reporting.refreshed(pod, (&container.id, name), &refreshed, &mut self.standing);
         }
+        self.record(container, notify, &refreshed, start.elapsed());
         self.abandoned.extend(refreshed.abandoned.map(|child| (container.id.clone(), child)));
         warnings
+    }
+
+    /// Journals what changed: a mount or a notification, or the reason for which a mount is still stale.
+    fn record(&mut self, container: &Container, notify: Notify, refreshed: &Refreshed, took: Duration) {
+        let mounts: Vec<_> = refreshed.mounts.iter().map(RefreshedMount::from).collect();
+        let is_left = |mount: &&RefreshedMount| !mount.outcome.is_replaced() && mount.outcome != MountResult::Restless;
+        let left: Vec<_> = mounts.iter().filter(is_left).cloned().collect();
+        let known = self.left.remove(&container.id).unwrap_or_default();
+        let is_news = refreshed.replaced() > 0 || refreshed.not_notified.is_some() || left != known;
+        if !left.is_empty() {
+            self.left.insert(container.id.clone(), left);
+        }
+        if is_news {
+            let mut line = line_about(container);
+            line.mounts = mounts;
+            line.notification = refreshed.notification(notify);
+            line.set_duration(took);
+            self.reporting.journal.refreshed(line);
+        }
     }
 
     fn act(&self, notify: Notify) -> RefreshAct {
@@ -88,7 +116,7 @@ impl<'a> Refresher<'a> {
     fn report(&self, name: &str, refreshed: &Refreshed) -> Vec<String> {
         let mut warnings = Vec::new();
         for mount in &refreshed.mounts {
-            let result = RefreshResult::of(&mount.outcome);
+            let result = RefreshResult::of(&mount.outcome.result());
             self.metrics.refreshed(result);
             let place = mount.destination.display();
             match &mount.outcome {
@@ -124,6 +152,17 @@ impl<'a> Refresher<'a> {
             self.warned.insert(about.to_owned(), warnings);
         }
     }
+}
+
+fn line_about(container: &Container) -> RefreshLine {
+    let names = match &container.pod {
+        Some((pod, name)) => {
+            let PodIdentity { namespace, name: pod, uid } = pod.clone();
+            ContainerNames { name: Some(name.clone()), pod: Some(pod), namespace: Some(namespace), uid: Some(uid) }
+        }
+        None => ContainerNames { name: Some(container.name.clone()), ..ContainerNames::default() },
+    };
+    RefreshLine::new(Actor::Agent, &container.id, names)
 }
 
 /// The init of a container, checked by its cgroup: since the pid was read another process may have got it. `None` if it

@@ -1,12 +1,13 @@
-//! Hands what the agent and the guard did to the API server's side of the agent: events on pods, and the node's state.
+//! Hands the repairs of the agent and the guard to those who record them: the journal, events on pods, and the node's state.
 //!
-//! It never waits. Without an API server it costs nothing.
+//! It never waits. Without an API server the last two cost nothing.
 
-use bindguard_core::report::{JournalLine, Report};
+use bindguard_core::report::{Actor, JournalLine, Report};
 use bindguard_guard::refresh::{Refreshed, VolumeOfPod};
 use bindguard_operator::node_report::NodeReport;
 
 use crate::events::{Events, PodIdentity, Standing, from_journal, from_rebind, from_refresh, from_survey};
+use crate::journal::JournalWriter;
 use crate::node_state::StateSink;
 
 /// Takes reports, from any thread.
@@ -16,16 +17,24 @@ pub struct Reporting {
     pub events: Events,
     /// The node's state.
     pub state: StateSink,
+    /// The agent's own lines of the journal.
+    pub journal: JournalWriter,
 }
 
 impl Reporting {
-    /// True if it takes anything.
+    /// True if it reads the journal.
     pub fn is_on(&self) -> bool {
         self.events.are_on() || self.state.is_on()
     }
 
-    /// A line of the journal.
+    /// A line of the journal. The agent reported its own repairs when they happened.
     pub fn journaled(&self, line: &JournalLine) {
+        match line {
+            JournalLine::Rebind(line) if line.by == Actor::Agent => return,
+            JournalLine::Refresh(line) if line.by == Actor::Agent => return,
+            JournalLine::Create(_) | JournalLine::NriCreate(_) => {}
+            JournalLine::Rebind(_) | JournalLine::Refresh(_) => {}
+        }
         self.state.journaled(line);
         if self.events.are_on() {
             self.events.record(from_journal(line));

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::host;
 use crate::http::{self, Served};
-use crate::journal::{JournalReader, follow_journal};
+use crate::journal::{JournalReader, JournalWriter, follow_journal};
 use crate::kubernetes::{self, AccessError, ServiceAccount};
 use crate::metrics::Metrics;
 use crate::nri;
@@ -61,7 +61,8 @@ fn node_config() -> Config {
 
 async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessError>>, cri: &Path) -> Result<()> {
     let metrics = Metrics::new();
-    let reporting = kubernetes::start(&config.agent().kubernetes, account, cri, &metrics);
+    let writer = JournalWriter::start(config.journal(), Arc::clone(&metrics));
+    let reporting = kubernetes::start(&config.agent().kubernetes, account, cri, &metrics, writer.clone());
     let (policy, places) = (*config.policy(), config.places().clone());
     let surveyor = Arc::new(Surveyor::new(policy, places, Arc::clone(&metrics), reporting.clone()));
     let position = config.agent().socket.with_extension("position");
@@ -81,7 +82,7 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
     follow_journal_if_needed(&config, &served)?;
     info!("watching the kubelet's volumes, policy {:?}", config.policy().stale_subpaths);
     if let Some(socket) = &settings.nri {
-        let plugin = nri::NriPlugin::new(socket, &config);
+        let plugin = nri::NriPlugin::new(socket, &config, Arc::clone(&served.metrics), writer);
         spawn("nri", move || plugin.run_for_ever())?;
     }
     let roots = Arc::new(KubeletRoots { config, served, pods });

@@ -61,9 +61,12 @@ impl<'a> Updates<'a> {
             threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
         }
         let reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
-        for (volume, report) in &reports {
-            self.log(volume, report);
-            self.reporting.rebound(volume, report, &mut self.standing);
+        for (volume, report) in reports {
+            let is_news = self.log(volume, &report);
+            self.reporting.rebound(volume, &report, &mut self.standing);
+            if is_news {
+                self.reporting.journal.rebound(volume, report);
+            }
         }
     }
 
@@ -77,18 +80,27 @@ impl<'a> Updates<'a> {
         report
     }
 
-    fn log(&mut self, volume: &VolumeOfPod, report: &Report) {
+    /// Returns true if it logged something.
+    fn log(&mut self, volume: &VolumeOfPod, report: &Report) -> bool {
+        let mut is_news = false;
         let mut warnings = report.problems.clone();
         for (loudness, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
             match loudness {
-                Loudness::Info => info!("{message}"),
+                Loudness::Info => {
+                    info!("{message}");
+                    is_news = true;
+                }
                 Loudness::Warning => warnings.push(message),
             }
         }
         let known = self.warned.remove(volume).unwrap_or_default();
-        warnings.iter().filter(|warning| !known.contains(warning)).for_each(|warning| warn!("{warning}"));
+        for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
+            warn!("{warning}");
+            is_news = true;
+        }
         if !warnings.is_empty() {
             self.warned.insert(volume.clone(), warnings);
         }
+        is_news
     }
 }

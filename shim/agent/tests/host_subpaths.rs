@@ -51,6 +51,49 @@ fn an_update_is_followed_and_counted() {
     assert_eq!(agent.terminate(), Some(0));
 }
 
+/// Each re-bind is a line of the journal. The agent reads the same journal, and counts the re-bind once.
+#[test]
+fn a_rebind_is_journaled_once_and_counted_once() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(1);
+    let folder = tempfile::tempdir().unwrap();
+    let agent = Agent::start(folder.path(), &config(&pod));
+    let lines = || fs::read_to_string(folder.path().join("journal.jsonl")).unwrap_or_default();
+    pod.update(1);
+    until("the re-bind is journaled", || lines().contains("rebound"));
+    // The checks a moment after the update find nothing new.
+    thread::sleep(Duration::from_millis(1200));
+    let text = lines();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    for part in [r#"{"version":2,"kind":"rebind""#, r#""by":"agent""#, r#""uid":"uid-1""#, r#""volume":"conf""#] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    for _ in 0..2 {
+        assert_eq!(agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}"), 1.0);
+    }
+    assert_eq!(agent.figure("bindguard_journal_unread_lines_total{reason=\"newer\"}"), 0.0);
+}
+
+/// A survey finds the same fault again: one line is enough.
+#[test]
+fn a_fault_that_stays_is_journaled_once() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(1);
+    let folder = tempfile::tempdir().unwrap();
+    let _agent = Agent::start(
+        folder.path(),
+        &format!("agent.survey-seconds = 1\n{}checks.stale-subpaths = 'report'\n", config(&pod)),
+    );
+    pod.update(1);
+    thread::sleep(Duration::from_millis(3500));
+    let text = fs::read_to_string(folder.path().join("journal.jsonl")).unwrap();
+    assert!(text.lines().count() == 1 && text.contains("planned"), "{text}");
+}
+
 /// The agent was not there, or was killed: the survey at its start catches up.
 #[test]
 fn updates_that_were_missed_are_caught_up() {

@@ -1,39 +1,32 @@
 //! A line of the journal: one JSON object, with the version of its form.
 //!
+//! | kind | version | about |
+//! |---|---|---|
+//! | none | 1 | a create, by the shim, the wrapper or a hook |
+//! | `nri-create` | 2 | a create, by the NRI plugin |
+//! | `rebind` | 2 | the subpaths of a volume, between creates |
+//! | `refresh` | 2 | a running container |
+//!
 //! After a rollback, an older program reads lines of a newer one. It passes over every line that has a newer version, a key
-//! or a value that it does not know, and counts them.
-
-use std::collections::BTreeMap;
+//! or a value that it does not know, and counts them. So a kind keeps the version in which it first appeared, until its own
+//! form changes.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::RecordedReport;
+use super::{Container, CreateLine, RebindLine, RefreshLine};
 
-/// A line of the journal. `R` is a reference to a [`Report`](super::Report) in a line that is written.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct JournalLine<R = RecordedReport> {
-    /// The version of the line's form.
-    version: u32,
-    /// RFC 3339, UTC; none if the clock shows a year past 9999.
-    pub time: Option<String>,
-    /// The container's id, as the runtime gets it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// Which create of the container this was, counted from 0.
-    pub attempt: u32,
-    /// The container's init, in a line about a container that was created.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// The findings and outcomes.
-    #[serde(flatten)]
-    pub report: R,
-    /// The number of binds that are not in the line, because it would be too long.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub omitted_binds: Option<usize>,
-    /// Keys of a newer version.
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
+/// A line that was read.
+#[derive(Debug, Clone)]
+pub enum JournalLine {
+    /// A create.
+    Create(CreateLine),
+    /// A create, as the NRI plugin saw it.
+    NriCreate(CreateLine),
+    /// The subpaths of a volume, between creates.
+    Rebind(RebindLine<'static>),
+    /// A running container.
+    Refresh(RefreshLine),
 }
 
 /// Why a line was not read.
@@ -45,14 +38,29 @@ pub enum UnreadLine {
     Foreign,
 }
 
-impl<R> JournalLine<R> {
-    /// The version that this program writes. Each new key or value needs the next number.
-    pub const VERSION: u32 = 1;
+/// The kind of a line.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum LineKind {
+    #[default]
+    Create,
+    NriCreate,
+    Rebind,
+    Refresh,
+}
 
-    /// A line about the first create of a container.
-    pub fn new(report: R) -> Self {
-        let (version, unknown) = (Self::VERSION, BTreeMap::new());
-        Self { version, time: None, id: None, attempt: 0, pid: None, report, omitted_binds: None, unknown }
+impl LineKind {
+    /// The version that this program writes for the kind. Each new key or value of the kind needs the next number.
+    pub(super) fn version(self) -> u32 {
+        match self {
+            Self::Create => 1,
+            Self::NriCreate | Self::Rebind | Self::Refresh => 2,
+        }
+    }
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub(super) fn is_create(&self) -> bool {
+        *self == Self::Create
     }
 }
 
@@ -63,16 +71,48 @@ impl JournalLine {
     /// If a newer version wrote it, or it is no line of a journal.
     pub fn parse(line: &str) -> Result<Self, UnreadLine> {
         #[derive(Deserialize)]
-        struct Version {
+        struct Head {
             version: u32,
+            kind: Option<Value>,
         }
         if !line.starts_with('{') {
             return Err(UnreadLine::Foreign);
         }
-        let Version { version } = serde_json::from_str(line).map_err(|_| UnreadLine::Foreign)?;
-        let known = serde_json::from_str::<Self>(line).ok();
-        known.filter(|line| version <= Self::VERSION && line.unknown.is_empty()).ok_or(UnreadLine::Newer)
+        let Head { version, kind } = serde_json::from_str(line).map_err(|_| UnreadLine::Foreign)?;
+        let kind = kind.map_or(Ok(LineKind::Create), serde_json::from_value).map_err(|_| UnreadLine::Newer)?;
+        if version > kind.version() {
+            return Err(UnreadLine::Newer);
+        }
+        let known = match kind {
+            LineKind::Create => create(line).map(Self::Create),
+            LineKind::NriCreate => create(line).map(Self::NriCreate),
+            LineKind::Rebind => serde_json::from_str(line).ok().map(Self::Rebind),
+            LineKind::Refresh => serde_json::from_str(line).ok().map(Self::Refresh),
+        };
+        known.ok_or(UnreadLine::Newer)
     }
+
+    /// The time at which it was written: RFC 3339, UTC.
+    pub fn time(&self) -> Option<&str> {
+        match self {
+            Self::Create(line) | Self::NriCreate(line) => line.time.as_deref(),
+            Self::Rebind(line) => line.time.as_deref(),
+            Self::Refresh(line) => line.time.as_deref(),
+        }
+    }
+
+    /// The container or pod that it is about.
+    pub fn container(&self) -> &Container {
+        match self {
+            Self::Create(line) | Self::NriCreate(line) => &line.report.container,
+            Self::Rebind(line) => &line.container,
+            Self::Refresh(line) => &line.container,
+        }
+    }
+}
+
+fn create(line: &str) -> Option<CreateLine> {
+    serde_json::from_str(line).ok().filter(|line: &CreateLine| !line.has_unknown_keys())
 }
 
 #[cfg(test)]
@@ -81,10 +121,11 @@ mod tests {
     use crate::judge::{Finding, NoRemedy, StaleCause, Verdict};
     use crate::places::Places;
     use crate::policy::Scope;
-    use crate::report::{Outcome, Report};
+    use crate::refresh_request::Notify;
+    use crate::report::{Actor, AttachMethod, MountResult, Notification, Outcome, RefreshedMount, Report};
     use crate::source::SourceKind;
 
-    fn written() -> String {
+    fn report() -> Report {
         let source = "/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0";
         let finding = Finding {
             bind: Some(0),
@@ -98,25 +139,64 @@ mod tests {
         };
         let mut report = Report::about_bundle("/b".as_ref());
         report.add(vec![finding], |_| Some(Outcome::Rebound { tries: 2 }));
-        let line = JournalLine { id: Some("c".to_owned()), ..JournalLine::new(&report) };
+        report
+    }
+
+    fn written() -> String {
+        let report = report();
+        let mut line = CreateLine::new(&report);
+        line.id = Some("c".to_owned());
+        serde_json::to_string(&line).unwrap()
+    }
+
+    fn rebind() -> String {
+        serde_json::to_string(&RebindLine::new(Actor::Agent, "u", "conf", &report())).unwrap()
+    }
+
+    fn refresh() -> String {
+        let mount = |outcome| RefreshedMount::new("/d".as_ref(), "/s".as_ref(), outcome);
+        let mut line = RefreshLine::new(Actor::Operator, "c", Container::default());
+        line.mounts = vec![
+            mount(MountResult::Replaced { method: AttachMethod::Beneath }),
+            mount(MountResult::Failed { error: "why".to_owned() }),
+        ];
+        line.notification = Some(Notification { request: Notify::Touch, error: Some("no".to_owned()) });
         serde_json::to_string(&line).unwrap()
     }
 
     #[test]
     fn a_line_is_read_as_it_was_written() {
-        let line = JournalLine::parse(&written()).unwrap();
+        let JournalLine::Create(line) = JournalLine::parse(&written()).unwrap() else { panic!("another kind") };
         let bind = &line.report.binds[0];
         assert!(bind.is_finding() && bind.is_repaired());
         assert_eq!(bind.destination.as_deref(), Some("/etc/app.conf"));
         assert_eq!(serde_json::to_string(&line).unwrap(), written());
+        let JournalLine::Rebind(line) = JournalLine::parse(&rebind()).unwrap() else { panic!("another kind") };
+        assert_eq!((line.binds.len(), line.container.uid.as_deref()), (1, Some("u")));
+        assert_eq!(serde_json::to_string(&line).unwrap(), rebind());
+        let JournalLine::Refresh(line) = JournalLine::parse(&refresh()).unwrap() else { panic!("another kind") };
+        assert!(line.has_unrepaired() && line.mounts[0].outcome.is_replaced());
+        assert_eq!(serde_json::to_string(&line).unwrap(), refresh());
+    }
+
+    /// A program of version 1 passes over the lines of version 2.
+    #[test]
+    fn a_create_keeps_version_1_and_any_other_line_has_version_2() {
+        let report = report();
+        let of_plugin = serde_json::to_string(&CreateLine::of_nri_plugin(&report)).unwrap();
+        assert!(written().starts_with(r#"{"version":1,"time""#), "{}", written());
+        for line in [&of_plugin, &rebind(), &refresh()] {
+            assert!(line.starts_with(r#"{"version":2,"kind":""#), "{line}");
+        }
+        assert!(matches!(JournalLine::parse(&of_plugin), Ok(JournalLine::NriCreate(_))));
     }
 
     #[test]
     fn a_line_of_a_newer_version_is_passed_over() {
-        let newer = |from: &str, to: &str| {
-            let line = written().replace(from, to);
-            assert_ne!(line, written(), "{from}");
-            JournalLine::parse(&line).unwrap_err()
+        let newer = |line: String, from: &str, to: &str| {
+            let changed = line.replace(from, to);
+            assert_ne!(changed, line, "{from}");
+            assert_eq!(JournalLine::parse(&changed).unwrap_err(), UnreadLine::Newer, "{to}");
         };
         for (from, to) in [
             (r#""version":1"#, r#""version":2"#),
@@ -127,7 +207,23 @@ mod tests {
             (r#""rebound""#, r#""replaced""#),
             (r#""tries":2"#, r#""tries":2,"pause":1"#),
         ] {
-            assert_eq!(newer(from, to), UnreadLine::Newer, "{to}");
+            newer(written(), from, to);
+        }
+        for (from, to) in [
+            (r#""version":2"#, r#""version":3"#),
+            (r#""kind":"rebind""#, r#""kind":"remount""#),
+            (r#""kind":"rebind""#, r#""kind":7"#),
+            (r#""by":"agent""#, r#""by":"kubelet""#),
+            (r#""volume":"conf""#, r#""volume":"conf","more":1"#),
+        ] {
+            newer(rebind(), from, to);
+        }
+        for (from, to) in [
+            (r#""method":"beneath""#, r#""method":"exchanged""#),
+            (r#""request":"touch""#, r#""request":"restart""#),
+            (r#""mounts""#, r#""more":1,"mounts""#),
+        ] {
+            newer(refresh(), from, to);
         }
     }
 

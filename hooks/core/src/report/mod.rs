@@ -5,8 +5,11 @@
 
 mod bind;
 mod container;
+mod create_line;
 mod journal_line;
 mod outcome;
+mod rebind_line;
+mod refresh_line;
 mod unrepaired;
 
 use std::path::{Path, PathBuf};
@@ -18,8 +21,11 @@ use crate::judge::{Finding, Verdict};
 
 pub use bind::{BindRecord, BindReport, Loudness};
 pub use container::Container;
+pub use create_line::CreateLine;
 pub use journal_line::{JournalLine, UnreadLine};
 pub use outcome::{Outcome, PlannedAction};
+pub use rebind_line::{Actor, RebindLine};
+pub use refresh_line::{AttachMethod, MountResult, Notification, RefreshLine, RefreshedMount};
 pub use unrepaired::explain_unrepaired;
 
 /// The report of one admission or inspection.

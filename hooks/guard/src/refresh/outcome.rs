@@ -4,8 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bindguard_core::error_chain;
+use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_sys::TargetError;
 use bindguard_sys::enter::{Abandoned, CloneError, EnterError, ProcessError};
+
+pub use bindguard_core::report::AttachMethod;
 
 /// One stale mount of a container, and what was done about it.
 #[derive(Debug)]
@@ -33,17 +38,6 @@ pub enum RefreshOutcome {
     Hidden,
     /// It is still stale.
     NotReplaced(NotReplaced),
-}
-
-/// The method that attached the new mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttachMethod {
-    /// `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
-    Beneath,
-    /// Through propagation.
-    Tucked,
-    /// An earlier refresh had attached the new mount; the stale one was detached.
-    Finished,
 }
 
 /// Why a stale mount was not replaced.
@@ -115,10 +109,37 @@ pub enum RefreshError {
     Locked(Duration),
 }
 
+impl RefreshOutcome {
+    /// The result as a report has it.
+    pub fn result(&self) -> MountResult {
+        match self {
+            Self::Replaced(method) => MountResult::Replaced { method: *method },
+            Self::Stale => MountResult::Stale,
+            Self::KeyGone => MountResult::KeyGone,
+            Self::Hidden => MountResult::Hidden,
+            Self::NotReplaced(NotReplaced::Restless(_)) => MountResult::Restless,
+            Self::NotReplaced(why) => MountResult::Failed { error: error_chain(why) },
+        }
+    }
+}
+
+impl From<&MountRefresh> for RefreshedMount {
+    fn from(mount: &MountRefresh) -> Self {
+        Self::new(&mount.destination, &mount.volume.join(&mount.sub_path), mount.outcome.result())
+    }
+}
+
 impl Refreshed {
     /// True if every stale mount was replaced.
     pub fn is_current(&self) -> bool {
         self.mounts.iter().all(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)))
+    }
+
+    /// The notification that a pod requested, if there was a reason for one.
+    pub fn notification(&self, request: Notify) -> Option<Notification> {
+        let error = self.not_notified.as_ref().map(|error| error_chain(error));
+        let is_due = request != Notify::None && (self.replaced() > 0 || error.is_some());
+        is_due.then_some(Notification { request, error })
     }
 
     /// The number of mounts that were replaced.

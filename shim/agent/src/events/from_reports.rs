@@ -1,31 +1,60 @@
 //! The occurrences in the agent's and the guard's reports.
 
+use std::fmt;
 use std::path::Path;
 
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
-use bindguard_core::report::{BindRecord, BindReport, Container, JournalLine, Outcome, Report};
+use bindguard_core::report::{
+    BindRecord, BindReport, Container, CreateLine, JournalLine, Outcome, RefreshLine, Report,
+};
 use bindguard_core::source::SourceKind;
 use bindguard_guard::refresh::{NotReplaced, RefreshOutcome, Refreshed};
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 
 use super::occurrence::{Occurrence, PodIdentity, Reason, Subject};
 
-/// The occurrences of a create, or of a check after it.
+/// The occurrences of a line: of a create, of a check after it, or of an operator's command.
 pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {
-    let Some(subject) = subject(&line.report.container) else { return Vec::new() };
+    match line {
+        JournalLine::Create(CreateLine { report, .. }) | JournalLine::NriCreate(CreateLine { report, .. }) => {
+            from_binds(&report.container, &report.binds)
+        }
+        JournalLine::Rebind(line) => from_binds(&line.container, &line.binds),
+        JournalLine::Refresh(line) => from_refresh_line(line),
+    }
+}
+
+fn from_refresh_line(line: &RefreshLine) -> Vec<Occurrence> {
+    let Some(subject) = subject(&line.container) else { return Vec::new() };
+    let occurrence = |(reason, message)| Occurrence {
+        subject: subject.clone(),
+        container: line.container.name.clone(),
+        reason,
+        message,
+    };
+    let mounts = line.mounts.iter().map(|mount| match mount.outcome.reason() {
+        _ if mount.outcome.is_replaced() => refreshed(&mount.destination),
+        why => not_refreshed(&mount.destination, why.unwrap_or("policy only reports it")),
+    });
+    let error = line.notification.as_ref().and_then(|notification| notification.error.as_deref());
+    mounts.chain(error.map(not_notified)).map(occurrence).collect()
+}
+
+fn from_binds(container: &Container, binds: &[BindRecord<'_>]) -> Vec<Occurrence> {
+    let Some(subject) = subject(container) else { return Vec::new() };
     let occurrence = |bind: &BindRecord<'_>| {
         let outcome = bind.outcome.as_deref();
         let place = bind.destination.as_deref().unwrap_or(&bind.source);
         let why = bind.reason.as_deref().unwrap_or_default();
         Some(Occurrence {
             subject: subject.clone(),
-            container: line.report.container.name.clone(),
+            container: container.name.clone(),
             reason: reason(bind.verdict, outcome)?,
             message: message(&format!("the mount at {place}"), bind.verdict, why, outcome),
         })
     };
-    line.report.binds.iter().filter_map(occurrence).collect()
+    binds.iter().filter_map(occurrence).collect()
 }
 
 /// The occurrences of a re-bind by the agent.
@@ -44,19 +73,17 @@ pub fn from_rebind(pod_uid: &str, report: &Report) -> Vec<Occurrence> {
 }
 
 /// The occurrences of a refresh: what succeeded, and what did not.
-pub fn from_refresh(pod: &PodIdentity, container: &str, refreshed: &Refreshed) -> Vec<Occurrence> {
+pub fn from_refresh(pod: &PodIdentity, container: &str, done: &Refreshed) -> Vec<Occurrence> {
     let occurrence = |reason, message| Occurrence {
         subject: Subject::Pod(pod.clone()),
         container: Some(container.to_owned()),
         reason,
         message,
     };
-    let mounts = refreshed.mounts.iter().filter_map(|mount| {
+    let mounts = done.mounts.iter().filter_map(|mount| {
         let place = mount.destination.display();
         let (reason, message) = match &mount.outcome {
-            RefreshOutcome::Replaced(_) => {
-                (Reason::BindMountRefreshed, format!("the mount at {place} shows the current file"))
-            }
+            RefreshOutcome::Replaced(_) => refreshed(place),
             // The events of these changes, and the checks after the last one, repeat it.
             RefreshOutcome::NotReplaced(NotReplaced::Restless(_)) => return None,
             RefreshOutcome::KeyGone => {
@@ -68,14 +95,23 @@ pub fn from_refresh(pod: &PodIdentity, container: &str, refreshed: &Refreshed) -
         };
         Some(occurrence(reason, message))
     });
-    let not_notified = refreshed.not_notified.as_ref().map(|error| {
-        let message = format!("its files are current, and the application was not notified: {}", error_chain(error));
-        occurrence(Reason::ApplicationNotNotified, message)
+    let not_notified = done.not_notified.as_ref().map(|error| {
+        let (reason, message) = not_notified(&error_chain(error));
+        occurrence(reason, message)
     });
     mounts.chain(not_notified).collect()
 }
 
-fn not_refreshed(place: std::path::Display<'_>, why: &str) -> (Reason, String) {
+fn not_notified(error: &str) -> (Reason, String) {
+    let message = format!("its files are current, and the application was not notified: {error}");
+    (Reason::ApplicationNotNotified, message)
+}
+
+fn refreshed(place: impl fmt::Display) -> (Reason, String) {
+    (Reason::BindMountRefreshed, format!("the mount at {place} shows the current file"))
+}
+
+fn not_refreshed(place: impl fmt::Display, why: &str) -> (Reason, String) {
     let message = format!("the mount at {place} keeps its old content until the container restarts: {why}");
     (Reason::BindMountNotRefreshed, message)
 }

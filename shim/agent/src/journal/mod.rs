@@ -1,10 +1,11 @@
-//! Counts the admissions of the journal.
+//! The journal: writes the agent's own lines, and counts the creates of other programs.
 //!
 //! The journal is read when figures are requested, and after each change if events are written. The position is kept in a file: after a
 //! restart the agent counts what was written meanwhile, and nothing twice.
 
 mod follow;
 mod position;
+mod writer;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -21,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::reporting::Reporting;
 
 pub use self::follow::follow_journal;
+pub use self::writer::JournalWriter;
 
 /// Limit of one read. A journal and the one before it have 4 MiB each.
 const MOST: u64 = 16 << 20;
@@ -152,7 +154,8 @@ mod tests {
     const LINE: &str = "{\"version\":1,\"time\":null,\"attempt\":0,\"binds\":[],\"foreign\":0,\"duration_us\":400}\n";
 
     fn count(reader: &JournalReader, metrics: &Arc<Metrics>) {
-        let reporting = Reporting { events: Events::off(Arc::clone(metrics)), state: StateSink::off() };
+        let journal = JournalWriter::start(None, Arc::clone(metrics));
+        let reporting = Reporting { events: Events::off(Arc::clone(metrics)), state: StateSink::off(), journal };
         reader.count(metrics, &reporting);
     }
 

@@ -12,6 +12,7 @@ use super::client::ApiClient;
 use super::event_object::ApiEvents;
 use super::node_name;
 use crate::events::{Events, Recorder};
+use crate::journal::JournalWriter;
 use crate::metrics::Metrics;
 use crate::node_state::{OwnPod, Publisher, StateSink};
 use crate::pods::Cri;
@@ -23,21 +24,22 @@ pub fn start(
     account: Option<Result<ServiceAccount, AccessError>>,
     cri: &Path,
     metrics: &Arc<Metrics>,
+    journal: JournalWriter,
 ) -> Reporting {
-    let off = || Reporting { events: Events::off(Arc::clone(metrics)), state: StateSink::off() };
+    let off = |journal| Reporting { events: Events::off(Arc::clone(metrics)), state: StateSink::off(), journal };
     if settings.events == EventMode::Off && !settings.node_state {
-        return off();
+        return off(journal);
     }
     let access = match Access::choose(settings.kubeconfig.clone(), account) {
         Ok(access) => Arc::new(access),
         Err(error) => {
             warn!("neither events nor the node's state are written: {}", error_chain(&error));
-            return off();
+            return off(journal);
         }
     };
     let events = start_events(settings, &access, cri, metrics);
     let state = if settings.node_state { start_state(&access, cri) } else { StateSink::off() };
-    Reporting { events, state }
+    Reporting { events, state, journal }
 }
 
 fn start_events(settings: &KubernetesConfig, access: &Arc<Access>, cri: &Path, metrics: &Arc<Metrics>) -> Events {

@@ -1,13 +1,13 @@
 //! Figures of the creates on this node, from the journal's lines.
 
-use std::borrow::Cow;
-
-use bindguard_core::report::{JournalLine, Outcome, UnreadLine};
+use bindguard_core::report::{CreateLine, UnreadLine};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+
+use super::binds::BindCounters;
 
 /// Upper bounds of the buckets for an admission, in seconds.
 const BUCKETS: [f64; 9] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 2.5];
@@ -18,14 +18,8 @@ pub(super) struct AdmissionMetrics {
     seconds: Histogram,
     retries: Counter,
     problems: Counter,
-    binds: Family<BindLabels, Counter>,
+    binds: BindCounters,
     unread: Family<UnreadLabel, Counter>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct BindLabels {
-    verdict: &'static str,
-    outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -45,11 +39,11 @@ impl AdmissionMetrics {
         registry.register_with_unit("admission", "Time of the guard in a create", Unit::Seconds, self.seconds.clone());
         registry.register("admission_retries", "Creates that the shim tried again", self.retries.clone());
         registry.register("admission_problems", "Errors of the guard itself", self.problems.clone());
-        registry.register("admission_binds", "Checked binds, by verdict and outcome", self.binds.clone());
+        registry.register("admission_binds", "Checked binds, by verdict and outcome", self.binds.family());
         registry.register("journal_unread_lines", "Lines that are not counted", self.unread.clone());
     }
 
-    pub(super) fn count(&self, line: &JournalLine) {
+    pub(super) fn count(&self, line: &CreateLine) {
         let report = &line.report;
         // A line with a pid is about a container after its create.
         if line.pid.is_none() {
@@ -58,8 +52,7 @@ impl AdmissionMetrics {
         }
         self.problems.inc_by(report.problems.len() as u64);
         for bind in &report.binds {
-            let outcome = name_of(bind.outcome.as_ref().map(Cow::as_ref));
-            self.binds.get_or_create(&BindLabels { verdict: bind.verdict.as_str(), outcome }).inc();
+            self.binds.count(bind.verdict, bind.outcome.as_deref());
         }
     }
 
@@ -69,20 +62,5 @@ impl AdmissionMetrics {
             UnreadLine::Foreign => "foreign",
         };
         self.unread.get_or_create(&UnreadLabel { reason }).inc();
-    }
-}
-
-fn name_of(outcome: Option<&Outcome>) -> &'static str {
-    match outcome {
-        None => "none",
-        Some(Outcome::Rebound { .. }) => "rebound",
-        Some(Outcome::AlreadyCurrent) => "already_current",
-        Some(Outcome::Detached) => "detached",
-        Some(Outcome::PointedAtVolume { .. }) => "pointed_at_volume",
-        Some(Outcome::MadeRslave) => "made_rslave",
-        Some(Outcome::NeedsSharedMount { .. }) => "needs_shared_mount",
-        Some(Outcome::Planned { .. }) => "planned",
-        Some(Outcome::Refused) => "refused",
-        Some(Outcome::Failed { .. }) => "failed",
     }
 }

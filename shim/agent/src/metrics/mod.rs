@@ -1,14 +1,15 @@
 //! The agent's figures in OpenMetrics: base units, few labels, none that grows with pods.
 
 mod admissions;
+mod binds;
 mod events;
+mod nri;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use bindguard_core::report::{JournalLine, Outcome, Report, UnreadLine};
-use bindguard_guard::refresh::{NotReplaced, RefreshOutcome};
+use bindguard_core::report::{Actor, JournalLine, MountResult, Outcome, Report, UnreadLine};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -21,6 +22,7 @@ use prometheus_client::registry::{Registry, Unit};
 use self::admissions::AdmissionMetrics;
 
 pub use self::events::{EventMetrics, EventResult};
+pub use self::nri::{NriAnswer, NriMetrics};
 
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
 const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
@@ -53,6 +55,10 @@ pub struct Metrics {
     admissions: AdmissionMetrics,
     /// Kubernetes events.
     pub events: EventMetrics,
+    /// The NRI plugin.
+    pub nri: NriMetrics,
+    /// Lines that the agent could not append to the journal in time.
+    pub unwritten_lines: Counter,
     /// Subpaths and volumes of the last survey.
     pub sources: Family<SourceLabels, Gauge>,
 }
@@ -124,14 +130,14 @@ impl RefreshResult {
     ];
 
     /// The label of an outcome.
-    pub fn of(outcome: &RefreshOutcome) -> Self {
+    pub fn of(outcome: &MountResult) -> Self {
         match outcome {
-            RefreshOutcome::Replaced(_) => Self::replaced,
-            RefreshOutcome::Stale => Self::reported,
-            RefreshOutcome::KeyGone => Self::key_gone,
-            RefreshOutcome::Hidden => Self::hidden,
-            RefreshOutcome::NotReplaced(NotReplaced::Restless(_)) => Self::restless,
-            RefreshOutcome::NotReplaced(_) => Self::failed,
+            MountResult::Replaced { .. } => Self::replaced,
+            MountResult::Stale => Self::reported,
+            MountResult::KeyGone => Self::key_gone,
+            MountResult::Hidden => Self::hidden,
+            MountResult::Restless => Self::restless,
+            MountResult::Failed { .. } => Self::failed,
         }
     }
 }
@@ -158,6 +164,8 @@ impl Metrics {
             refresh_seconds: Histogram::new(BUCKETS),
             admissions: AdmissionMetrics::default(),
             events: EventMetrics::default(),
+            nri: NriMetrics::default(),
+            unwritten_lines: Counter::default(),
             sources: Family::default(),
         };
         metrics.register();
@@ -184,6 +192,12 @@ impl Metrics {
         registry.register_with_unit("refresh", "Time to refresh a running container", Unit::Seconds, seconds);
         self.admissions.register(registry);
         self.events.register(registry);
+        self.nri.register(registry);
+        registry.register(
+            "journal_unwritten_lines",
+            "Lines of the agent that were dropped",
+            self.unwritten_lines.clone(),
+        );
         registry.register("sources", "Subpaths and volumes of the last survey, by verdict", self.sources.clone());
     }
 
@@ -195,19 +209,21 @@ impl Metrics {
         for outcome in RefreshResult::ALL {
             drop(self.refreshes.get_or_create(&RefreshLabel { outcome }));
         }
+        self.nri.begin_at_zero();
     }
 
     /// Counts the outcomes of a volume's re-bind.
     pub fn rebound(&self, report: &Report, took: Duration) {
-        let outcomes = report.binds.iter().filter_map(|bind| bind.outcome.as_ref()).filter_map(RebindOutcome::of);
-        let mut any = false;
-        for outcome in outcomes {
-            self.rebinds.get_or_create(&OutcomeLabel { outcome }).inc();
-            any = true;
-        }
-        if any {
+        let outcomes = report.binds.iter().filter_map(|bind| bind.outcome.as_ref());
+        if outcomes.filter(|outcome| self.count_rebind(outcome)).count() > 0 {
             self.rebind_seconds.observe(took.as_secs_f64());
         }
+    }
+
+    /// Returns false for an outcome of another repair.
+    fn count_rebind(&self, outcome: &Outcome) -> bool {
+        let label = RebindOutcome::of(outcome).map(|outcome| OutcomeLabel { outcome });
+        label.map(|label| self.rebinds.get_or_create(&label).inc()).is_some()
     }
 
     /// Counts the outcome of one mount of a running container.
@@ -215,10 +231,20 @@ impl Metrics {
         self.refreshes.get_or_create(&RefreshLabel { outcome }).inc();
     }
 
-    /// Counts a line of the journal.
+    /// Counts a line of the journal. The agent counted its own repairs, and its plugin's creates, when they happened.
     pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
         match line {
-            Ok(line) => self.admissions.count(line),
+            Ok(JournalLine::Create(line)) => self.admissions.count(line),
+            Ok(JournalLine::NriCreate(_)) => {}
+            Ok(JournalLine::Rebind(line)) if line.by == Actor::Operator => {
+                for outcome in line.binds.iter().filter_map(|bind| bind.outcome.as_deref()) {
+                    self.count_rebind(outcome);
+                }
+            }
+            Ok(JournalLine::Refresh(line)) if line.by == Actor::Operator => {
+                line.mounts.iter().for_each(|mount| self.refreshed(RefreshResult::of(&mount.outcome)));
+            }
+            Ok(JournalLine::Rebind(_) | JournalLine::Refresh(_)) => {}
             Err(unread) => self.admissions.count_unread(*unread),
         }
     }
@@ -259,19 +285,59 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_rebind_is_counted_once_by_its_outcome() {
-        let metrics = Metrics::new();
-        let finding = || Finding {
+    /// A report on one bind.
+    fn reported(outcome: Outcome) -> Report {
+        let finding = Finding {
             bind: None,
             source: "/s".into(),
             destination: None,
             kind: SourceKind::HostRoot,
             verdict: Verdict::Current,
         };
-        let bind = |outcome| BindReport { finding: finding(), outcome };
-        let binds = vec![bind(Some(Outcome::Rebound { tries: 1 })), bind(None)];
-        metrics.rebound(&Report { binds, ..Report::default() }, Duration::from_millis(2));
+        Report { binds: vec![BindReport { finding, outcome: Some(outcome) }], ..Report::default() }
+    }
+
+    fn is_counted(metrics: &Metrics, line: &str) -> bool {
+        metrics.text().unwrap().lines().any(|counted| counted == line)
+    }
+
+    /// The journal has the agent's own repairs, and a create that plugin and shim both checked, twice.
+    #[test]
+    fn a_line_is_counted_only_if_the_agent_did_not_count_it_before() {
+        let metrics = Metrics::new();
+        let binds = r#""binds":[{"source":"/s","kind":"subpath","verdict":"stale","reason":"r","outcome":{"result":"rebound","tries":1}}]"#;
+        let create = |head: &str| format!(r#"{{{head}"time":null,"attempt":0,{binds},"foreign":0,"duration_us":1}}"#);
+        let repair = |kind: &str, by: &str, more: &str| {
+            format!(r#"{{"version":2,"kind":"{kind}","time":null,"by":"{by}",{more},"duration_us":1}}"#)
+        };
+        let rebind = format!(r#""container":{{"uid":"u"}},"volume":"conf",{binds}"#);
+        let refresh = r#""id":"c","mounts":[{"destination":"/d","source":"/s","outcome":{"result":"replaced","method":"beneath"}}]"#;
+        for line in [
+            create(r#""version":1,"#),
+            create(r#""version":2,"kind":"nri-create","#),
+            repair("rebind", "agent", &rebind),
+            repair("rebind", "operator", &rebind),
+            repair("refresh", "agent", refresh),
+            repair("refresh", "operator", refresh),
+        ] {
+            metrics.journaled(&Ok(JournalLine::parse(&line).unwrap()));
+        }
+        for line in [
+            "bindguard_admission_binds_total{verdict=\"stale\",outcome=\"rebound\"} 1",
+            "bindguard_admission_seconds_count 1",
+            "bindguard_subpath_rebinds_total{outcome=\"rebound\"} 1",
+            "bindguard_refreshes_total{outcome=\"replaced\"} 1",
+        ] {
+            assert!(is_counted(&metrics, line), "{line} is not in\n{}", metrics.text().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_rebind_is_counted_once_by_its_outcome() {
+        let metrics = Metrics::new();
+        let mut report = reported(Outcome::Rebound { tries: 1 });
+        report.binds.push(BindReport { outcome: None, ..report.binds[0].clone() });
+        metrics.rebound(&report, Duration::from_millis(2));
         metrics.rebound(&Report::default(), Duration::from_secs(1));
         let text = metrics.text().unwrap();
         for line in [
@@ -293,6 +359,7 @@ mod tests {
         let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
         metrics.journaled(&JournalLine::parse(line));
         metrics.journaled(&JournalLine::parse("nonsense"));
+        metrics.nri.checked(&reported(Outcome::MadeRslave));
         let text = metrics.text().unwrap();
         let is_there = |name: &str| text.lines().any(|line| line.split(['{', ' ']).next() == Some(name));
         for (file, named) in [

@@ -11,7 +11,7 @@ mod publisher;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bindguard_core::report::{JournalLine, Outcome, Report};
+use bindguard_core::report::{BindRecord, JournalLine, Outcome, Report};
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::node_report::NodeReport;
 use k8s_openapi::jiff::Timestamp;
@@ -67,9 +67,15 @@ impl StateSink {
         }
     }
 
-    /// A create repaired something.
+    /// A create or an operator repaired something.
     pub fn journaled(&self, line: &JournalLine) {
-        if line.report.binds.iter().any(|bind| bind.outcome.as_deref().is_some_and(is_repair)) {
+        let is_repaired = |bind: &BindRecord<'_>| bind.outcome.as_deref().is_some_and(is_repair);
+        let has_repair = match line {
+            JournalLine::Create(line) | JournalLine::NriCreate(line) => line.report.binds.iter().any(is_repaired),
+            JournalLine::Rebind(line) => line.binds.iter().any(is_repaired),
+            JournalLine::Refresh(line) => line.mounts.iter().any(|mount| mount.outcome.is_replaced()),
+        };
+        if has_repair {
             self.repaired();
         }
     }

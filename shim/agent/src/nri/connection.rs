@@ -15,6 +15,7 @@ use super::messages::{
 };
 use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
 use super::ttrpc::{Incoming, Message, Request, Response, Status, TtrpcError};
+use crate::metrics::NriAnswer;
 
 const NAME: &str = "bindguard";
 /// Plugins are called in the order of these digits. Mounts that other plugins add are checked too.
@@ -126,7 +127,7 @@ impl Connection {
         let payload = request.payload.as_slice();
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN, "Configure") => Ok(configure(payload)),
-            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload)),
+            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, creates)),
             (PLUGIN, "CreateContainer") => create_container(payload, creates),
             // Empty answers. The plugin subscribes to no other event.
             (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
@@ -138,7 +139,7 @@ impl Connection {
 
     /// The survey and the kubelet's events already lead to the running containers; the list only shows that the runtime accepts
     /// the plugin.
-    fn synchronize(&mut self, payload: &[u8]) -> Vec<u8> {
+    fn synchronize(&mut self, payload: &[u8], creates: &Creates) -> Vec<u8> {
         let part = SynchronizeRequest::decode(payload).unwrap_or_else(|error| {
             warn!("read the runtime's list of containers: {error}");
             SynchronizeRequest::default()
@@ -146,6 +147,8 @@ impl Connection {
         self.listed += part.containers.len();
         if !part.more {
             info!("NRI plugin registered; {} containers exist", self.listed);
+            creates.metrics().nri.connected.set(1);
+            creates.metrics().nri.registrations.inc();
             self.listed = 0;
         }
         SynchronizeResponse { more: part.more }.encode_to_vec()
@@ -169,6 +172,7 @@ fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status
         Ok(request) => request,
         Err(error) => {
             warn!("a container is created as it is: read the runtime's request: {error}");
+            creates.metrics().nri.answered(NriAnswer::failed);
             return Ok(Vec::new());
         }
     };

@@ -3,22 +3,22 @@
 //! The guard reads a spec, so the request is written as one. Stale subpaths are re-bound on the host; the other repairs become
 //! an adjustment.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use bindguard_config::Config;
-use bindguard_core::error_chain;
 use bindguard_core::report::{Loudness, Report};
-use bindguard_guard::{Admission, JournalEntry, admit_spec, record};
+use bindguard_guard::{Admission, admit_spec};
 use bindguard_sys::read_mount_table;
 use serde_json::json;
 use tracing::{info, warn};
 
 use super::adjustment;
-use super::deadline::Deadline;
+use super::deadline::{Deadline, NoResult};
 use super::messages::{Container, CreateContainerRequest, Mount, PodSandbox};
+use crate::journal::JournalWriter;
+use crate::metrics::{Metrics, NriAnswer};
 use crate::run::spawn;
 
 /// The runtime waits 2 s for a plugin, then closes its connection and creates the container without it.
@@ -30,6 +30,7 @@ pub struct Creates {
     config: Arc<Config>,
     deadline: Deadline,
     reports: Sender<CreateReport>,
+    metrics: Arc<Metrics>,
 }
 
 /// The report on the container with this id.
@@ -45,14 +46,18 @@ struct CreateReport {
 pub struct Refused(String);
 
 impl Creates {
-    /// Starts the thread that writes reports: a create does not wait for the journal's disk.
-    pub fn new(config: &Config) -> Self {
+    /// Starts the thread that writes reports: a create waits neither for the log nor for the journal.
+    pub fn new(config: &Config, metrics: Arc<Metrics>, journal: JournalWriter) -> Self {
         let (reports, received) = channel();
-        let journal = config.journal().map(ToOwned::to_owned);
-        if let Err(error) = spawn("nri-journal", move || write_reports(&received, journal)) {
-            warn!("creates through NRI are not journaled: {error:#}");
+        if let Err(error) = spawn("nri-reports", move || write_reports(&received, &journal)) {
+            warn!("creates through NRI are not reported: {error:#}");
         }
-        Self { config: Arc::new(config.clone()), deadline: Deadline::default(), reports }
+        Self { config: Arc::new(config.clone()), deadline: Deadline::default(), reports, metrics }
+    }
+
+    /// The figures.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// The adjusted mounts of a new container; none if it needs no adjustment, or could not be checked in time.
@@ -64,11 +69,21 @@ impl Creates {
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
         match self.deadline.within(LIMIT, move || admitted(&pod, &container, &config)) {
             Ok((admission, mounts)) => {
+                self.metrics.nri.checked(&admission.report);
+                self.metrics.nri.answered(match (&admission.refusal, mounts.is_empty()) {
+                    (Some(_), _) => NriAnswer::refused,
+                    (None, false) => NriAnswer::adjusted,
+                    (None, true) => NriAnswer::unchanged,
+                });
                 // Without the thread there is no journal; its failure was reported.
                 let _ = self.reports.send(CreateReport { id, report: admission.report });
                 admission.refusal.map_or(Ok(mounts), |reason| Err(Refused(reason)))
             }
             Err(no_result) => {
+                self.metrics.nri.answered(match no_result {
+                    NoResult::Late(_) | NoResult::Busy(_) => NriAnswer::timed_out,
+                    NoResult::Panicked | NoResult::NoThread => NriAnswer::failed,
+                });
                 warn!("container {id} is created as it is: check its mounts: {no_result}");
                 Ok(Vec::new())
             }
@@ -108,7 +123,7 @@ fn spec(pod: &PodSandbox, container: &Container) -> serde_json::Value {
     json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts})
 }
 
-fn write_reports(received: &Receiver<CreateReport>, journal: Option<PathBuf>) {
+fn write_reports(received: &Receiver<CreateReport>, journal: &JournalWriter) {
     for CreateReport { id, report } in received {
         for problem in &report.problems {
             warn!("container {id}: {problem}");
@@ -119,11 +134,10 @@ fn write_reports(received: &Receiver<CreateReport>, journal: Option<PathBuf>) {
                 Loudness::Warning => warn!("container {id}: {message}"),
             }
         }
-        // The shim journals every create that it makes. A healthy one is not repeated here.
+        // The shim journals every create that it makes. A healthy one is not repeated.
         let has_finding = report.binds.iter().any(|bind| bind.finding.verdict.is_finding());
-        let Some(journal) = journal.as_deref().filter(|_| has_finding || !report.problems.is_empty()) else { continue };
-        if let Err(error) = record(journal, &JournalEntry { id: Some(&id), attempt: 0, pid: None, report: &report }) {
-            warn!("journal the create of {id}: {}", error_chain(&error));
+        if has_finding || !report.problems.is_empty() {
+            journal.nri_create(&id, report);
         }
     }
 }

@@ -17,6 +17,7 @@ mod multiplex;
 mod ttrpc;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,9 @@ use tracing::{info, warn};
 
 use connection::{Connection, ConnectionError};
 use create::Creates;
+
+use crate::journal::JournalWriter;
+use crate::metrics::Metrics;
 
 /// The pause before a connection that ended is made again; it doubles up to the longest.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -40,8 +44,8 @@ pub struct NriPlugin {
 
 impl NriPlugin {
     /// A plugin for the runtime behind this socket.
-    pub fn new(socket: &Path, config: &Config) -> Self {
-        Self { socket: socket.to_owned(), creates: Creates::new(config) }
+    pub fn new(socket: &Path, config: &Config, metrics: Arc<Metrics>, journal: JournalWriter) -> Self {
+        Self { socket: socket.to_owned(), creates: Creates::new(config, metrics, journal) }
     }
 
     /// Connects and serves, again and again.
@@ -50,6 +54,7 @@ impl NriPlugin {
         loop {
             let start = Instant::now();
             let ended = self.serve_once();
+            self.creates.metrics().nri.connected.set(0);
             // A connection that lasted was a good one: a runtime that restarts is back soon.
             if start.elapsed() > LONGEST_PAUSE {
                 (pause, warned) = (PAUSE, None);

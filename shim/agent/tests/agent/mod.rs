@@ -21,7 +21,11 @@ impl Agent {
     /// Starts it with this config and waits until it is ready.
     pub fn start(folder: &Path, config: &str) -> Self {
         let (socket, file) = (folder.join("agent.sock"), folder.join("agent.toml"));
-        let own = format!("agent = {{ metrics = 'off', socket = '{}' }}\n", socket.display());
+        let own = format!(
+            "agent.metrics = 'off'\nagent.socket = '{}'\njournal.path = '{}/journal.jsonl'\n",
+            socket.display(),
+            folder.display()
+        );
         fs::write(&file, own + config).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_bindguard-agent"))
             .arg("--config")

@@ -1,15 +1,18 @@
 //! A container of Docker or Podman, by its id: its spec has the host path of each file.
 
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
+use bindguard_config::Config;
 use bindguard_core::error_chain;
+use bindguard_core::report::Container;
 use bindguard_core::spec::SpecView;
-use bindguard_guard::refresh::{BoundFiles, FileBind, HeldProcess, RefreshAct, refresh_container};
+use bindguard_guard::refresh::{BoundFiles, FileBind, HeldProcess, refresh_container};
 use bindguard_operator::engines::{EngineContainer, engine_containers, rootless_owner, state_folders};
 use bindguard_sys::bundle::read_spec;
 
-use super::RefreshReport;
+use super::{Refresh, RefreshReport, record};
 
 /// The running container of an engine whose id begins so; `None` if there is none.
 ///
@@ -30,7 +33,7 @@ pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContain
 }
 
 /// Refreshes the single files that it binds.
-pub(super) fn refresh(container: &EngineContainer, act: RefreshAct) -> anyhow::Result<RefreshReport> {
+pub(super) fn refresh(container: &EngineContainer, verb: &Refresh, config: &Config) -> anyhow::Result<RefreshReport> {
     let name = format!("{} container {}", container.engine.name(), container.id);
     let doing = || format!("refresh {name}");
     let process = HeldProcess::open(container.pid).with_context(doing)?;
@@ -41,9 +44,15 @@ pub(super) fn refresh(container: &EngineContainer, act: RefreshAct) -> anyhow::R
     let bytes = read_spec(&container.bundle).with_context(doing)?;
     let spec = SpecView::from_bytes(&bytes).with_context(doing)?;
     let (files, errors) = BoundFiles::open(FileBind::of_spec(&spec));
-    let refreshed = refresh_container(&process, &files, act).with_context(doing)?;
+    let start = Instant::now();
+    let refreshed = refresh_container(&process, &files, verb.act()).with_context(doing)?;
+    let names = Container { name: Some(name.clone()), ..Container::default() };
+    let line = verb.line(&container.id, names, &refreshed, start.elapsed());
     let mut report = RefreshReport::default();
     report.problems.extend(errors.iter().map(|error| format!("{name}: {}", error_chain(error))));
-    report.add(&name, &refreshed);
+    report.add(&name, &line, refreshed.subpaths);
+    if let Err(error) = record(config.journal().filter(|_| !verb.dry_run), line) {
+        report.problems.push(format!("{error:#}"));
+    }
     Ok(report)
 }

@@ -3,20 +3,23 @@
 
 mod engine;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::{Actor, Container, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    HeldProcess, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, VolumeOfPod, rebind_volume, refresh_container,
+    HeldProcess, PodVolumes, RefreshAct, Refreshed, VolumeOfPod, rebind_volume, refresh_container,
 };
+use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::init_of;
-use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
+use bindguard_operator::pods::{ContainerState, PodContainer, PodName, PodSelector, Pods};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
@@ -58,11 +61,10 @@ fn notify(text: &str) -> Result<Notify, InvalidNotify> {
 /// One file or folder of a running container.
 #[derive(Debug, Serialize)]
 struct RefreshedFile {
+    /// The names of its pod and container.
     container: String,
-    destination: PathBuf,
-    outcome: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
+    #[serde(flatten)]
+    mount: RefreshedMount,
 }
 
 /// The report of a refresh.
@@ -80,7 +82,7 @@ impl Refresh {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let report = match self.container.as_deref().map(engine::container_with_id).transpose()?.flatten() {
-            Some(container) => engine::refresh(&container, self.act())?,
+            Some(container) => engine::refresh(&container, &self, config)?,
             None => self.refresh_pods(config)?,
         };
         if self.json {
@@ -88,7 +90,7 @@ impl Refresh {
         } else {
             show::print_text(text(&report).text())?;
         }
-        let is_left = |line: &RefreshedFile| line.outcome != "replaced";
+        let is_left = |file: &RefreshedFile| !file.mount.outcome.is_replaced();
         Ok(show::code(!report.problems.is_empty(), report.files.iter().any(is_left)))
     }
 
@@ -101,6 +103,14 @@ impl Refresh {
             }
         }
         Ok(report)
+    }
+
+    fn line(&self, id: &str, names: Container, refreshed: &Refreshed, took: Duration) -> RefreshLine {
+        let mut line = RefreshLine::new(Actor::Operator, id, names);
+        line.mounts = refreshed.mounts.iter().map(RefreshedMount::from).collect();
+        line.notification = refreshed.notification(self.notify);
+        line.set_duration(took);
+        line
     }
 
     fn act(&self) -> RefreshAct {
@@ -137,45 +147,54 @@ impl Refresh {
         let Some((root, pod)) = pods_of_roots.find(|(_, pod)| pod.symlink_metadata().is_ok()) else {
             bail!("refresh {name}: no kubelet root has the pod {uid}; see [kubelet] roots in config.toml")
         };
+        let journal = config.journal().filter(|_| !self.dry_run);
         if !self.dry_run {
-            rebind_host(root, uid, config.policy(), report);
+            rebind_host(root, uid, config.policy(), journal, report);
         }
         let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
+        let start = Instant::now();
         let refreshed = refresh_container(&process, &volumes, self.act()).with_context(|| format!("refresh {name}"))?;
-        report.add(&name, &refreshed);
-        Ok(())
+        let line = self.line(&container.id, names_of(container), &refreshed, start.elapsed());
+        report.add(&name, &line, refreshed.subpaths);
+        record(journal, line)
     }
 }
 
+fn record(journal: Option<&Path>, line: RefreshLine) -> anyhow::Result<()> {
+    match journal.filter(|_| !line.mounts.is_empty()).map(|journal| record_refresh(journal, line)) {
+        Some(Err(error)) => Err(error).context("journal the refresh"),
+        Some(Ok(())) | None => Ok(()),
+    }
+}
+
+fn names_of(container: &PodContainer) -> Container {
+    let PodName { uid, namespace, name } = container.pod.clone();
+    Container { name: container.name.clone(), pod: name, namespace, uid }
+}
+
 /// The host's subpaths first: a container that restarts meanwhile starts with the current file.
-fn rebind_host(kubelet_root: PathBuf, uid: &str, policy: &Policy, report: &mut RefreshReport) {
+fn rebind_host(kubelet_root: PathBuf, uid: &str, policy: &Policy, journal: Option<&Path>, report: &mut RefreshReport) {
     let subpaths = kubelet_root.join("pods").join(uid).join("volume-subpaths");
     let names = std::fs::read_dir(subpaths).into_iter().flatten().flatten();
     for volume in names.filter_map(|entry| entry.file_name().into_string().ok()) {
         let volume = VolumeOfPod { kubelet_root: kubelet_root.clone(), pod_uid: uid.to_owned(), volume };
-        report.problems.extend(rebind_volume(&volume, policy).problems);
+        let rebound = rebind_volume(&volume, policy);
+        let line = RebindLine::new(Actor::Operator, uid, &volume.volume, &rebound);
+        report.problems.extend(rebound.problems.iter().cloned());
+        let has_findings = !line.binds.is_empty() || !line.problems.is_empty();
+        if let Some(Err(error)) = journal.filter(|_| has_findings).map(|journal| record_rebind(journal, line)) {
+            report.problems.push(format!("journal the re-bind of volume {}: {}", volume.volume, error_chain(&error)));
+        }
     }
 }
 
 impl RefreshReport {
-    fn add(&mut self, container: &str, refreshed: &Refreshed) {
-        self.subpaths += refreshed.subpaths;
-        for mount in &refreshed.mounts {
-            let (outcome, reason) = match &mount.outcome {
-                RefreshOutcome::Replaced(_) => ("replaced", None),
-                RefreshOutcome::Stale => ("stale", None),
-                RefreshOutcome::KeyGone => (
-                    "key-gone",
-                    Some(format!("{} has no {} any more", mount.volume.display(), mount.sub_path.display())),
-                ),
-                RefreshOutcome::Hidden => ("hidden", Some("the container mounted something over it".to_owned())),
-                RefreshOutcome::NotReplaced(why) => ("failed", Some(error_chain(why))),
-            };
-            let destination = mount.destination.clone();
-            self.files.push(RefreshedFile { container: container.to_owned(), destination, outcome, reason });
-        }
-        let not_notified = refreshed.not_notified.iter();
-        self.problems.extend(not_notified.map(|error| format!("notify {container}: {}", error_chain(error))));
+    fn add(&mut self, container: &str, line: &RefreshLine, subpaths: usize) {
+        self.subpaths += subpaths;
+        let file = |mount: &RefreshedMount| RefreshedFile { container: container.to_owned(), mount: mount.clone() };
+        self.files.extend(line.mounts.iter().map(file));
+        let not_notified = line.notification.as_ref().and_then(|notification| notification.error.as_ref());
+        self.problems.extend(not_notified.map(|error| format!("notify {container}: {error}")));
     }
 }
 
@@ -185,10 +204,30 @@ fn text(report: &RefreshReport) -> Lines {
         lines.problem(problem);
     }
     for line in &report.files {
-        let style = if line.outcome == "replaced" { HEALTHY } else { FAULTY };
-        let reason = line.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        lines.headed(line.outcome, style, &format!("{} of {}{reason}", line.destination.display(), line.container));
+        let RefreshedFile { container, mount: RefreshedMount { destination, outcome, .. } } = line;
+        let style = if outcome.is_replaced() { HEALTHY } else { FAULTY };
+        let reason = outcome.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
+        lines.headed(outcome.as_str(), style, &format!("{destination} of {container}{reason}"));
     }
     lines.line(&format!("{} files and folders checked, {} of them stale before", report.subpaths, report.files.len()));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::show::documented;
+    use bindguard_core::report::{AttachMethod, MountResult};
+
+    #[test]
+    fn json_matches_the_document() {
+        let source = "/var/lib/kubelet/pods/eea5c325/volumes/kubernetes.io~configmap/conf/app.conf";
+        let outcome = MountResult::Replaced { method: AttachMethod::Beneath };
+        let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Container::default());
+        line.mounts.push(RefreshedMount::new("/etc/app/app.conf".as_ref(), source.as_ref(), outcome));
+        let mut report = RefreshReport::default();
+        report.add("default/web/app", &line, 3);
+        let shown = documented("`refresh`");
+        assert_eq!(serde_json::to_string_pretty(&report).unwrap(), shown.trim_end());
+    }
 }

@@ -3,25 +3,32 @@
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::thread;
 
 use bindguard_config::Config;
 
 use super::*;
+use crate::journal::JournalWriter;
+use crate::metrics::Metrics;
 use crate::nri::messages::Listed;
 
 /// The runtime's end of a connection.
-struct FakeRuntime(UnixStream);
+struct FakeRuntime {
+    stream: UnixStream,
+    /// The plugin's.
+    metrics: Arc<Metrics>,
+}
 
 impl FakeRuntime {
     fn send(&mut self, connection: u32, message: &Message) {
-        write_frames(&mut self.0, connection, &message.to_bytes()).unwrap();
+        write_frames(&mut self.stream, connection, &message.to_bytes()).unwrap();
     }
 
     fn receive(&mut self, connection: u32) -> Message {
         let mut incoming = Incoming::default();
         loop {
-            let frame = read_frame(&mut self.0).unwrap().unwrap();
+            let frame = read_frame(&mut self.stream).unwrap().unwrap();
             assert_eq!(frame.connection, connection);
             incoming.push(&frame.payload);
             if let Some(message) = incoming.next_message().unwrap() {
@@ -43,8 +50,11 @@ fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError>
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&Creates::new(&Config::default())));
-    let mut fake = FakeRuntime(listener.accept().unwrap().0);
+    let metrics = Metrics::new();
+    let creates =
+        Creates::new(&Config::default(), Arc::clone(&metrics), JournalWriter::start(None, Arc::clone(&metrics)));
+    let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&creates));
+    let mut fake = FakeRuntime { stream: listener.accept().unwrap().0, metrics };
     let Message::Request(1, call) = fake.receive(TO_RUNTIME) else { panic!("no registration") };
     assert_eq!((call.service.as_str(), call.method.as_str()), (RUNTIME, "RegisterPlugin"));
     runtime(&mut fake);
@@ -62,6 +72,7 @@ fn a_list_in_parts_is_acknowledged_part_by_part() {
             let part = SynchronizeRequest { containers: vec![Listed::default(); 3], more };
             let answer = runtime.call("Synchronize", part.encode_to_vec()).payload;
             assert_eq!(SynchronizeResponse::decode(answer.as_slice()).unwrap().more, more);
+            assert_eq!(runtime.metrics.nri.connected.get(), i64::from(!more), "a part of the list is not the end");
         }
     });
     assert!(ended.is_ok(), "{ended:?}");
@@ -74,6 +85,10 @@ fn a_request_that_cannot_be_read_changes_nothing_and_the_next_one_is_answered() 
         assert_eq!(runtime.call("StopContainer", Vec::new()), Response::default());
         assert_eq!(runtime.call("Unheard", Vec::new()).status.unwrap().code, Status::UNIMPLEMENTED);
         assert_eq!(runtime.call("CreateContainer", Vec::new()), Response::default());
+        let figures = runtime.metrics.text().unwrap();
+        for line in ["{answer=\"failed\"} 1", "{answer=\"unchanged\"} 1", "{answer=\"timed_out\"} 0"] {
+            assert!(figures.contains(&format!("bindguard_nri_creates_total{line}")), "{line} is not in\n{figures}");
+        }
     });
     assert!(ended.is_ok(), "{ended:?}");
 }
@@ -85,6 +100,6 @@ fn a_refused_registration_and_bytes_that_are_no_message_end_the_connection() {
         runtime.send(TO_RUNTIME, &Message::Response(1, Response { status, ..Response::default() }));
     });
     assert!(matches!(refused, Err(ConnectionError::Refused(why)) if why == "no such index"));
-    let garbage = beside(|runtime| write_frames(&mut runtime.0, TO_PLUGIN, &[0xff; 20]).unwrap());
+    let garbage = beside(|runtime| write_frames(&mut runtime.stream, TO_PLUGIN, &[0xff; 20]).unwrap());
     assert!(matches!(garbage, Err(ConnectionError::Ttrpc(_))));
 }

@@ -1,0 +1,59 @@
+//! A line about one create: the findings and outcomes of the guard.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::RecordedReport;
+use super::journal_line::LineKind;
+
+/// A line about one create. `R` is a reference to a [`Report`](super::Report) in a line that is written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CreateLine<R = RecordedReport> {
+    version: u32,
+    /// Absent in a line of version 1.
+    #[serde(default, skip_serializing_if = "LineKind::is_create")]
+    kind: LineKind,
+    /// RFC 3339, UTC; none if the clock shows a year past 9999.
+    pub time: Option<String>,
+    /// The container's id, as the runtime gets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Which create of the container this was, counted from 0.
+    pub attempt: u32,
+    /// The container's init, in a line about a container that was created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The findings and outcomes.
+    #[serde(flatten)]
+    pub report: R,
+    /// The number of binds that are not in the line, because it would be too long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub omitted_binds: Option<usize>,
+    /// Keys of a newer version.
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+}
+
+impl<R> CreateLine<R> {
+    /// A line of the shim or the wrapper about the first create of a container.
+    pub fn new(report: R) -> Self {
+        Self::of_kind(LineKind::Create, report)
+    }
+
+    /// A line of the NRI plugin. The shim may write one about the same create.
+    pub fn of_nri_plugin(report: R) -> Self {
+        Self::of_kind(LineKind::NriCreate, report)
+    }
+
+    fn of_kind(kind: LineKind, report: R) -> Self {
+        let (version, unknown) = (kind.version(), BTreeMap::new());
+        Self { version, kind, time: None, id: None, attempt: 0, pid: None, report, omitted_binds: None, unknown }
+    }
+
+    /// True if it has a key of a newer version.
+    pub(super) fn has_unknown_keys(&self) -> bool {
+        !self.unknown.is_empty()
+    }
+}

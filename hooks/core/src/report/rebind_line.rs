@@ -1,0 +1,61 @@
+//! A line about the subpaths of a volume that were re-bound on the host, between creates.
+
+use serde::{Deserialize, Serialize};
+
+use super::journal_line::LineKind;
+use super::{BindRecord, Container, Report};
+
+/// The program that acted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Actor {
+    /// The node agent.
+    Agent,
+    /// A command of an operator.
+    Operator,
+}
+
+/// A line about one volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RebindLine<'r> {
+    version: u32,
+    kind: LineKind,
+    /// RFC 3339, UTC; none if the clock shows a year past 9999.
+    pub time: Option<String>,
+    /// The program that acted.
+    pub by: Actor,
+    /// The pod; its names are known only if the writer read them.
+    pub container: Container,
+    /// The volume's name in the pod's spec.
+    pub volume: String,
+    /// The subpaths that are not healthy, or were not.
+    pub binds: Vec<BindRecord<'r>>,
+    /// Errors of the check itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// The number of subpaths that are not in the line, because it would be too long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub omitted_binds: Option<usize>,
+    /// Total time, in microseconds.
+    pub duration_us: u64,
+}
+
+impl<'r> RebindLine<'r> {
+    /// A line with the findings of a report on a volume. Healthy subpaths are left out.
+    pub fn new(by: Actor, pod_uid: &str, volume: &str, report: &'r Report) -> Self {
+        let kind = LineKind::Rebind;
+        Self {
+            version: kind.version(),
+            kind,
+            time: None,
+            by,
+            container: Container { uid: Some(pod_uid.to_owned()), ..Container::default() },
+            volume: volume.to_owned(),
+            binds: report.binds.iter().map(BindRecord::from).filter(BindRecord::is_finding).collect(),
+            problems: report.problems.clone(),
+            omitted_binds: None,
+            duration_us: report.duration_us,
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The line about a create: a report with the time and the container's id.
+
+use std::path::Path;
+
+use bindguard_core::report::{BindReport, Container, CreateLine, Report};
+use bindguard_sys::journal::append;
+
+use super::{LONGEST, RecordError, cut, cut_all, fitting, now};
+
+/// One entry of the journal.
+#[derive(Debug, Clone, Copy)]
+pub struct JournalEntry<'a> {
+    /// The container's id, as the runtime gets it.
+    pub id: Option<&'a str>,
+    /// Which create of the container this was, counted from 0.
+    pub attempt: u32,
+    /// The container's init, in a line about a container that was created.
+    pub pid: Option<u32>,
+    /// The findings and outcomes.
+    pub report: &'a Report,
+}
+
+/// Appends an entry, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), RecordError> {
+    record_as(journal, entry, |report| CreateLine::new(report))
+}
+
+/// Appends an entry of the NRI plugin. The shim may write its own entry about the same create.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_nri_create(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), RecordError> {
+    record_as(journal, entry, |report| CreateLine::of_nri_plugin(report))
+}
+
+fn record_as(
+    journal: &Path,
+    entry: &JournalEntry<'_>,
+    new: fn(&Report) -> CreateLine<&Report>,
+) -> Result<(), RecordError> {
+    let mut line = written(entry, new(entry.report), None)?;
+    if line.len() > LONGEST {
+        let (report, omitted_binds) = shortened(entry.report);
+        let id = entry.id.map(cut);
+        line = written(&JournalEntry { id: id.as_deref(), ..*entry }, new(&report), Some(omitted_binds))?;
+    }
+    Ok(append(journal, &line)?)
+}
+
+fn written(
+    entry: &JournalEntry<'_>,
+    mut line: CreateLine<&Report>,
+    omitted_binds: Option<usize>,
+) -> Result<String, serde_json::Error> {
+    line.time = now();
+    line.id = entry.id.map(str::to_owned);
+    (line.attempt, line.pid, line.omitted_binds) = (entry.attempt, entry.pid, omitted_binds);
+    serde_json::to_string(&line)
+}
+
+/// The same report in at most half of a line, and the number of binds left out. Healthy binds are left out first.
+fn shortened(report: &Report) -> (Report, usize) {
+    let (found, well): (Vec<_>, Vec<_>) = report.binds.iter().partition(|bind| bind.finding.verdict.is_finding());
+    let binds: Vec<BindReport> = fitting(found.into_iter().chain(well)).into_iter().cloned().collect();
+    let Container { name, pod, namespace, uid } = &report.container;
+    let [name, pod, namespace, uid] = [name, pod, namespace, uid].map(|text| text.as_deref().map(cut));
+    let omitted_binds = report.binds.len() - binds.len();
+    let short = Report {
+        bundle: report.bundle.as_deref().map(|path| cut(&path.to_string_lossy()).into()),
+        container: Container { name, pod, namespace, uid },
+        binds,
+        foreign: report.foreign,
+        problems: cut_all(&report.problems),
+        inspection_us: report.inspection_us,
+        duration_us: report.duration_us,
+    };
+    (short, omitted_binds)
+}

@@ -1,0 +1,131 @@
+//! One line of the journal, as text.
+
+use bindguard_core::report::{
+    Actor, BindRecord, Container, CreateLine, JournalLine, RebindLine, RefreshLine, UnreadLine,
+};
+use bindguard_operator::pods::PodName;
+use serde_json::value::RawValue;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::show::{FAULTY, HEALTHY, Lines, print_bind};
+
+/// A line of the journal.
+#[derive(Debug)]
+pub struct RecordedLine {
+    /// The text, unchanged.
+    pub text: Box<RawValue>,
+    /// Its content.
+    pub line: JournalLine,
+    /// Its pod. A line of the agent may have only the uid; the other lines have the names.
+    pub pod: PodName,
+}
+
+impl RecordedLine {
+    /// Parses a line.
+    pub fn parse(text: &str) -> Result<Self, UnreadLine> {
+        let line = JournalLine::parse(text)?;
+        let text = RawValue::from_string(text.trim().to_owned()).map_err(|_| UnreadLine::Foreign)?;
+        let Container { uid, namespace, pod, .. } = line.container().clone();
+        Ok(Self { text, line, pod: PodName { uid, namespace, name: pod } })
+    }
+
+    /// The time at which it was written.
+    pub fn time(&self) -> Option<OffsetDateTime> {
+        OffsetDateTime::parse(self.line.time()?, &Rfc3339).ok()
+    }
+
+    /// True for a create.
+    pub fn is_admission(&self) -> bool {
+        match self.line {
+            JournalLine::Create(_) | JournalLine::NriCreate(_) => true,
+            JournalLine::Rebind(_) | JournalLine::Refresh(_) => false,
+        }
+    }
+
+    /// True if it has a problem or a finding.
+    pub fn has_findings(&self) -> bool {
+        match &self.line {
+            JournalLine::Create(CreateLine { report, .. }) | JournalLine::NriCreate(CreateLine { report, .. }) => {
+                !report.problems.is_empty() || report.binds.iter().any(BindRecord::is_finding)
+            }
+            JournalLine::Rebind(_) | JournalLine::Refresh(_) => true,
+        }
+    }
+
+    /// True if it has a problem, or a finding that was not repaired.
+    pub fn has_unrepaired(&self) -> bool {
+        let is_left = |bind: &BindRecord<'_>| bind.is_finding() && !bind.is_repaired();
+        match &self.line {
+            JournalLine::Create(CreateLine { report, .. }) | JournalLine::NriCreate(CreateLine { report, .. }) => {
+                !report.problems.is_empty() || report.binds.iter().any(is_left)
+            }
+            JournalLine::Rebind(line) => !line.problems.is_empty() || line.binds.iter().any(is_left),
+            JournalLine::Refresh(line) => line.has_unrepaired(),
+        }
+    }
+
+    /// The time, the pod, the container and the event.
+    pub fn headline(&self) -> String {
+        let time = self.line.time().and_then(|time| time.split('.').next()).unwrap_or("at some time");
+        let container = self.line.container().name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
+        let pod = self.pod.for_people().map(|pod| format!(" {pod}")).unwrap_or_default();
+        format!("{time}{pod}{container} ({})", self.event())
+    }
+
+    fn event(&self) -> String {
+        let short = |id: Option<&str>| id.unwrap_or("?").chars().take(12).collect::<String>();
+        match &self.line {
+            JournalLine::Create(line) => {
+                let id = short(line.id.as_deref());
+                match (line.pid, line.attempt) {
+                    (Some(_), _) => format!("{id}, after its create"),
+                    (None, 0) => id,
+                    (None, attempt) => format!("{id}, create {}", attempt + 1),
+                }
+            }
+            JournalLine::NriCreate(line) => format!("{}, by the NRI plugin", short(line.id.as_deref())),
+            JournalLine::Rebind(line) => format!("volume {} on the host, by {}", line.volume, actor(line.by)),
+            JournalLine::Refresh(line) => {
+                format!("{}, refreshed while it runs, by {}", short(Some(&line.id)), actor(line.by))
+            }
+        }
+    }
+
+    /// Prints the headline and what was found.
+    pub fn print(&self, lines: &mut Lines) {
+        lines.line(&self.headline());
+        match &self.line {
+            JournalLine::Create(CreateLine { report, .. }) | JournalLine::NriCreate(CreateLine { report, .. }) => {
+                print_findings(&report.problems, &report.binds, lines);
+            }
+            JournalLine::Rebind(RebindLine { problems, binds, .. }) => print_findings(problems, binds, lines),
+            JournalLine::Refresh(line) => print_refresh(line, lines),
+        }
+    }
+}
+
+fn print_findings(problems: &[String], binds: &[BindRecord<'_>], lines: &mut Lines) {
+    problems.iter().for_each(|problem| lines.problem(problem));
+    binds.iter().for_each(|bind| print_bind(bind, lines));
+}
+
+fn print_refresh(line: &RefreshLine, lines: &mut Lines) {
+    line.problems.iter().for_each(|problem| lines.problem(problem));
+    for mount in &line.mounts {
+        let style = if mount.outcome.is_replaced() { HEALTHY } else { FAULTY };
+        lines.headed(mount.outcome.as_str(), style, &mount.to_string());
+    }
+    match line.notification.as_ref().map(|notification| (notification.request, &notification.error)) {
+        None => {}
+        Some((request, None)) => lines.headed("notified", HEALTHY, &request.to_string()),
+        Some((request, Some(error))) => lines.headed("unnotified", FAULTY, &format!("{request}: {error}")),
+    }
+}
+
+fn actor(by: Actor) -> &'static str {
+    match by {
+        Actor::Agent => "the agent",
+        Actor::Operator => "an operator",
+    }
+}
