@@ -2,12 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
+use bindguard_core::refresh_request::RefreshMode;
 use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::Error as UnknownMode;
 
 use crate::file::Absolute;
 use crate::kubernetes::{Events, Kubernetes, KubernetesConfig, NodeState};
@@ -27,29 +25,6 @@ pub struct AgentConfig {
     pub refresh: RefreshMode,
     /// Events and the node's state, for the API server.
     pub kubernetes: KubernetesConfig,
-}
-
-/// The containers whose files the agent refreshes while they run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RefreshMode {
-    /// None.
-    Off,
-    /// Those of pods that have the annotation `bindguard.io/refresh`, and those of engines that have the label
-    /// `bindguard.refresh`.
-    #[default]
-    Annotated,
-    /// All.
-    All,
-}
-
-/// The names of the file's key, for a command line.
-impl FromStr for RefreshMode {
-    type Err = UnknownMode;
-
-    fn from_str(name: &str) -> Result<Self, UnknownMode> {
-        Self::deserialize(name.into_deserializer())
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]

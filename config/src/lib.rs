@@ -18,7 +18,8 @@ use std::time::Duration;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 
-pub use agent::{AgentConfig, RefreshMode};
+pub use agent::AgentConfig;
+pub use bindguard_core::refresh_request::RefreshMode;
 pub use kubernetes::{EventMode, KubernetesConfig};
 
 /// The environment variable that names the config file.

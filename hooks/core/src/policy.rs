@@ -1,11 +1,11 @@
 //! The choices of the node's operator.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::spec::RequestedAccess;
 
 /// The action for one kind of finding.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// Check, repair and report.

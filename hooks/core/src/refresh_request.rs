@@ -3,7 +3,10 @@
 //! A container runtime fixes a pod's annotations when it makes the sandbox: a later change of the pod has no effect.
 
 use std::fmt;
+use std::str::FromStr;
 
+use serde::de::IntoDeserializer;
+use serde::de::value::Error as UnknownMode;
 use serde::{Deserialize, Serialize};
 
 /// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
@@ -17,6 +20,28 @@ pub const REFRESH_LABEL: &str = "bindguard.refresh";
 
 /// The label that names the notification after a refresh.
 pub const NOTIFY_LABEL: &str = "bindguard.refresh-notify";
+
+/// The containers of a node that the agent refreshes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RefreshMode {
+    /// None.
+    Off,
+    /// Those of pods that have the annotation [`REFRESH`].
+    #[default]
+    Annotated,
+    /// All.
+    All,
+}
+
+/// The names of the config's key, for a command line.
+impl FromStr for RefreshMode {
+    type Err = UnknownMode;
+
+    fn from_str(name: &str) -> Result<Self, UnknownMode> {
+        Self::deserialize(name.into_deserializer())
+    }
+}
 
 /// The containers of a pod that are refreshed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

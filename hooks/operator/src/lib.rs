@@ -10,6 +10,7 @@
 //! Findings and repairs are the guard's own: an operator sees what an admission would find, and repairs by the same re-bind.
 #![forbid(unsafe_code)]
 
+pub mod agent_status;
 pub mod doctor;
 pub mod engines;
 pub mod guarded_runtimes;
@@ -17,6 +18,7 @@ pub mod holders;
 pub mod namespaces;
 pub mod node;
 pub mod node_report;
+pub mod old_files;
 pub mod pods;
 pub mod survey;
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
 
+use crate::old_files::OldFiles;
 use crate::other_roots::other_roots;
 use crate::pods::{PodContainer, PodName, Pods};
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, VerdictName};
@@ -24,6 +25,9 @@ pub const ISSUE: &str = "https://github.com/kubernetes/kubernetes/issues/68211";
 pub struct NodeReport {
     /// The finding on each.
     pub binds: Vec<NodeBind>,
+    /// Running containers that read old files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub old_files: Vec<OldFiles>,
     /// The number of subpaths and volumes checked; more than in `binds` if healthy ones are left out.
     pub checked: usize,
     /// Errors that left the check incomplete.
@@ -89,7 +93,7 @@ impl NodeReport {
             )
         });
         let problems = report.problems.into_iter().chain(others).collect();
-        Self { binds, checked, problems, duration_us: report.duration_us }
+        Self { binds, old_files: Vec::new(), checked, problems, duration_us: report.duration_us }
     }
 
     /// Leaves out healthy binds.
@@ -106,6 +110,7 @@ impl NodeReport {
     /// True if there is a finding that this run did not repair.
     pub fn has_findings(&self) -> bool {
         self.binds.iter().any(|bind| bind.is_finding() && !bind.bind.is_repaired())
+            || self.old_files.iter().any(OldFiles::is_finding)
     }
 }
 
@@ -160,7 +165,7 @@ pub enum Note {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OldContent => "the running container keeps the old content until it restarts",
+            Self::OldContent => "the running container keeps the old content until it restarts or is refreshed",
             Self::Guarded => "the guard repairs it when the container is created next",
             Self::NotGuarded => {
                 "the pod runs under another shim: no guard repairs it when the container is created next"
@@ -251,7 +256,8 @@ mod tests {
     fn pods(state: Option<ContainerState>, guarded: Option<bool>) -> Pods {
         let pod = PodName { uid: Some("u-1".to_owned()), ..PodName::default() };
         let name = Some("app".to_owned());
-        Pods { containers: vec![PodContainer { id: "c".to_owned(), name, state, attempt: None, pod, guarded }] }
+        let container = PodContainer { id: "c".to_owned(), name, state, attempt: None, pod, guarded };
+        Pods { containers: vec![container], ..Pods::default() }
     }
 
     fn node(verdict: Verdict, outcome: Option<Outcome>, pods: &Pods) -> NodeReport {

@@ -3,8 +3,10 @@
 //! The kubelet's folders contain only a pod's uid; an operator knows its name. Code that knows both (a container runtime's
 //! CRI, the annotations of bundles) fills in [`PodName`]s. All other code selects pods with [`PodSelector`].
 
+use std::collections::BTreeMap;
 use std::fmt;
 
+use bindguard_core::refresh_request::{OptIn, RefreshRequest};
 use serde::Serialize;
 
 /// The known names of a pod.
@@ -88,6 +90,8 @@ pub struct PodContainer {
 pub struct Pods {
     /// Their sandboxes and containers.
     pub containers: Vec<PodContainer>,
+    /// The requests for live refresh by the pod's uid, of every pod whose annotations are known.
+    pub refresh_requests: BTreeMap<String, RefreshRequest>,
 }
 
 impl Pods {
@@ -118,6 +122,18 @@ impl Pods {
     pub fn is_guarded(&self, uid: &str) -> Option<bool> {
         let of_pod = self.containers.iter().filter(|container| container.pod.uid.as_deref() == Some(uid));
         of_pod.filter_map(|container| container.guarded).reduce(|one, other| one || other)
+    }
+
+    /// True if a container of that name opted in to live refresh; `None` if the pod's annotations are not known.
+    pub fn opted_in(&self, uid: &str, name: &str) -> Option<bool> {
+        self.refresh_requests.get(uid).map(|request| request.containers.includes(name))
+    }
+
+    /// Opts every pod in, as the node's config does with `[refresh] mode = "all"`.
+    pub fn opt_all_in(&mut self) {
+        for uid in self.containers.iter().filter_map(|container| container.pod.uid.clone()) {
+            self.refresh_requests.entry(uid).or_default().containers = OptIn::All;
+        }
     }
 
     /// The container with this id.
@@ -188,7 +204,7 @@ mod tests {
             pod: web(),
             guarded: None,
         };
-        let pods = Pods { containers: vec![container("b", 2), container("a", 0)] };
+        let pods = Pods { containers: vec![container("b", 2), container("a", 0)], ..Pods::default() };
         assert_eq!(pods.container("u-1", "app").unwrap().id, "b");
         assert_eq!(pods.of_uid("u-1"), web());
         assert_eq!(pods.of_uid("u-2"), PodName::of_uid("u-2"));
@@ -210,7 +226,7 @@ mod tests {
             (vec![None, Some(false)], Some(false)),
             (vec![Some(false), Some(true)], Some(true)),
         ] {
-            let pods = Pods { containers: seen.into_iter().map(container).collect() };
+            let pods = Pods { containers: seen.into_iter().map(container).collect(), ..Pods::default() };
             assert_eq!(pods.is_guarded("u-1"), expected);
             assert_eq!(pods.is_guarded("u-2"), None);
         }
@@ -226,11 +242,30 @@ mod tests {
             pod: web(),
             guarded: None,
         };
-        let may_run = |containers: Vec<PodContainer>, name| Pods { containers }.may_run("u-1", name);
+        let may_run = |containers: Vec<PodContainer>, name| Pods { containers, ..Pods::default() }.may_run("u-1", name);
         assert_eq!(may_run(vec![], "app"), None);
         assert_eq!(may_run(vec![container(Some(ContainerState::Running))], "app"), Some(true));
         assert_eq!(may_run(vec![container(None)], "app"), Some(true), "its bundle is there");
         assert_eq!(may_run(vec![container(Some(ContainerState::Exited))], "app"), Some(false));
         assert_eq!(may_run(vec![container(Some(ContainerState::Running))], "other"), Some(false));
+    }
+
+    #[test]
+    fn a_pod_opts_in_by_its_annotation_or_by_the_nodes_config() {
+        let request = |value| RefreshRequest::from_annotations(|_| Some(value));
+        let container = PodContainer {
+            id: "c".to_owned(),
+            name: Some("app".to_owned()),
+            state: None,
+            attempt: None,
+            pod: web(),
+            guarded: None,
+        };
+        let mut pods = Pods { containers: vec![container], ..Pods::default() };
+        assert_eq!(pods.opted_in("u-1", "app"), None, "no runtime reported the annotations");
+        pods.refresh_requests.insert("u-1".to_owned(), request("side"));
+        assert_eq!((pods.opted_in("u-1", "side"), pods.opted_in("u-1", "app")), (Some(true), Some(false)));
+        pods.opt_all_in();
+        assert_eq!(pods.opted_in("u-1", "app"), Some(true));
     }
 }

@@ -10,11 +10,12 @@ use bindguard_core::kubelet::{PathInVolume, VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_core::report::{BindReport, Container, Outcome, PlannedAction, Report};
+use bindguard_core::report::{BindReport, Container, MountResult, Outcome, PlannedAction, RefreshedMount, Report};
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::doctor::{DoctorReport, Status, host_root};
 use bindguard_operator::holders::{Checked, HeldMount, Holder, HolderKind, HoldersReport, Release};
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
+use bindguard_operator::old_files::OldFiles;
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName};
 use serde::Serialize;
 
@@ -69,7 +70,26 @@ fn stale() -> NodeReport {
         notes: vec![Note::Guarded],
         command: Some(format!("bindguard repair {source}")),
     };
-    NodeReport { binds: vec![bind], checked: 12, problems: Vec::new(), duration_us: 812 }
+    NodeReport { binds: vec![bind], old_files: vec![old_files()], checked: 12, problems: Vec::new(), duration_us: 812 }
+}
+
+fn old_files() -> OldFiles {
+    let source = "/var/lib/kubelet/pods/0d63f1a2/volumes/kubernetes.io~configmap/conf/app.conf";
+    let container = PodContainer {
+        id: "5c1e20ab77f1".to_owned(),
+        name: Some("app".to_owned()),
+        state: Some(ContainerState::Running),
+        attempt: Some(0),
+        pod: PodName::default(),
+        guarded: None,
+    };
+    OldFiles {
+        pod: PodName { uid: Some("0d63f1a2".to_owned()), ..pod("default", "cache") },
+        container,
+        opted_in: Some(false),
+        files: vec![RefreshedMount::new("/etc/app/app.conf".as_ref(), source.as_ref(), MountResult::Stale)],
+        command: Some("bindguard refresh --pod default/cache".to_owned()),
+    }
 }
 
 fn held() -> HoldersReport {

@@ -1,13 +1,14 @@
-//! `/metrics`, `/healthz` and `/readyz` on an address; these and `/v1/report` on the unix socket.
+//! `/metrics`, `/healthz` and `/readyz` on an address; these, `/v1/report` and `/v1/status` on the unix socket.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bindguard_operator::agent_status::STATUS_PATH;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::CONTENT_TYPE;
@@ -23,6 +24,7 @@ use tokio::time::Duration;
 use crate::journal::JournalReader;
 use crate::metrics::Metrics;
 use crate::reporting::Reporting;
+use crate::status::StatusSource;
 use crate::survey::Surveyor;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -49,6 +51,8 @@ pub struct Served {
     pub reporting: Reporting,
     /// The node's report.
     pub surveyor: Arc<Surveyor>,
+    /// The agent's own facts.
+    pub status: StatusSource,
     /// True once every kubelet root that answers is watched.
     pub ready: AtomicBool,
 }
@@ -87,11 +91,28 @@ pub async fn serve_address(address: SocketAddr, served: Arc<Served>) -> io::Resu
     Ok(())
 }
 
+/// The unix socket of this agent. A newer agent may have replaced it.
+#[derive(Debug)]
+pub struct BoundSocket {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl BoundSocket {
+    /// Removes it, unless it is another agent's by now. Without it, an agent that ended looks absent and not silent.
+    pub fn remove(&self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+            // A socket that stays costs a wrong report, and the next agent replaces it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// Serves everything on a unix socket that only root may open.
 ///
 /// # Errors
 /// If it cannot be bound.
-pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<()> {
+pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<BoundSocket> {
     if let Some(folder) = socket.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -101,6 +122,7 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<()> 
     }
     let listener = UnixListener::bind(socket)?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
+    let bound = BoundSocket { path: socket.to_owned(), inode: std::fs::symlink_metadata(socket)?.ino() };
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
@@ -109,7 +131,7 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<()> 
             }
         }
     });
-    Ok(())
+    Ok(bound)
 }
 
 async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Served>, scope: Audience) {
@@ -138,6 +160,13 @@ async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Audien
             read_journal(served).await;
             match served.metrics.text() {
                 Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
+                Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+            }
+        }
+        (STATUS_PATH, Audience::Local) => {
+            let status = served.status.status(&served.metrics, served.ready.load(Ordering::Relaxed));
+            match serde_json::to_string(&status) {
+                Ok(json) => response(StatusCode::OK, JSON, json),
                 Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
             }
         }

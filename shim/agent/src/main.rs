@@ -20,6 +20,7 @@ mod refresher;
 mod reporting;
 mod roots;
 mod run;
+mod status;
 mod survey;
 mod updates;
 mod watch;

@@ -20,13 +20,14 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::host;
-use crate::http::{self, Served};
+use crate::http::{self, BoundSocket, Served};
 use crate::journal::{JournalReader, JournalWriter, follow_journal};
 use crate::kubernetes::{self, AccessError, ServiceAccount};
 use crate::metrics::Metrics;
 use crate::nri;
 use crate::pods;
 use crate::roots::KubeletRoots;
+use crate::status::StatusSource;
 use crate::survey::Surveyor;
 
 /// Runs the agent until a signal ends it.
@@ -67,9 +68,11 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
     let surveyor = Arc::new(Surveyor::new(policy, places, Arc::clone(&metrics), reporting.clone()));
     let position = config.agent().socket.with_extension("position");
     let journal = config.journal().map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));
-    let served = Arc::new(Served { metrics, journal, reporting, surveyor, ready: AtomicBool::new(false) });
+    let status = StatusSource::new(&config);
+    let ready = AtomicBool::new(false);
+    let served = Arc::new(Served { metrics, journal, reporting, surveyor, status, ready });
     let settings = config.agent().clone();
-    http::serve_socket(&settings.socket, Arc::clone(&served))
+    let socket = http::serve_socket(&settings.socket, Arc::clone(&served))
         .await
         .with_context(|| format!("serve on {}", settings.socket.display()))?;
     if let Some(address) = settings.metrics {
@@ -90,7 +93,7 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
     spawn("engines", move || engines.follow_engines_for_ever())?;
     spawn("roots", move || roots.find_for_ever())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    ended().await
+    ended(&socket).await
 }
 
 /// Follows the journal for those who do not wait for a request for figures.
@@ -105,7 +108,7 @@ fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()>
     spawn("journal", move || follow_journal(&path, interval, || journal.count(&served.metrics, &served.reporting)))
 }
 
-async fn ended() -> Result<()> {
+async fn ended(socket: &BoundSocket) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
     tokio::select! {
@@ -113,6 +116,7 @@ async fn ended() -> Result<()> {
         _ = interrupt.recv() => {}
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    socket.remove();
     // A re-bind that ends half way leaves whole content; the next one finishes it. So no thread is waited for: one of them
     // may wait for a server.
     std::process::exit(0)

@@ -250,6 +250,13 @@ fn it_serves_health_figures_and_the_report_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &format!("{}checks.stale-subpaths = 'report'\n", config(&pod)));
     pod.update(1);
+    let state: serde_json::Value =
+        serde_json::from_str(agent.get("/v1/status").split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_eq!(
+        (&state["ready"], &state["stale_subpaths"], &state["nri"]),
+        (&true.into(), &"report".into(), &"off".into())
+    );
+    assert_eq!(state["pid"], agent.pid());
     for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/", 404), ("/v1", 404)] {
         assert!(agent.get(path).starts_with(&format!("HTTP/1.1 {status}")), "{path}: {}", agent.get(path));
     }
@@ -262,6 +269,11 @@ fn it_serves_health_figures_and_the_report_and_nothing_else() {
     use std::os::unix::fs::PermissionsExt;
     let mode = fs::metadata(folder.path().join("agent.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+    agent.terminate();
+    assert!(
+        folder.path().join("agent.sock").symlink_metadata().is_err(),
+        "an agent that ended in order leaves no socket"
+    );
 }
 
 /// An agent without work does not wake up.

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 no findings, 1 findings, 2 incomplete: a part could not be checked.
 
+mod agent;
 mod check;
 mod config;
 mod diagnose;
@@ -17,6 +18,7 @@ mod repair;
 mod show;
 mod status;
 mod time_limits;
+mod unix_http;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -6,12 +6,16 @@ use std::process::ExitCode;
 
 use bindguard_config::Loaded;
 use bindguard_core::error_chain;
+use bindguard_operator::agent_status::AgentState;
+use bindguard_operator::doctor::describe_agent;
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
+use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::{ContainerState, Pods};
 use bindguard_operator::survey_node;
 use clap::Args;
 use serde::Serialize;
 
+use crate::agent;
 use crate::config;
 use crate::install::record::Record;
 use crate::install::running::{guarded_runtimes, is_hidden};
@@ -44,9 +48,12 @@ struct NodeStatus {
     restart_owed: Vec<String>,
     config: ConfigStatus,
     pods: PodCount,
+    /// The node agent, which is optional.
+    agent: AgentState,
     last_admissions: Vec<String>,
     /// Subpaths and volumes that need attention now.
     findings: usize,
+    old_files: OldFilesCount,
     /// Parts that could not be checked.
     problems: Vec<String>,
 }
@@ -61,6 +68,14 @@ struct ConfigStatus {
     problem: Option<String>,
 }
 
+/// Running containers that read old files.
+#[derive(Debug, Default, Serialize)]
+struct OldFilesCount {
+    containers: usize,
+    /// Those that opted in to live refresh.
+    opted_in: usize,
+}
+
 #[derive(Debug, Default, Serialize)]
 struct PodCount {
     running: usize,
@@ -71,7 +86,7 @@ struct PodCount {
 impl StatusVerb {
     /// Runs it.
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
-        let status = NodeStatus::read(loaded, &self.pods.pods());
+        let status = NodeStatus::read(loaded, &self.pods.pods_under(&loaded.config));
         if self.json {
             print_json(&status)?;
         } else {
@@ -109,7 +124,9 @@ impl NodeStatus {
                 problem: loaded.problem.as_ref().map(|problem| error_chain(problem)),
             },
             pods: PodCount::of(pods),
+            agent: agent::state(&loaded.config),
             last_admissions: admissions.map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default(),
+            old_files: OldFilesCount::of(&survey),
             findings: survey.without_healthy().binds.len(),
             problems,
         }
@@ -120,7 +137,12 @@ impl NodeStatus {
     }
 
     fn has_findings(&self) -> bool {
-        !self.is_guarded() || !self.restart_owed.is_empty() || self.config.problem.is_some() || self.findings > 0
+        !self.is_guarded()
+            || !self.restart_owed.is_empty()
+            || self.config.problem.is_some()
+            || self.findings > 0
+            || self.old_files.opted_in > 0
+            || matches!(self.agent, AgentState::Silent { .. })
     }
 
     fn text(&self) -> Lines {
@@ -158,13 +180,30 @@ impl NodeStatus {
         if self.pods.unguarded > 0 {
             lines.below("these keep it until they are created anew; `bindguard repair` reaches them now");
         }
+        match &self.agent {
+            AgentState::Absent => lines.headed("agent", mark(true), "not running; it is optional"),
+            AgentState::Silent { problem } => lines.headed("agent", mark(false), problem),
+            AgentState::Running(status) => lines.headed("agent", mark(true), &describe_agent(status)),
+        }
         self.last_admissions.iter().for_each(|admission| lines.headed("admitted", mark(true), admission));
         lines.headed("findings", mark(self.findings == 0), &self.findings.to_string());
-        if self.findings > 0 {
+        let OldFilesCount { containers, opted_in } = self.old_files;
+        if containers > 0 {
+            let text = format!("read by {containers} running containers, {opted_in} of them opted in to live refresh");
+            lines.headed("old files", mark(opted_in == 0), &text);
+        }
+        if self.findings + containers > 0 {
             lines.run("bindguard diagnose --all");
         }
         self.problems.iter().for_each(|problem| lines.problem(problem));
         lines
+    }
+}
+
+impl OldFilesCount {
+    fn of(survey: &NodeReport) -> Self {
+        let opted_in = survey.old_files.iter().filter(|old| old.is_finding()).count();
+        Self { containers: survey.old_files.len(), opted_in }
     }
 }
 
@@ -183,6 +222,9 @@ impl PodCount {
 mod tests {
     use super::*;
     use crate::show::documented;
+    use bindguard_config::RefreshMode;
+    use bindguard_core::policy::Mode;
+    use bindguard_operator::agent_status::{AgentStatus, NriState};
 
     #[test]
     fn json_matches_the_document() {
@@ -199,6 +241,19 @@ mod tests {
             pods: PodCount { running: 12, unguarded: 3 },
             last_admissions: vec!["2026-11-21T05:10:00 default/web app (0123456789ab)".to_owned()],
             findings: 1,
+            old_files: OldFilesCount { containers: 2, opted_in: 0 },
+            agent: AgentState::Running(Box::new(AgentStatus {
+                version: "0.1.0".to_owned(),
+                pid: 812,
+                since: "2026-11-21T05:00:00.5Z".to_owned(),
+                ready: true,
+                last_survey: Some("2026-11-21T05:10:00.25Z".to_owned()),
+                stale_subpaths: Mode::Repair,
+                refresh: RefreshMode::Annotated,
+                nri: NriState::Connected,
+                kubediag: false,
+                silent_roots: 0,
+            })),
             problems: Vec::new(),
         };
         assert_eq!(serde_json::to_value(&status).unwrap(), expected);

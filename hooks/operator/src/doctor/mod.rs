@@ -2,6 +2,7 @@
 //!
 //! Each point is a function over plain evidence, in its own file. A failed point names the command to run.
 
+mod agent;
 mod containerd;
 mod detach_mounts;
 mod distribution;
@@ -14,6 +15,7 @@ mod point;
 mod programs;
 mod subpaths;
 
+pub use agent::{agent, describe as describe_agent};
 pub use containerd::{ContainerdSeen, RunningPods, RuntimeEntry, containerd};
 pub use detach_mounts::detach_mounts;
 pub use distribution::{LinuxDistribution, Packages};

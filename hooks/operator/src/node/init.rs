@@ -1,5 +1,6 @@
 //! The init process of a container, by the container's id.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use super::processes::pids;
@@ -9,11 +10,23 @@ use super::processes::pids;
 /// Every runtime names a container's cgroup after its id, and no record of a runtime has to be found. `None` if no process
 /// is in it.
 pub fn init_of(container: &str) -> Option<u32> {
-    let is_of_it = |pid: &u32| {
+    inits_of([container]).remove(container)
+}
+
+/// The same for many containers, with one pass over the processes.
+pub fn inits_of<'c>(containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&'c str, u32> {
+    let containers: Vec<&str> = containers.into_iter().filter(|container| !container.is_empty()).collect();
+    let mut oldest = BTreeMap::<&str, (u64, u32)>::new();
+    for pid in pids() {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        !container.is_empty() && cgroup.lines().any(|line| names(line, container))
-    };
-    pids().into_iter().filter(is_of_it).filter_map(|pid| Some((started(pid)?, pid))).min().map(|(_, pid)| pid)
+        let is_its = |container: &&&str| cgroup.lines().any(|line| names(line, container));
+        let Some(container) = containers.iter().find(is_its) else { continue };
+        if let Some(started) = started(pid) {
+            let first = oldest.entry(container).or_insert((started, pid));
+            *first = (*first).min((started, pid));
+        }
+    }
+    oldest.into_iter().map(|(container, (_, pid))| (container, pid)).collect()
 }
 
 /// True if a part of a cgroup's path is the id, or ends with it: `/kubepods/podUID/ID`, `/kubepods.slice/cri-containerd-ID.scope`.

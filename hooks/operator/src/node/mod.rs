@@ -3,7 +3,7 @@
 mod init;
 mod processes;
 
-pub use init::init_of;
+pub use init::{init_of, inits_of};
 pub use processes::{Process, processes_named, with_open};
 
 use std::fs;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::node_report::NodeReport;
+use crate::old_files::old_files;
 use crate::pods::Pods;
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, VolumeMount};
@@ -41,7 +42,8 @@ pub enum Act {
     Detach,
 }
 
-/// Judges the volumes and subpaths of this node whose paths are `wanted`.
+/// Judges the volumes and subpaths of this node whose paths are `wanted`, and finds the running containers of these pods that
+/// read old files.
 pub fn survey_node(policy: &Policy, places: &Places, pods: &Pods, wanted: impl Fn(&Path) -> bool) -> NodeReport {
     let start = Instant::now();
     let probes = Probes::for_operator();
@@ -50,8 +52,10 @@ pub fn survey_node(policy: &Policy, places: &Places, pods: &Pods, wanted: impl F
     let mut volumes = diagnose_volumes(&roots, &probes, &wanted);
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
+    let (old_files, mut unchecked) = old_files(roots.names(), pods, &wanted);
+    report.problems.append(&mut unchecked);
     report.set_duration(start.elapsed());
-    with_table(report, read_mount_table(), roots, places, pods)
+    NodeReport { old_files, ..with_table(report, read_mount_table(), roots, places, pods) }
 }
 
 /// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired from here.

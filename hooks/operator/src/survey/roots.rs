@@ -59,7 +59,7 @@ impl Roots {
     }
 
     /// Their names.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Path> + Clone {
         self.known.iter().map(|root| root.named.as_path())
     }
 

@@ -71,7 +71,7 @@ impl Diagnose {
         let (policy, places) = (config.policy(), config.places());
         let Some(root) = &self.root else {
             has_a_kubelet(places)?;
-            let pods = self.pods.pods();
+            let pods = self.pods.pods_under(config);
             let wanted = self.wanted(&pods, places)?;
             return self.unless_unknown(survey_node(policy, places, &pods, wanted), &pods);
         };

@@ -19,6 +19,7 @@ use bindguard_sys::observe::list_volumes;
 use bindguard_sys::{kernel_features, read_mount_table};
 use clap::Args;
 
+use crate::agent;
 use crate::pods::PodsFrom;
 use crate::show::{self, FAULTY, HEALTHY, Lines, UNCHECKED, print_json, print_text};
 
@@ -40,7 +41,7 @@ impl Doctor {
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
         let (policy, places) = (loaded.config.policy(), loaded.config.places());
         let (here, problems) = kubelets_here(places);
-        let pods = self.pods.pods();
+        let pods = self.pods.pods_under(&loaded.config);
         let mut points = of_the_kernel(&here);
         points.push(helpers(&here, problems));
         points.push(doctor::fuse_daemons(
@@ -50,6 +51,7 @@ impl Doctor {
         points.push(containerd::point(&pods));
         points.push(programs::point(loaded.config.runtime()));
         points.push(config(loaded));
+        points.push(doctor::agent(&agent::state(&loaded.config), agent::is_unit()));
         points.push(doctor::subpaths(&survey_node(policy, places, &pods, |_| true), policy));
         points.push(match Proc::default().namespaces() {
             Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, places),

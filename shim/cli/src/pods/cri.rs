@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bindguard_operator::pods::{ContainerState, PodContainer, PodName};
+use bindguard_core::refresh_request::RefreshRequest;
+use bindguard_operator::pods::{ContainerState, PodContainer, PodName, Pods};
 use bytes::{Buf, Bytes};
 use h2::client::{SendRequest, handshake};
 use http::{HeaderMap, Request};
@@ -27,6 +28,8 @@ const SOCKETS: [&str; 5] = [
 ];
 /// The time limit: names are not worth more of an operator's time.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// `SANDBOX_READY` of the CRI's api.proto.
+const READY: i32 = 0;
 /// gRPC's frame: one byte of flags, four of length.
 const FRAME: usize = 5;
 
@@ -41,13 +44,14 @@ pub struct GrpcStatus {
 }
 
 /// Every sandbox and container that the CRI knows; none where there is no CRI.
-pub fn containers(socket: Option<&Path>) -> Result<Vec<PodContainer>> {
+pub fn pods(socket: Option<&Path>) -> Result<Pods> {
     let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.symlink_metadata().is_ok());
-    let Some(socket) = socket.map(Path::to_owned).or_else(usual) else { return Ok(Vec::new()) };
+    let Some(socket) = socket.map(Path::to_owned).or_else(usual) else { return Ok(Pods::default()) };
     within_time_limit(&socket, async |client| {
         let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox", ListRequest {}).await?;
         let containers: ListContainersResponse = call(&client, "ListContainers", ListRequest {}).await?;
-        Ok(named(&pods.items, containers.containers))
+        let refresh_requests = pods.items.iter().filter(|pod| pod.state == READY).filter_map(refresh_request).collect();
+        Ok(Pods { containers: named(&pods.items, containers.containers), refresh_requests })
     })
 }
 
@@ -114,12 +118,18 @@ fn status(headers: &HeaderMap) -> Result<()> {
     }
 }
 
+/// The uid of a pod, and what its annotations request.
+fn refresh_request(pod: &PodSandbox) -> Option<(String, RefreshRequest)> {
+    let request = RefreshRequest::from_annotations(|name| pod.annotations.get(name).map(String::as_str));
+    Some((pod.metadata.clone()?.uid, request))
+}
+
 fn named(pods: &[PodSandbox], containers: Vec<Container>) -> Vec<PodContainer> {
     let name = |id: &str| pods.iter().find(|pod| pod.id == id).map(pod_name).unwrap_or_default();
     let sandboxes = pods.iter().map(|pod| PodContainer {
         id: pod.id.clone(),
         name: None,
-        state: Some(if pod.state == 0 { ContainerState::Running } else { ContainerState::Exited }),
+        state: Some(if pod.state == READY { ContainerState::Running } else { ContainerState::Exited }),
         attempt: None,
         pod: pod_name(pod),
         guarded: None,
@@ -159,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_frame_comes_back_and_half_a_frame_does_not() {
-        let pod = PodSandbox { id: "s-1".to_owned(), metadata: None, state: 0 };
+        let pod = PodSandbox { id: "s-1".to_owned(), ..PodSandbox::default() };
         let bytes = frame(&ListPodSandboxResponse { items: vec![pod] });
         assert_eq!(unframed::<ListPodSandboxResponse>(&bytes).unwrap().items[0].id, "s-1");
         assert!(unframed::<ListPodSandboxResponse>(&bytes[..bytes.len() - 1]).is_err());
@@ -168,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_missing_socket_is_an_error_only_when_it_was_named() {
-        let error = containers(Some(Path::new("/nowhere.sock"))).unwrap_err();
+        let error = pods(Some(Path::new("/nowhere.sock"))).unwrap_err();
         assert!(format!("{error:#}").starts_with("query /nowhere.sock: connect: "), "{error:#}");
     }
 }

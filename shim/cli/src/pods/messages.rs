@@ -2,6 +2,8 @@
 //!
 //! Field numbers never change their meaning. Fields that are not listed here are skipped.
 
+use std::collections::HashMap;
+
 /// The request of both list calls: no filter.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ListRequest {}
@@ -21,6 +23,9 @@ pub struct PodSandbox {
     /// `SANDBOX_READY` is 0.
     #[prost(int32, tag = "3")]
     pub state: i32,
+    /// As they were when the sandbox was made.
+    #[prost(map = "string, string", tag = "6")]
+    pub annotations: HashMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

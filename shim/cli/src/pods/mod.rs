@@ -17,7 +17,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use bindguard_operator::pods::{PodContainer, PodName, PodSelector, Pods};
+use bindguard_config::{Config, RefreshMode};
+use bindguard_operator::pods::{PodName, PodSelector, Pods};
 use clap::Args;
 
 /// The sources of the names.
@@ -31,7 +32,7 @@ pub struct PodsFrom {
 impl PodsFrom {
     /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a convenience.
     pub fn pods(&self) -> Pods {
-        let mut containers = self.listed_by_the_cri();
+        let Pods { mut containers, refresh_requests } = self.listed_by_the_cri();
         for bundle in bundles::containers(Path::new("/")) {
             match containers.iter_mut().find(|known| known.id == bundle.id) {
                 Some(known) => known.guarded = bundle.guarded,
@@ -42,23 +43,29 @@ impl PodsFrom {
         for container in &mut containers {
             container.guarded = container.guarded.or_else(|| supervised.get(&container.id).copied());
         }
-        Pods { containers }
+        Pods { containers, refresh_requests }
     }
 
-    fn listed_by_the_cri(&self) -> Vec<PodContainer> {
-        match cri::containers(self.cri.as_deref()) {
-            Ok(containers) => containers,
-            Err(error) => {
-                eprintln!("bindguard: pod names come from the bundles, without the CRI: {error:#}");
-                Vec::new()
-            }
+    /// The same, where the node's config may opt in every pod.
+    pub fn pods_under(&self, config: &Config) -> Pods {
+        let mut pods = self.pods();
+        if config.agent().refresh == RefreshMode::All {
+            pods.opt_all_in();
         }
+        pods
+    }
+
+    fn listed_by_the_cri(&self) -> Pods {
+        cri::pods(self.cri.as_deref()).unwrap_or_else(|error| {
+            eprintln!("bindguard: pod names come from the bundles, without the CRI: {error:#}");
+            Pods::default()
+        })
     }
 }
 
 /// The pods with a bundle in a copy of a node's files.
 pub fn recorded(root: &Path) -> Pods {
-    Pods { containers: bundles::containers(root) }
+    Pods { containers: bundles::containers(root), ..Pods::default() }
 }
 
 /// The uids of the pod that the operator names: more than one if the pod was created again under its name. An unknown name may

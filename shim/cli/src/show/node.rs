@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use bindguard_operator::node_report::{NodeBind, NodeReport};
+use bindguard_operator::old_files::OldFiles;
 use bindguard_operator::pods::ContainerState;
 
 use super::bundle::print_bind;
-use super::{Lines, code, print_json, print_text};
+use super::{FAULTY, Lines, UNCHECKED, code, print_json, print_text};
 
 /// Prints a report, as text or as one JSON object.
 pub fn print_node(report: &NodeReport, json: bool) -> anyhow::Result<()> {
@@ -27,11 +28,32 @@ fn text(report: &NodeReport) -> Lines {
         print_bind(&(&bind.bind).into(), &mut lines);
         print_more(bind, &mut lines);
     }
+    report.old_files.iter().for_each(|old| print_old_files(old, &mut lines));
     let found = report.binds.iter().filter(|bind| bind.is_finding()).count();
     let repaired = report.binds.iter().filter(|bind| bind.bind.is_repaired()).count();
     let repaired = if repaired > 0 { format!(", {repaired} of them repaired") } else { String::new() };
     lines.line(&format!("{} checked, {found} with findings{repaired}", report.checked));
+    if !report.old_files.is_empty() {
+        let opted_in = report.old_files.iter().filter(|old| old.is_finding()).count();
+        let count = report.old_files.len();
+        lines.line(&format!("{count} running containers read old files, {opted_in} of them opted in to live refresh"));
+    }
     lines
+}
+
+/// Old files are a fault only if the container opted in.
+fn print_old_files(old: &OldFiles, lines: &mut Lines) {
+    let (style, opt_in) = match old.opted_in {
+        Some(true) => (FAULTY, "it opted in to live refresh"),
+        Some(false) => (UNCHECKED, "it did not opt in to live refresh"),
+        None => (UNCHECKED, "no CRI reported whether it opted in to live refresh"),
+    };
+    let names = [old.pod.for_people(), old.container.name.clone()].into_iter().flatten().collect::<Vec<_>>();
+    lines.headed("old files", style, &format!("read by {}: {opt_in}", names.join(" container ")));
+    old.files.iter().for_each(|file| lines.below(&file.to_string()));
+    if let Some(command) = &old.command {
+        lines.run(command);
+    }
 }
 
 fn print_more(bind: &NodeBind, lines: &mut Lines) {

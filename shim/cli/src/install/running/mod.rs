@@ -12,7 +12,6 @@
 mod cri_status;
 mod daemon;
 mod guarded;
-mod http;
 mod names;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::record::Owner;
+use crate::unix_http;
 
 pub use self::daemon::{Daemon, option, sees_processes};
 pub use self::guarded::guarded_runtimes;
@@ -82,7 +82,7 @@ pub fn docker_runtimes() -> Result<Vec<String>> {
 
 fn crio_config() -> Result<toml::Table> {
     let socket = socket_option("crio", &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
-    let text = http::get(&socket, "/config")?;
+    let text = unix_http::get(&socket, "/config")?;
     toml::from_str(&text).context("read CRI-O's answer as TOML")
 }
 
@@ -91,7 +91,7 @@ fn docker_info() -> Result<serde_json::Value> {
     let usual = [PathBuf::from(DOCKER_SOCKET), Path::new("/var").join(&DOCKER_SOCKET[1..])];
     let present = || usual.iter().find(|socket| socket.symlink_metadata().is_ok()).cloned();
     let socket = named.or_else(present).unwrap_or_else(|| DOCKER_SOCKET.into());
-    serde_json::from_str(&http::get(&socket, "/info")?).context("read dockerd's answer as JSON")
+    serde_json::from_str(&unix_http::get(&socket, "/info")?).context("read dockerd's answer as JSON")
 }
 
 /// The unix socket that an option of a running daemon names, as a path or as a URL.

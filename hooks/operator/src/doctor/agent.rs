@@ -1,0 +1,106 @@
+//! The node agent. It is optional: a node without one has no fault.
+
+use bindguard_core::refresh_request::RefreshMode;
+
+use super::Point;
+use crate::agent_status::{AgentState, AgentStatus, NriState};
+
+const NAME: &str = "agent";
+
+/// The point for it. `is_unit`: a systemd unit runs it, and no DaemonSet.
+pub fn agent(state: &AgentState, is_unit: bool) -> Point {
+    let logs = match is_unit {
+        true => "journalctl --unit bindguard-agent --since -1h",
+        false => "kubectl get pods --all-namespaces --selector app.kubernetes.io/name=bindguard-agent --output wide",
+    };
+    match state {
+        AgentState::Absent => Point::ok(NAME, "no node agent runs; it is optional"),
+        AgentState::Silent { problem } => {
+            Point::failed(NAME, format!("the node agent does not answer, or ended: {problem}"), logs)
+        }
+        AgentState::Running(status) if status.nri == NriState::Disconnected => {
+            Point::failed(NAME, "the node agent is enabled as an NRI plugin, and no runtime accepts it", logs)
+        }
+        AgentState::Running(status) if status.silent_roots > 0 => Point::failed(
+            NAME,
+            format!("{} kubelet roots do not answer the node agent", status.silent_roots),
+            "bindguard diagnose",
+        ),
+        AgentState::Running(status) => Point::ok(NAME, describe(status)),
+    }
+}
+
+/// The agent in one line.
+pub fn describe(status: &AgentStatus) -> String {
+    let survey = match (&status.last_survey, status.ready) {
+        (_, false) => ", first survey not done".to_owned(),
+        (Some(time), true) => format!(", last survey {}", seconds(time)),
+        (None, true) => String::new(),
+    };
+    let refresh = match status.refresh {
+        RefreshMode::Off => "refreshes no container",
+        RefreshMode::Annotated => "refreshes annotated pods",
+        RefreshMode::All => "refreshes all pods",
+    };
+    let nri = match status.nri {
+        NriState::Off => "",
+        NriState::Connected => ", NRI plugin",
+        NriState::Disconnected => ", NRI plugin without a runtime",
+    };
+    let kubediag = if status.kubediag { ", kubediag processors" } else { "" };
+    format!("{} since {}{survey}, {refresh}{nri}{kubediag}", status.version, seconds(&status.since))
+}
+
+fn seconds(time: &str) -> &str {
+    time.split('.').next().unwrap_or(time).trim_end_matches('Z')
+}
+
+#[cfg(test)]
+mod tests {
+    use bindguard_core::policy::Mode;
+
+    use super::super::Status;
+    use super::*;
+
+    fn running(nri: NriState, silent_roots: u64) -> AgentState {
+        AgentState::Running(Box::new(AgentStatus {
+            version: "0.1.0".to_owned(),
+            pid: 7,
+            since: "2026-11-21T05:00:00.5Z".to_owned(),
+            ready: true,
+            last_survey: Some("2026-11-21T05:10:00Z".to_owned()),
+            stale_subpaths: Mode::Repair,
+            refresh: RefreshMode::Annotated,
+            nri,
+            kubediag: false,
+            silent_roots,
+        }))
+    }
+
+    #[test]
+    fn a_node_without_an_agent_has_no_fault_and_one_with_a_dead_agent_has() {
+        let silent = AgentState::Silent { problem: "Connection refused".to_owned() };
+        for (state, status) in [
+            (AgentState::Absent, Status::Ok),
+            (silent, Status::Failed),
+            (running(NriState::Off, 0), Status::Ok),
+            (running(NriState::Connected, 0), Status::Ok),
+            (running(NriState::Disconnected, 0), Status::Failed),
+            (running(NriState::Off, 1), Status::Failed),
+        ] {
+            assert_eq!(agent(&state, true).status, status, "{state:?}");
+        }
+        let message = agent(&running(NriState::Connected, 0), true).message;
+        let expected =
+            "0.1.0 since 2026-11-21T05:00:00, last survey 2026-11-21T05:10:00, refreshes annotated pods, NRI plugin";
+        assert_eq!(message, expected);
+    }
+
+    #[test]
+    fn a_newer_agent_may_report_more() {
+        let AgentState::Running(status) = running(NriState::Off, 0) else { panic!("it runs") };
+        let mut json = serde_json::to_value(&*status).unwrap();
+        json["events"] = "on".into();
+        assert_eq!(serde_json::from_value::<AgentStatus>(json).unwrap(), *status);
+    }
+}

@@ -1,0 +1,31 @@
+//! The node agent, by its unix socket.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use bindguard_config::Config;
+use bindguard_operator::agent_status::{AgentState, STATUS_PATH};
+
+use crate::unix_http;
+
+/// The state of the agent. It is optional: without a socket it is absent.
+pub fn state(config: &Config) -> AgentState {
+    let socket = &config.agent().socket;
+    match UnixStream::connect(socket) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return AgentState::Absent,
+        // The query below has the error.
+        Ok(_) | Err(_) => {}
+    }
+    let status = unix_http::get(socket, STATUS_PATH).and_then(|text| Ok(serde_json::from_str(&text)?));
+    match status {
+        Ok(status) => AgentState::Running(Box::new(status)),
+        Err(error) => AgentState::Silent { problem: format!("{error:#}") },
+    }
+}
+
+/// True if systemd knows a unit of the agent.
+pub fn is_unit() -> bool {
+    let folders = ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"];
+    folders.iter().any(|folder| Path::new(folder).join("bindguard-agent.service").symlink_metadata().is_ok())
+}
