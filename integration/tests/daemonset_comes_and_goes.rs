@@ -1,13 +1,17 @@
 //! The pod of `config/daemonset.yaml`: it installs into the node's root and has containerd restarted. Its end, and the pod that
 //! replaces it, change nothing on the node. Removal is a command of its own.
+//!
+//! As in the image, the programs are in `/usr/local/bin`, which is also the node's prefix, and `PATH` has nothing else.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::host;
+use bindguard_integration::programs::{CLI, GUARD, SHIM};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::{Signal, kill};
@@ -19,6 +23,11 @@ const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
 fn story() {
     Setup::on(Generation::V1_7).bare().cri().story(|node| {
         let install = command(node)?;
+        symlink(node.programs().join("systemctl"), "/usr/local/sbin/systemctl").context("link systemctl")?;
+        fs::create_dir(image(node))?;
+        for name in [SHIM, GUARD, CLI] {
+            fs::copy(node.under_test().join(name), image(node).join(name)).with_context(|| format!("copy {name}"))?;
+        }
         let before = fs::read(node.containerd_config())?;
         let first = Pod::start(node, &install)?;
         let installed = fs::read_to_string(node.containerd_config())?;
@@ -61,8 +70,10 @@ impl Pod {
     }
 
     fn spawn(node: &Node, words: &[String]) -> Result<Self> {
-        let mut command = node.command(&words[0])?;
-        command.args(&words[1..]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut command = node.command("unshare")?;
+        let script = "mount --bind \"$0\" /usr/local/bin && export PATH=/usr/local/bin && exec \"$@\"";
+        command.args(["--mount", "--propagation", "slave", "sh", "-ec", script]).arg(image(node)).args(words);
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut process = command.spawn().context("start the container")?;
         let stderr = BufReader::new(process.stderr.take().context("the container's stderr")?);
         Ok(Self { process, stderr })
@@ -90,6 +101,11 @@ impl Drop for Pod {
     }
 }
 
+/// The folder with the image's programs.
+fn image(node: &Node) -> PathBuf {
+    node.disk().join("image")
+}
+
 /// The manifest's command line, with the node's root where the manifest has it mounted.
 fn command(node: &Node) -> Result<Vec<String>> {
     let root = node.disk().join("host");
@@ -99,11 +115,7 @@ fn command(node: &Node) -> Result<Vec<String>> {
     let text = fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("command: ")).context("find the command")?;
     let words: Vec<String> = serde_json::from_str(line).with_context(|| format!("parse {line}"))?;
-    let here = |word: String| match word.as_str() {
-        "/host" => root.display().to_string(),
-        "bindguard" => node.disk().join("dist/bindguard").display().to_string(),
-        _ => word,
-    };
+    let here = |word: String| if word == "/host" { root.display().to_string() } else { word };
     Ok(words.into_iter().map(here).collect())
 }
 

@@ -5,6 +5,7 @@
 use std::env;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -19,6 +20,8 @@ use super::versions;
 #[derive(Debug)]
 pub struct Programs {
     folder: PathBuf,
+    /// The folder's identity: in another root, its path leads to another folder.
+    identity: Option<(u64, u64)>,
     files: Vec<(&'static str, Vec<u8>)>,
 }
 
@@ -36,7 +39,7 @@ impl Programs {
             ))
         };
         let files = [SHIM, WRAPPER, CLI].into_iter().map(read).collect::<Result<_>>()?;
-        Ok(Self { folder, files })
+        Ok(Self { identity: identity(&folder), folder, files })
     }
 
     /// The default prefix: that of the version which this program belongs to, or the folder in which a package put it, else
@@ -75,7 +78,7 @@ impl Programs {
     /// The changes after which services find these programs in `prefix`: the files of this version, the link that selects it, and
     /// the programs' links in the prefix. A package's own programs stay where they are.
     pub fn in_prefix(&self, prefix: &Path) -> Result<Vec<Change>> {
-        if prefix == self.folder {
+        if self.identity.is_some() && identity(prefix) == self.identity {
             return Ok(Vec::new());
         }
         let version = versions::folder_for(prefix, &self.files);
@@ -86,6 +89,10 @@ impl Programs {
         let selection = Change::link(&current, Path::new(version.file_name().unwrap_or_default()));
         files.chain([selection]).chain(self.files.iter().map(link)).collect()
     }
+}
+
+fn identity(folder: &Path) -> Option<(u64, u64)> {
+    fs::metadata(folder).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// The shim and the wrapper beside this program, from any installer.
