@@ -156,15 +156,18 @@ soak: build matrix
 KUBERNETES ?=
 
 ## a real kubelet in the fake one's place; builds it, ten minutes; KUBERNETES=DIR builds one of your own source
-kubelet: build matrix
+kubelet: build matrix helm
 	sh integration/matrix/setup.sh openssl:openssl
 ifeq ($(KUBERNETES),)
 	sh integration/cluster/fetch.sh $(CLUSTER)
-	cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture --test-threads 1 --skip containerd_2_1
+	sh integration/cluster/network.sh $(CLUSTER)/network
+	cargo test --locked -p bindguard-integration --test real_kubelet --test chart_on_a_cluster -- --ignored --nocapture \
+	  --test-threads 1 --skip containerd_2_1
 else
 	sh integration/cluster/build.sh $(CLUSTER)-own $(KUBERNETES)
-	BINDGUARD_CLUSTER=$(CLUSTER)-own cargo test --locked -p bindguard-integration --test real_kubelet -- --ignored --nocapture \
-	  --test-threads 1 containerd_2_1
+	sh integration/cluster/network.sh $(CLUSTER)-own/network
+	BINDGUARD_CLUSTER=$(CLUSTER)-own cargo test --locked -p bindguard-integration --test real_kubelet --test chart_on_a_cluster -- \
+	  --ignored --nocapture --test-threads 1 containerd_2_1
 endif
 
 # tests that run on other kernels, and on a node with systemd and cgroup v2 alone

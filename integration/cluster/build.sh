@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds kubelet and kube-apiserver from a folder of Kubernetes source, 1.30 or newer. Installs nothing, changes nothing there.
 #   build.sh DIR SOURCE
-# Result: DIR/bin/{etcd,kube-apiserver,kubectl,kubelet,kubelet-unfixed} and DIR/version. The Go compiler, etcd and kubectl are those of Debian's
+# Result: DIR/bin/{etcd,kube-apiserver,kube-controller-manager,kube-scheduler,kubectl,kubelet,kubelet-unfixed} and DIR/version. The Go compiler, etcd and kubectl are those of Debian's
 # newest suite. A source tree with a vendor folder needs no network. Takes ten minutes of two processors, once.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -34,13 +34,15 @@ echo "{\"Replace\": {\"$source/$fixed\": \"$apt_dir/unfixed.go\"}}" > "$apt_dir/
 build() { # NAME COMMAND [FLAG...]
   name=$1; command=$2; shift 2
   (cd "$source" && go build "$@" -o "$apt_dir/bin/$name" \
-    -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=v$version.0" "./cmd/$command")
+    -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=v$version.0 -X k8s.io/client-go/pkg/version.gitVersion=v$version.0" "./cmd/$command")
 }
 mkdir -p "$apt_dir/bin"
-echo "building kube-apiserver and kubelet $version: ten minutes" >&2
+echo "building kubelet, kube-apiserver and the controllers, $version: ten minutes" >&2
 build kubelet kubelet
 build kubelet-unfixed kubelet -overlay "$apt_dir/unfixed.json"
 build kube-apiserver kube-apiserver
+build kube-controller-manager kube-controller-manager
+build kube-scheduler kube-scheduler
 lay_out etcd "$dir/x" "$apt_dir/bin"
 lay_out kubectl "$dir/x" "$apt_dir/bin"
 rm -rf "$GOROOT" "$dir/x/usr/share/go-${go#golang-}"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds a real kubelet and what it needs around it, from Debian's packages. Installs nothing.
 #   fetch.sh DIR
-# Result: DIR/bin/{etcd,kube-apiserver,kubectl,kubelet,kubelet-unfixed}, of Kubernetes 1.20, the last whole Kubernetes that
+# Result: DIR/bin/{etcd,kube-apiserver,kube-controller-manager,kube-scheduler,kubectl,kubelet,kubelet-unfixed}, of Kubernetes 1.20, the last whole Kubernetes that
 # Debian has the source of. It speaks CRI v1alpha2, which containerd 1.6 and 1.7 do. kubelet-unfixed is the kubelet as it
 # was before kubernetes#89629, which checks a subpath's mount before it leaves it as it is. Takes ten minutes of two
 # processors, once.
@@ -26,7 +26,7 @@ mkdir -p "$source" "$apt_dir/bin"
 tar -C "$source" --strip-components 1 -xf "$apt_dir"/kubernetes_*.orig.tar.gz
 cd "$source"
 
-echo "building kube-apiserver and kubelet: ten minutes" >&2
+echo "building kubelet, kube-apiserver and the controllers: ten minutes" >&2
 # the one generated file that is not in the source
 documented=$(grep -rl --include=*.go '^// +k8s:openapi-gen=true' staging/src/k8s.io pkg | xargs -n 1 dirname |
   sed 's,^staging/src/,vendor/,; s,^,k8s.io/kubernetes/,' | grep -v -e /testdata -e sample -e code-generator | sort -u | paste -sd ,)
@@ -34,10 +34,15 @@ go build -o "$apt_dir/openapi-gen" ./vendor/k8s.io/kube-openapi/cmd/openapi-gen
 "$apt_dir/openapi-gen" --logtostderr -i "$documented" -p k8s.io/kubernetes/pkg/generated/openapi -O zz_generated.openapi \
   -h hack/boilerplate/boilerplate.generatego.txt -r "$apt_dir/violations"
 
+# The API server answers with the version of client-go, which helm checks.
 build() { # NAME COMMAND
-  go build -ldflags "-s -w -X k8s.io/kubernetes/vendor/k8s.io/component-base/version.gitVersion=v1.20.2" -o "$apt_dir/bin/$1" "./cmd/$2"
+  vendored=k8s.io/kubernetes/vendor/k8s.io
+  go build -ldflags "-s -w -X $vendored/component-base/version.gitVersion=v1.20.2 -X $vendored/client-go/pkg/version.gitVersion=v1.20.2" \
+    -o "$apt_dir/bin/$1" "./cmd/$2"
 }
 build kube-apiserver kube-apiserver
+build kube-controller-manager kube-controller-manager
+build kube-scheduler kube-scheduler
 build kubelet kubelet
 looks='if mntInfo.Root != subpath.Path {'
 fixed=pkg/volume/util/subpath/subpath_linux.go

@@ -25,12 +25,30 @@ const FOLDERS: [&str; 9] = ["bin", "dev", "etc", "mnt", "proc", "run", "sys", "t
 
 /// Writes the archive with both images to `archive`.
 pub fn write(archive: &Path) -> Result<()> {
-    let layer = Blob::new("application/vnd.oci.image.layer.v1.tar", layer(&busybox()?)?);
-    let images = [(BUSYBOX, json!(["sh"])), (PAUSE, json!(["sleep", "1000000000"]))];
-    let mut blobs = vec![layer];
+    write_images(
+        archive,
+        layer(&busybox()?)?,
+        "/bin",
+        &[(BUSYBOX, json!(["sh"])), (PAUSE, json!(["sleep", "1000000000"]))],
+    )
+}
+
+/// Writes an archive with one image: programs, each at its path there, and its `PATH`.
+pub fn write_programs(archive: &Path, name: &str, path: &str, programs: &[(PathBuf, PathBuf)]) -> Result<()> {
+    let mut tar = Builder::new(Vec::new());
+    for (program, place) in programs {
+        let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
+        let place = place.strip_prefix("/").unwrap_or(place);
+        append(&mut tar, &place.display().to_string(), &bytes, 0o755)?;
+    }
+    write_images(archive, tar.into_inner().context("write the layer")?, path, &[(name, json!([]))])
+}
+
+fn write_images(archive: &Path, layer: Vec<u8>, path: &str, images: &[(&str, Value)]) -> Result<()> {
+    let mut blobs = vec![Blob::new("application/vnd.oci.image.layer.v1.tar", layer)];
     let mut manifests = Vec::new();
     for (name, command) in images {
-        let config = config(&blobs[0], &command)?;
+        let config = config(&blobs[0], command, path)?;
         let manifest = manifest(&config, &blobs[0])?;
         manifests.push(named(&manifest, name));
         blobs.extend([config, manifest]);
@@ -78,7 +96,7 @@ impl Blob {
     }
 }
 
-fn config(layer: &Blob, command: &Value) -> Result<Blob> {
+fn config(layer: &Blob, command: &Value, path: &str) -> Result<Blob> {
     let architecture = match std::env::consts::ARCH {
         "aarch64" => "arm64",
         "x86_64" => "amd64",
@@ -86,7 +104,7 @@ fn config(layer: &Blob, command: &Value) -> Result<Blob> {
     };
     let config = json!({
         "architecture": architecture, "os": "linux",
-        "config": {"Cmd": command, "Env": ["PATH=/bin"]},
+        "config": {"Cmd": command, "Env": [format!("PATH={path}")]},
         "rootfs": {"type": "layers", "diff_ids": [layer.digest()]},
     });
     Ok(Blob::new("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?))

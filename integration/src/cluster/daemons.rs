@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::json;
 
+use super::network::API_SERVER;
 use super::pods::NODE;
 use super::{Cluster, RealKubelet};
 use crate::mount_calls::bind;
@@ -20,11 +21,24 @@ const TOKEN: &str = "the-story";
 const SYSCTLS: [(&str, &str); 3] =
     [("vm/overcommit_memory", "1"), ("kernel/panic", "10"), ("kernel/panic_on_oops", "1")];
 
+/// The extent of a control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ControlPlane {
+    /// etcd and the API server, which allows everything.
+    ApiOnly,
+    /// Controllers, scheduler, service accounts and RBAC, too.
+    Whole,
+}
+
 impl Cluster<'_> {
     pub(super) fn start_control_plane(&self) -> Result<()> {
         let folder = self.folder();
         fs::create_dir(&folder).context("make a folder for the cluster")?;
         let [clients, peers, api] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
+        let api = match self.control_plane {
+            ControlPlane::ApiOnly => api,
+            ControlPlane::Whole => format!("{API_SERVER}:443"),
+        };
         let file = |name: &str| folder.join(name).display().to_string();
         let etcd = [
             format!("--data-dir={}", file("etcd")),
@@ -38,20 +52,26 @@ impl Cluster<'_> {
         fs::write(folder.join("tokens"), format!("{TOKEN},story,1,system:masters\n")).context("write the tokens")?;
         host(["openssl", "genrsa", "-out", &file("accounts.key"), "2048"])?;
         let (address, port) = api.split_once(':').context("an address has a port")?;
-        let apiserver = [
+        let mut apiserver = vec![
             format!("--etcd-servers=http://{clients}"),
             format!("--bind-address={address}"),
             format!("--secure-port={port}"),
             format!("--cert-dir={}", file("certificates")),
             format!("--token-auth-file={}", file("tokens")),
-            "--authorization-mode=AlwaysAllow".to_owned(),
             "--allow-privileged".to_owned(),
-            "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--service-account-issuer=https://bindguard.test".to_owned(),
             format!("--service-account-key-file={}", file("accounts.key")),
             format!("--service-account-signing-key-file={}", file("accounts.key")),
             "--service-cluster-ip-range=192.0.2.0/24".to_owned(),
         ];
+        apiserver.extend(match self.control_plane {
+            ControlPlane::ApiOnly => {
+                ["--authorization-mode=AlwaysAllow", "--disable-admission-plugins=ServiceAccount"].map(str::to_owned)
+            }
+            ControlPlane::Whole => {
+                ["--authorization-mode=RBAC".to_owned(), format!("--advertise-address={API_SERVER}")]
+            }
+        });
         self.start_daemon("kube-apiserver", &apiserver)?;
         let kubeconfig = json!({
             "apiVersion": "v1",
@@ -62,6 +82,25 @@ impl Cluster<'_> {
             "current-context": "story",
         });
         fs::write(&self.kubeconfig, kubeconfig.to_string()).context("write the kubeconfig")
+    }
+
+    pub(super) fn start_controllers(&self) -> Result<()> {
+        let file = |name: &str| self.folder().join(name).display().to_string();
+        let mut common = vec![
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            "--leader-elect=false".to_owned(),
+            "--secure-port=0".to_owned(),
+        ];
+        if !self.is_own_build {
+            // the insecure port of older versions
+            common.push("--port=0".to_owned());
+        }
+        self.start_daemon("kube-scheduler", &common)?;
+        let own = [
+            format!("--service-account-private-key-file={}", file("accounts.key")),
+            format!("--root-ca-file={}", file("certificates/apiserver.crt")),
+        ];
+        self.start_daemon("kube-controller-manager", &[&common[..], &own].concat())
     }
 
     pub(super) fn start_kubelet(&self, kubelet: RealKubelet, sync_seconds: u32) -> Result<()> {
@@ -112,6 +151,10 @@ impl Cluster<'_> {
             format!("--root-dir={}", self.node.kubelet().root().display()),
             format!("--hostname-override={NODE}"),
         ];
+        if self.control_plane == ControlPlane::Whole {
+            // a network of the story's own has no route that shows the address
+            runtime_flags.push(format!("--node-ip={API_SERVER}"));
+        }
         let arguments = [&arguments[..], &runtime_flags].concat();
         let program = match kubelet {
             RealKubelet::AsReleased => "kubelet",

@@ -2,8 +2,12 @@
 //!
 //! Pods are bound to the one node by name, so no scheduler is needed; they use its network, so no CNI is; without the
 //! controllers; only the story writes objects. The programs are those that `cluster/fetch.sh` builds.
+//!
+//! A [whole](Cluster::start_whole) cluster has the controllers and the scheduler as well, and pods with a [`Network`].
 
 mod daemons;
+mod helm;
+mod network;
 mod pods;
 
 use std::cell::RefCell;
@@ -17,11 +21,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+pub use self::helm::Helm;
+pub use self::network::Network;
 pub use self::pods::{NODE, PodManifest};
 
+use self::daemons::ControlPlane;
+
 use crate::doc_commands::repository;
+use crate::image;
 use crate::node::Node;
-use crate::process::{Finished, LIMIT, run_with_input};
+use crate::process::{Finished, LIMIT, run, run_with_input};
 
 /// The kubelet of `fetch.sh` or `build.sh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +47,7 @@ pub struct Cluster<'n> {
     node: &'n Node,
     programs: PathBuf,
     is_own_build: bool,
+    control_plane: ControlPlane,
     kubeconfig: PathBuf,
     daemons: RefCell<Vec<Child>>,
 }
@@ -53,19 +63,61 @@ impl<'n> Cluster<'n> {
     ///
     /// The kubelet syncs each pod and rewrites its volumes every `sync_seconds` and half as many again.
     pub fn start(node: &'n Node, kubelet: RealKubelet, sync_seconds: u32) -> Result<Self> {
-        let programs =
-            Self::programs().context("no kubelet: run integration/cluster/fetch.sh, set BINDGUARD_CLUSTER")?;
-        let kubeconfig = node.disk().join("cluster/kubeconfig");
-        let is_own_build = programs.with_file_name("version").exists();
-        let cluster = Self { node, programs, is_own_build, kubeconfig, daemons: RefCell::default() };
-        cluster.start_control_plane()?;
-        cluster.until("kube-apiserver answers", |cluster| Ok(cluster.get("namespaces/default").is_ok()))?;
-        cluster.start_kubelet(kubelet, sync_seconds)?;
-        cluster.until("the node is registered", |cluster| Ok(cluster.get(&format!("nodes/{NODE}")).is_ok()))?;
+        let cluster = Self::start_as(node, ControlPlane::ApiOnly, kubelet, sync_seconds)?;
         cluster
             .kubectl(&["apply", cluster.validation(), "--filename", &shipped("runtimeclass.yaml")], "")?
             .success()?;
         Ok(cluster)
+    }
+
+    /// Starts a cluster with controllers, a scheduler and RBAC in a network of its own. It has nothing of bindguard.
+    pub fn start_whole(node: &'n Node, network: &Network) -> Result<Self> {
+        network.give_pods_addresses(node, &Self::folder_of_programs()?)?;
+        let cluster = Self::start_as(node, ControlPlane::Whole, RealKubelet::AsReleased, 5)?;
+        cluster.start_controllers()?;
+        cluster.until("the node is ready", |cluster| {
+            let node = cluster.get(&format!("nodes/{NODE}"))?;
+            let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+            Ok(node["status"]["conditions"].as_array().is_some_and(|all| all.iter().any(is_ready)))
+        })?;
+        Ok(cluster)
+    }
+
+    fn start_as(node: &'n Node, control_plane: ControlPlane, kubelet: RealKubelet, sync_seconds: u32) -> Result<Self> {
+        let programs = Self::folder_of_programs()?;
+        let kubeconfig = node.disk().join("cluster/kubeconfig");
+        let is_own_build = programs.with_file_name("version").exists();
+        let cluster = Self { node, programs, is_own_build, control_plane, kubeconfig, daemons: RefCell::default() };
+        cluster.start_control_plane()?;
+        cluster.until("kube-apiserver answers", |cluster| Ok(cluster.get("namespaces/default").is_ok()))?;
+        cluster.start_kubelet(kubelet, sync_seconds)?;
+        cluster.until("the node is registered", |cluster| Ok(cluster.get(&format!("nodes/{NODE}")).is_ok()))?;
+        Ok(cluster)
+    }
+
+    fn folder_of_programs() -> Result<PathBuf> {
+        Self::programs().context("no kubelet: run integration/cluster/fetch.sh, set BINDGUARD_CLUSTER")
+    }
+
+    /// Gives the node an image with these programs, each at its path there.
+    pub fn add_image(&self, name: &str, path: &str, programs: &[(PathBuf, PathBuf)]) -> Result<()> {
+        let archive = self.node.disk().join("image.tar");
+        image::write_programs(&archive, name, path, programs)?;
+        self.node.ctr().in_namespace("k8s.io").import(&archive)?;
+        self.node.cri()?.wait_for_image(name)
+    }
+
+    /// The kubectl of the cluster, with the libraries that it needs, as [`Cluster::add_image`] takes them.
+    pub fn kubectl_files(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
+        let kubectl = self.programs.join("kubectl");
+        let real = fs::canonicalize(&kubectl).with_context(|| format!("find {}", kubectl.display()))?;
+        let mut ldd = Command::new("ldd");
+        ldd.arg(&real);
+        // lines are `libc.so.6 => /lib/libc.so.6 (0x...)` and `/lib64/ld-linux-x86-64.so.2 (0x...)`
+        let libraries = run(ldd)?.stdout;
+        let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
+        let files = libraries.map(|library| (PathBuf::from(library), PathBuf::from(library)));
+        Ok(files.chain([(real, PathBuf::from("/usr/bin/kubectl"))]).collect())
     }
 
     /// Runs `kubectl` with these words.

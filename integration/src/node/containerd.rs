@@ -86,8 +86,8 @@ impl Configuration<'_> {
   restrict_oom_score_adj = true
   disable_apparmor = true
 [plugins."io.containerd.grpc.v1.cri".cni]
-  bin_dir = "{disk}/no-cni"
-  conf_dir = "{disk}/no-cni"
+  bin_dir = "{disk}/cni"
+  conf_dir = "{disk}/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd]
   default_runtime_name = "runc"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]

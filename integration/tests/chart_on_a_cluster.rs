@@ -1,0 +1,184 @@
+//! `make kubelet`: helm installs the chart on a real cluster of one node, upgrades it to its removal, and uninstalls it.
+//!
+//! The DaemonSet's pods run from an image like that of `config/Dockerfile`, under a kubelet, with the node's root mounted. The
+//! story plays systemd: it restarts containerd whenever a pod has requested that.
+
+use std::cell::Cell;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cluster::{Cluster, Helm, Network, PodManifest};
+use bindguard_integration::programs::{AGENT, CLI, GUARD, SHIM, binaries_under_test};
+use bindguard_integration::{Generation, Node, Setup};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "kube-system";
+const RELEASE: &str = "bindguard";
+const IMAGE: &str = "bindguard.test/bindguard-node:0.1.0";
+const KUBECTL: &str = "bindguard.test/kubectl:1";
+const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
+const FILE: &str = "/etc/app/app.conf";
+const VALUES: [&str; 5] = [
+    "image.registry=bindguard.test",
+    "image.pullPolicy=Never",
+    "removal.enabled=true",
+    "removal.kubectlImage=bindguard.test/kubectl:1",
+    "agent.refresh=annotated",
+];
+
+#[test]
+#[ignore = "builds a kubelet, ten minutes: make kubelet"]
+fn containerd_1_7() {
+    let network = Network::enter().expect("a network namespace");
+    Setup::on(Generation::V1_7).bare().cri().story(|node| comes_and_goes(node, &network));
+}
+
+fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
+    let before = fs::read(node.containerd_config())?;
+    let cluster = Cluster::start_whole(node, network)?;
+    let fleet = Fleet::on(node, &cluster)?;
+    fleet.helm(&["install", RELEASE, &Helm::chart()])?;
+    fleet.is_ready(RELEASE)?;
+    fleet.is_ready("bindguard-agent")?;
+    ensure!(fleet.restarts.get() == 1, "containerd was restarted {} times", fleet.restarts.get());
+    fleet.guarded_pod_runs()?;
+    fleet.running_container_reads_an_update()?;
+
+    let installed = fs::read(node.containerd_config())?;
+    let words = ["delete", "pods", "--namespace", NAMESPACE, "--selector", "app.kubernetes.io/name=bindguard"];
+    cluster.kubectl(&words, "")?.success()?;
+    fleet.is_ready(RELEASE)?;
+    ensure!(fs::read(node.containerd_config())? == installed, "the end of a pod changed the node");
+    ensure!(fleet.restarts.get() == 1, "a replaced pod had containerd restarted again");
+
+    fleet.helm(&["upgrade", RELEASE, &Helm::chart(), "--set", "mode=remove"])?;
+    fleet.is_ready(RELEASE)?;
+    is_clean(node, &before)?;
+    fleet.nothing_runs_of("bindguard-agent")?;
+
+    fleet.helm(&["upgrade", RELEASE, &Helm::chart()])?;
+    fleet.is_ready(RELEASE)?;
+    ensure!(Path::new(PROGRAM).exists(), "it was not installed again");
+    fleet.helm(&["uninstall", RELEASE, "--wait"])?;
+    is_clean(node, &before)?;
+    [RELEASE, "bindguard-agent", "bindguard-removal"].into_iter().try_for_each(|name| fleet.nothing_runs_of(name))
+}
+
+fn is_clean(node: &Node, before: &[u8]) -> Result<()> {
+    ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
+    ensure!(!Path::new(PROGRAM).exists(), "a program is left");
+    Ok(())
+}
+
+/// The release, and the node's systemd.
+struct Fleet<'n> {
+    node: &'n Node,
+    cluster: &'n Cluster<'n>,
+    helm: Helm,
+    restarts: Cell<usize>,
+}
+
+impl<'n> Fleet<'n> {
+    fn on(node: &'n Node, cluster: &'n Cluster<'n>) -> Result<Self> {
+        let built = binaries_under_test()?;
+        let place = |name: &str| (built.join(name), Path::new("/usr/local/bin").join(name));
+        cluster.add_image(IMAGE, "/usr/local/bin", &[SHIM, GUARD, CLI, AGENT].map(place))?;
+        cluster.add_image(KUBECTL, "/usr/bin", &cluster.kubectl_files()?)?;
+        // in a folder of the node's own PATH, not of the image's
+        symlink(node.programs().join("systemctl"), "/usr/local/sbin/systemctl").context("link systemctl")?;
+        fs::create_dir_all("/etc/bindguard")?;
+        let roots = format!("kubelet.roots = [{:?}]\n", node.kubelet().root());
+        fs::write("/etc/bindguard/config.toml", roots).context("write the node's config")?;
+        Ok(Self { node, cluster, helm: Helm::on(cluster, NAMESPACE)?, restarts: Cell::new(0) })
+    }
+
+    /// Runs helm to its end.
+    fn helm(&self, words: &[&str]) -> Result<()> {
+        let values = VALUES.iter().flat_map(|value| ["--set", value]);
+        let values: Vec<&str> = if words[0] == "uninstall" { Vec::new() } else { values.collect() };
+        let mut helm = self.helm.start(&[words, &values].concat())?;
+        let mut ended = None;
+        self.until(&format!("helm {} has ended", words[0]), |_| {
+            ended = helm.try_wait()?;
+            Ok(ended.is_some())
+        })?;
+        ensure!(ended.is_some_and(|status| status.success()), "helm {words:?}: {ended:?}");
+        Ok(())
+    }
+
+    /// Waits, and restarts containerd whenever a pod requests it.
+    fn until(&self, what: &str, mut is_so: impl FnMut(&Cluster<'_>) -> Result<bool>) -> Result<()> {
+        self.cluster.until(what, |cluster| {
+            let log = fs::read_to_string(self.node.programs().join("systemctl.log")).unwrap_or_default();
+            ensure!(log.lines().all(|line| line == "restart containerd"), "unexpected calls of systemctl: {log}");
+            if log.lines().count() > self.restarts.get() {
+                self.restarts.set(log.lines().count());
+                self.node.restart_containerd(Signal::SIGTERM)?;
+            }
+            is_so(cluster)
+        })
+    }
+
+    /// Waits until every pod of the DaemonSet's current template is ready.
+    fn is_ready(&self, daemon_set: &str) -> Result<()> {
+        self.until(&format!("the pods of {daemon_set} are ready"), |cluster| {
+            let object = self.daemon_set(cluster, daemon_set)?;
+            let (status, current) = (&object["status"], &object["metadata"]["generation"]);
+            let all = ["numberReady", "updatedNumberScheduled"].iter().all(|key| status[key] == 1);
+            // the old pod may be ready until the new one is made
+            let old = self.pods_of(cluster, daemon_set)?.len() > 1;
+            Ok(status["observedGeneration"] == *current && all && !old)
+        })
+    }
+
+    fn daemon_set(&self, cluster: &Cluster<'_>, name: &str) -> Result<Value> {
+        let words = ["get", "daemonset", name, "--namespace", NAMESPACE, "--output", "json"];
+        Ok(serde_json::from_str(&cluster.kubectl(&words, "")?.success()?)?)
+    }
+
+    fn pods_of(&self, cluster: &Cluster<'_>, name: &str) -> Result<Vec<Value>> {
+        let label = format!("app.kubernetes.io/name={name}");
+        let words = ["get", "pods", "--namespace", NAMESPACE, "--selector", &label, "--output", "json"];
+        let mut list: Value = serde_json::from_str(&cluster.kubectl(&words, "")?.success()?)?;
+        Ok(list["items"].as_array_mut().map(std::mem::take).unwrap_or_default())
+    }
+
+    fn nothing_runs_of(&self, name: &str) -> Result<()> {
+        self.until(&format!("no pod of {name} is left"), |cluster| Ok(self.pods_of(cluster, name)?.is_empty()))
+    }
+
+    /// A pod of the RuntimeClass runs under the installed shim, and goes.
+    fn guarded_pod_runs(&self) -> Result<()> {
+        let guarded = PodManifest::new("guarded", &json!({"emptyDir": {}}), &[json!({"mountPath": "/data"})]);
+        self.cluster.apply(&guarded.guarded().object())?;
+        self.until("the guarded pod runs", |cluster| Ok(!cluster.app_of("guarded")?["state"]["running"].is_null()))?;
+        let shim: PathBuf = fs::canonicalize(Path::new("/usr/local/bin").join(SHIM))?;
+        ensure!(self.node.shims_of(&shim)? == 1, "the pod runs under another shim");
+        self.cluster.kubectl(&["delete", "pod", "guarded"], "")?.success().map(drop)
+    }
+
+    /// The agent's pod refreshes a container under the stock shim.
+    fn running_container_reads_an_update(&self) -> Result<()> {
+        self.cluster.apply_payload("conf", &["app.conf"], "one")?;
+        let mounts = [json!({"mountPath": FILE, "subPath": "app.conf"})];
+        let pod = PodManifest::new("refreshed", &json!({"configMap": {"name": "conf"}}), &mounts);
+        self.cluster.apply(&pod.annotated("bindguard.io/refresh", "true").object())?;
+        let mut id = String::new();
+        self.until("the refreshed pod runs", |cluster| {
+            let app = cluster.app_of("refreshed")?;
+            id = app["containerID"].as_str().unwrap_or_default().trim_start_matches("containerd://").to_owned();
+            Ok(!app["state"]["running"].is_null())
+        })?;
+        // the agent watches a volume once its subpath is there
+        thread::sleep(Duration::from_secs(1));
+        self.cluster.apply_payload("conf", &["app.conf"], "two")?;
+        let ctr = self.node.ctr().in_namespace("k8s.io");
+        self.until("the container reads the update", |_| Ok(ctr.read(&id, FILE)? == "two"))?;
+        self.cluster.kubectl(&["delete", "pod", "refreshed"], "")?.success().map(drop)
+    }
+}
