@@ -13,7 +13,7 @@ pub struct Args {
     /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The socket of the CRI (default: the first that exists of containerd's, k3s', MicroK8s' and CRI-O's).
+    /// The socket of the CRI (default: the first that exists of containerd's, k3s', k0s', MicroK8s' and CRI-O's).
     #[arg(long, value_name = "SOCKET")]
     pub cri: Option<PathBuf>,
     /// Serve figures and health on this address, instead of the config's.

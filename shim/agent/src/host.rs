@@ -14,10 +14,11 @@ use std::path::{Path, PathBuf};
 use rustix::net::sockopt::socket_peercred;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// The sockets of CRIs: containerd, k3s, MicroK8s, CRI-O.
-const SOCKETS: [&str; 4] = [
+/// The sockets of CRIs: containerd, k3s and RKE2, k0s, MicroK8s, CRI-O.
+const SOCKETS: [&str; 5] = [
     "run/containerd/containerd.sock",
     "run/k3s/containerd/containerd.sock",
+    "run/k0s/containerd.sock",
     "var/snap/microk8s/common/run/containerd.sock",
     "run/crio/crio.sock",
 ];
