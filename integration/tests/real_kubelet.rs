@@ -215,7 +215,7 @@ fn every_volume_is_current_after_a_restart(node: &Node) -> Result<()> {
     let content = content_after_a_restart(&cluster, node, "unguarded")?;
     ensure!(content == "two", "after the repair it sees {content:?}");
     let journal = node.bindguard(["journal"])?.stdout;
-    ensure!(journal.contains("made-rslave"), "the host's root is no slave: {journal}");
+    ensure!(journal.contains("made rslave"), "the host's root is no slave: {journal}");
     all_pods_go(&cluster, node)
 }
 
