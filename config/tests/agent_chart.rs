@@ -35,7 +35,8 @@ fn values_become_words_of_the_command() {
     let Some(helm) = helm() else { return };
     let words = |values: &[&str]| container(&render(&helm, values), AGENT)["command"].clone();
     let all = ["agent.refresh=all", "agent.nri.enabled=true", "agent.metrics.port=1", "agent.extraArgs={--cri,/a}"];
-    let wanted = "bindguard-agent --host /host --metrics [::]:1 --refresh all --nri /var/run/nri/nri.sock --events all --cri /a";
+    let wanted =
+        "bindguard-agent --host /host --metrics [::]:1 --refresh all --nri /var/run/nri/nri.sock --events all --cri /a";
     assert_eq!(words(&all), json!(wanted.split(' ').collect::<Vec<_>>()));
     let chart = folder("chart");
     for wrong in ["agent.refresh=on", "agent.metrics.port=0", "agent.nri.socket=nri.sock"] {

@@ -27,7 +27,7 @@ pub const NOTIFY_LABEL: &str = "bindguard.refresh-notify";
 pub enum RefreshMode {
     /// None.
     Off,
-    /// Those of pods that have the annotation [`REFRESH`].
+    /// Those of pods that have the annotation [`REFRESH`], and those of engines that have the label `bindguard.refresh`.
     #[default]
     Annotated,
     /// All.
