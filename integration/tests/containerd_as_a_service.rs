@@ -38,14 +38,20 @@ fn lives_through_restarts(node: &Node, service: &Service, runtime: Runtime) -> R
     is_unharmed(node, init)?;
     service.crash()?;
     is_unharmed(node, init)?;
+    // containerd 1.7 and newer forget a task of the stock shim that ended while they were away.
+    if runtime == Runtime::Bindguard {
+        ends_without_containerd(node, service, shim, init)?;
+    }
+    ctr.remove("web")
+}
 
+fn ends_without_containerd(node: &Node, service: &Service, shim: u32, init: u32) -> Result<()> {
     service.stop()?;
     ensure!(fs::exists(format!("/proc/{shim}"))?, "the shim ended with the service");
     kill(Pid::from_raw(init.try_into()?), Signal::SIGKILL).context("kill the container's init")?;
     until("the init has ended", || Ok(!fs::exists(format!("/proc/{init}/exe"))?))?;
     service.restart()?;
-    ctr.wait_for_status("web", "STOPPED")?;
-    ctr.remove("web")
+    node.ctr().wait_for_status("web", "STOPPED")
 }
 
 fn is_unharmed(node: &Node, init: u32) -> Result<()> {
