@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use anyhow::{Context, Result};
+use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
 use self::conduct::{State, answer};
@@ -49,6 +50,8 @@ impl KubeApi {
         let api = Self { address: listener.local_addr()?, state: Arc::default(), tls };
         let (state, tls) = (Arc::clone(&api.state), api.tls.clone());
         thread::spawn(move || {
+            // a thread that shares the story's file system context would keep the story in its mount namespace
+            let _ = unshare(CloneFlags::CLONE_FS);
             for connection in listener.incoming().flatten() {
                 let (state, tls) = (Arc::clone(&state), tls.clone());
                 // a client that goes away in the middle has its own complaint

@@ -192,9 +192,12 @@ fn volume_name(path: &Path) -> String {
     name.map(|name| name.to_string()).unwrap_or_default()
 }
 
+/// A repair has no cause in its message, and no number of tries: each update has another payload, and equal repairs shall be
+/// counted in one event. The journal has both.
 fn message(place: &str, verdict: VerdictName, why: &str, outcome: Option<&Outcome>) -> String {
     match outcome {
-        Some(outcome) if outcome.is_repaired() => format!("{place} was {verdict}: {why}; {outcome}"),
+        Some(Outcome::Rebound { .. }) => format!("{place} was {verdict}; {}", Outcome::Rebound { tries: 1 }),
+        Some(outcome) if outcome.is_repaired() => format!("{place} was {verdict}; {outcome}"),
         Some(outcome) => format!("{place} is {verdict}: {why}; {outcome}"),
         None => format!("{place} is {verdict}: {why}"),
     }
@@ -239,9 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn the_message_has_the_place_the_cause_and_the_outcome() {
-        let found = journaled("stale", r#"{"result":"rebound","tries":1}"#).remove(0);
-        assert_eq!(found.message, "the mount at /etc/app.conf was stale: why; re-bound to the current target");
+    fn the_message_has_the_place_and_the_outcome() {
+        let found = journaled("stale", r#"{"result":"rebound","tries":3}"#).remove(0);
+        assert_eq!(found.message, "the mount at /etc/app.conf was stale; re-bound to the current target");
+        let dead = journaled("dead", r#"{"result":"refused"}"#).remove(0);
+        assert_eq!(dead.message, "the mount at /etc/app.conf is dead: why; the container is refused");
         let pod = PodIdentity { namespace: "shop".to_owned(), name: "web".to_owned(), uid: "u-1".to_owned() };
         assert_eq!((found.subject, found.container.as_deref()), (Subject::Pod(pod), Some("app")));
     }

@@ -2,9 +2,11 @@
 //!
 //! The thread sleeps until something changes in the journal's directory. Without events there is no such thread.
 
+use std::fs::DirBuilder;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -16,8 +18,8 @@ use rustix::io::Errno;
 /// Creates come in bursts: one read for all of one.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Calls `changed` at first and after each change in the journal's directory, for ever. Without the directory, or with one that
-/// cannot be watched, it calls every `interval`.
+/// Calls `changed` at first and after each change in the journal's directory, for ever. If the directory cannot be created or
+/// watched, it calls every `interval`.
 pub fn follow_journal(journal: &Path, interval: Duration, mut changed: impl FnMut()) -> ! {
     loop {
         changed();
@@ -29,6 +31,8 @@ pub fn follow_journal(journal: &Path, interval: Duration, mut changed: impl FnMu
 
 /// Returns when the directory is removed.
 fn watch(directory: &Path, changed: &mut impl FnMut()) -> io::Result<()> {
+    // The guard would create it at the first create with a finding.
+    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
     let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     let writes = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO;
     add_watch(&inotify, directory, writes | WatchFlags::ONLYDIR)?;
