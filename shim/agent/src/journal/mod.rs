@@ -1,7 +1,7 @@
 //! The journal: writes the agent's own lines, and counts the creates of other programs.
 //!
-//! The journal is read when figures are requested, and after each change if events are written. The position is kept in a file: after a
-//! restart the agent counts what was written meanwhile, and nothing twice.
+//! The journal is read when figures are requested, and after each change if events are written. The position is kept in a
+//! file: after a restart the agent counts what was written meanwhile, and nothing twice.
 
 mod follow;
 mod position;
@@ -42,7 +42,8 @@ impl JournalReader {
         Self { journal, record, position: Mutex::new(position) }
     }
 
-    /// Counts the lines since the last call, and hands over what is worth an event. It blocks for as long as the journal's filesystem; a second call does not.
+    /// Counts the lines since the last call, and hands over what is worth an event. It blocks for as long as the journal's
+    /// filesystem; a second call does not.
     pub fn count(&self, metrics: &Metrics, reporting: &Reporting) {
         let mut position = match self.position.try_lock() {
             Ok(position) => position,
