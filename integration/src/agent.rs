@@ -42,13 +42,21 @@ impl Agent {
     pub fn start_as(node: &Node, config: &str, form: Form) -> Result<Self> {
         let command = match form {
             Form::Service => node.command(node.under_test().join(AGENT))?,
-            Form::Pod => in_a_pod(node, &[])?,
+            Form::Pod => in_a_pod(node)?,
         };
         Self::spawn(node, config, command)
     }
 
     /// In a pod whose service account leads to an API server.
     pub fn start_with_account(node: &Node, config: &str, api: &KubeApi) -> Result<Self> {
+        let mut command = Self::with_account(node, &["--propagation", "private"], api)?;
+        command.arg(node.under_test().join(AGENT)).args(["--host", "/"]);
+        Self::spawn(node, config, command)
+    }
+
+    /// A command that runs its arguments in a mount namespace with the service account's files, and with the environment of a
+    /// pod; `options`: of unshare(1).
+    pub fn with_account(node: &Node, options: &[&str], api: &KubeApi) -> Result<Command> {
         let account = node.disk().join("account");
         fs::create_dir_all(&account).context("make the folder of the service account")?;
         for (name, text) in [("token", TOKEN), ("namespace", "kube-system"), ("ca.crt", api.certificate())] {
@@ -56,11 +64,12 @@ impl Agent {
         }
         let place = "/var/run/secrets/kubernetes.io/serviceaccount";
         let mount = format!("mkdir -p {place}; mount --bind {} {place}; exec \"$@\"", account.display());
-        let mut command = in_a_pod(node, &["sh", "-ec", &mount, "sh"])?;
+        let mut command = node.command("unshare")?;
+        command.arg("--mount").args(options).args(["sh", "-ec", &mount, "sh"]);
         command.env("KUBERNETES_SERVICE_HOST", api.address().ip().to_string());
         command.env("KUBERNETES_SERVICE_PORT", api.address().port().to_string());
         command.envs([("NODE_NAME", "node-1"), ("POD_NAME", "agent-1"), ("POD_NAMESPACE", "kube-system")]);
-        Self::spawn(node, config, command)
+        Ok(command)
     }
 
     fn spawn(node: &Node, config: &str, mut command: Command) -> Result<Self> {
@@ -104,10 +113,10 @@ impl Agent {
     }
 }
 
-/// The agent in a mount namespace of its own; `before`: a command that executes its arguments there.
-fn in_a_pod(node: &Node, before: &[&str]) -> Result<Command> {
+/// The agent in a mount namespace of its own.
+fn in_a_pod(node: &Node) -> Result<Command> {
     let mut command = node.command("unshare")?;
-    command.args(["--mount", "--propagation", "private"]).args(before);
+    command.args(["--mount", "--propagation", "private"]);
     command.arg(node.under_test().join(AGENT)).args(["--host", "/"]);
     Ok(command)
 }

@@ -11,10 +11,15 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Waits until it is so, and fails where it does not become so.
-pub fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
+pub fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    until_within(LIMIT, what, is_so)
+}
+
+/// The same for what takes longer, because a pause belongs to it.
+pub fn until_within(limit: Duration, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + limit;
     while !is_so()? {
-        ensure!(Instant::now() < deadline, "in {LIMIT:?} it does not become so that {what}");
+        ensure!(Instant::now() < deadline, "in {limit:?} it does not become so that {what}");
         thread::sleep(PAUSE);
     }
     Ok(())
