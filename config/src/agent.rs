@@ -1,4 +1,4 @@
-//! The tables of the node agent: `[agent]`, `[agent.nri]` and `[refresh]`. Those for Kubernetes have a file of their own.
+//! The tables of the node agent: `[agent]`, `[agent.nri]`, `[agent.kubediag]` and `[refresh]`. Those for Kubernetes have a file of their own.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,6 +25,8 @@ pub struct AgentConfig {
     pub refresh: RefreshMode,
     /// Events and the node's state, for the API server.
     pub kubernetes: KubernetesConfig,
+    /// The address of kubediag's processors; `None` if they are disabled.
+    pub kubediag: Option<SocketAddr>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -34,6 +36,7 @@ pub(crate) struct Agent {
     socket: Option<Absolute>,
     survey_seconds: Seconds,
     nri: Nri,
+    kubediag: Kubediag,
     kubernetes: Kubernetes,
     events: Events,
     node_state: NodeState,
@@ -52,11 +55,39 @@ pub(crate) struct Refresh {
     mode: RefreshMode,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Kubediag {
+    enabled: bool,
+    listen: Listen,
+}
+
+/// The address of kubediag's processors. Port 8090 is that of kubediag's own agent on the same node.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct Listen(SocketAddr);
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self(SocketAddr::from(([127, 0, 0, 1], 9475)))
+    }
+}
+
+impl TryFrom<String> for Listen {
+    type Error = InvalidValue;
+
+    fn try_from(text: String) -> Result<Self, InvalidValue> {
+        text.parse().map(Self).map_err(|_| InvalidValue::Listen(text))
+    }
+}
+
 /// Why a value of these tables is refused.
 #[derive(Debug, thiserror::Error)]
 enum InvalidValue {
     #[error("{0:?} is no address, expected \"IP:PORT\" or \"off\"")]
     Address(String),
+    #[error("{0:?} is no address, expected \"IP:PORT\"")]
+    Listen(String),
     #[error("0 is no interval, expected 1 or more")]
     Interval,
 }
@@ -118,6 +149,7 @@ impl Agent {
                 .nri
                 .enabled
                 .then(|| self.nri.socket.map_or_else(|| "/var/run/nri/nri.sock".into(), |Absolute(socket)| socket)),
+            kubediag: self.kubediag.enabled.then_some(self.kubediag.listen.0),
             refresh: refresh.mode,
             kubernetes: KubernetesConfig::of(self.kubernetes, &self.events, &self.node_state),
         }

@@ -76,6 +76,10 @@ fn every_key_of_the_agent_counts() {
     assert_eq!((agent.socket.as_path(), agent.survey), (Path::new("/run/a.sock"), Duration::from_secs(5)));
     assert_eq!(agent.refresh, RefreshMode::All);
     assert_eq!(Config::from_toml("agent.metrics = 'off'").unwrap().agent().metrics, None);
+    let kubediag = |text: &str| Config::from_toml(text).unwrap().agent().kubediag.map(|address| address.to_string());
+    assert_eq!(kubediag("agent.kubediag.listen = '[::1]:1'"), None);
+    assert_eq!(kubediag("agent.kubediag.enabled = true").as_deref(), Some("127.0.0.1:9475"));
+    assert_eq!(kubediag("agent.kubediag = { enabled = true, listen = '[::1]:1' }").as_deref(), Some("[::1]:1"));
     let nri = |text: &str| Config::from_toml(text).unwrap().agent().nri.clone();
     assert_eq!(nri("agent.nri.socket = '/run/n.sock'"), None);
     assert_eq!(nri("agent.nri.enabled = true").as_deref(), Some(Path::new("/var/run/nri/nri.sock")));
@@ -95,6 +99,7 @@ fn an_error_is_reported_with_its_line() {
         ("[agent]\nmetrics = 'localhost'\n", "line 2", "IP:PORT"),
         ("[agent]\nsurvey-seconds = 0\n", "line 2", "1 or more"),
         ("[refresh]\nmode = 'on'\n", "line 2", "annotated"),
+        ("[agent.kubediag]\nlisten = 'off'\n", "line 2", "IP:PORT"),
         ("[host-root]\nextra-directories = ['mnt']\n", "line 2", "\"mnt\""),
     ] {
         let error = Config::from_toml(text).unwrap_err().to_string();

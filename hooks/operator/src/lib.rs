@@ -27,4 +27,6 @@ mod other_roots;
 mod support_bundle;
 
 pub use block_device::block_device;
-pub use survey::{Act, kubelets_here, named_subpath, repair_node, survey_node, survey_recorded};
+pub use survey::{
+    Act, NotASubpath, exact_subpath, kubelets_here, named_subpath, repair_node, survey_node, survey_recorded,
+};

@@ -1,4 +1,5 @@
-//! `/metrics`, `/healthz` and `/readyz` on an address; these, `/v1/report` and `/v1/status` on the unix socket.
+//! `/metrics`, `/healthz` and `/readyz` on an address; these, the reports and kubediag's processors on the unix socket. The
+//! processors can have an address of their own.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Duration;
 
 use crate::journal::JournalReader;
+use crate::kubediag::{self, Kubediag};
 use crate::metrics::Metrics;
 use crate::reporting::Reporting;
 use crate::status::StatusSource;
@@ -30,6 +32,7 @@ use crate::survey::Surveyor;
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
+const NO_SUCH_PATH: &str = "no such path\n";
 
 /// Limit of connections at a time.
 const CONNECTIONS: usize = 32;
@@ -53,6 +56,8 @@ pub struct Served {
     pub surveyor: Arc<Surveyor>,
     /// The agent's own facts.
     pub status: StatusSource,
+    /// kubediag's processors.
+    pub kubediag: Arc<Kubediag>,
     /// True once every kubelet root that answers is watched.
     pub ready: AtomicBool,
 }
@@ -64,6 +69,8 @@ enum Audience {
     Public,
     /// Everything, for root.
     Local,
+    /// kubediag's processors and health.
+    Kubediag,
 }
 
 /// Serves figures and health on an address.
@@ -71,6 +78,18 @@ enum Audience {
 /// # Errors
 /// If it cannot be bound.
 pub async fn serve_address(address: SocketAddr, served: Arc<Served>) -> io::Result<()> {
+    listen(address, served, Audience::Public).await
+}
+
+/// Serves kubediag's processors and health on an address.
+///
+/// # Errors
+/// If it cannot be bound.
+pub async fn serve_kubediag(address: SocketAddr, served: Arc<Served>) -> io::Result<()> {
+    listen(address, served, Audience::Kubediag).await
+}
+
+async fn listen(address: SocketAddr, served: Arc<Served>, audience: Audience) -> io::Result<()> {
     let listener = TcpListener::bind(address).await?;
     tokio::spawn(async move {
         let open = Arc::new(Semaphore::new(CONNECTIONS));
@@ -80,7 +99,7 @@ pub async fn serve_address(address: SocketAddr, served: Arc<Served>) -> io::Resu
                 Ok((stream, _)) => {
                     let served = Arc::clone(&served);
                     tokio::spawn(async move {
-                        converse(stream, served, Audience::Public).await;
+                        converse(stream, served, audience).await;
                         drop(permit);
                     });
                 }
@@ -137,7 +156,7 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<Boun
 async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Served>, scope: Audience) {
     let service = service_fn(move |request| {
         let served = Arc::clone(&served);
-        async move { Ok::<_, Infallible>(answer(&request, &served, scope).await) }
+        async move { Ok::<_, Infallible>(answer(request, &served, scope).await) }
     });
     // A client that goes away is no event of the agent's.
     let _ = http1::Builder::new()
@@ -148,12 +167,16 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Serve
         .await;
 }
 
-async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Audience) -> Response<Full<Bytes>> {
+async fn answer(request: Request<Incoming>, served: &Arc<Served>, scope: Audience) -> Response<Full<Bytes>> {
+    if scope != Audience::Public && request.uri().path().starts_with(kubediag::FOLDER) {
+        return processed(request, served).await;
+    }
     if request.method() != Method::GET {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n");
     }
     match (request.uri().path(), scope) {
         ("/healthz", _) => response(StatusCode::OK, TEXT, "OK\n"),
+        (_, Audience::Kubediag) => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
         ("/readyz", _) if served.ready.load(Ordering::Relaxed) => response(StatusCode::OK, TEXT, "OK\n"),
         ("/readyz", _) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the first survey is not done\n"),
         ("/metrics", _) => {
@@ -177,7 +200,15 @@ async fn answer(request: &Request<Incoming>, served: &Arc<Served>, scope: Audien
                 Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("survey the node: {error}\n")),
             }
         }
-        _ => response(StatusCode::NOT_FOUND, TEXT, "no such path\n"),
+        _ => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
+    }
+}
+
+async fn processed(request: Request<Incoming>, served: &Arc<Served>) -> Response<Full<Bytes>> {
+    match served.kubediag.answer(request).await {
+        Some((StatusCode::OK, json)) => response(StatusCode::OK, JSON, json),
+        Some((status, text)) => response(status, TEXT, text),
+        None => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
     }
 }
 

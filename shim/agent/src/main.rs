@@ -10,6 +10,7 @@ mod events;
 mod host;
 mod http;
 mod journal;
+mod kubediag;
 mod kubernetes;
 mod metrics;
 mod node_state;

@@ -22,7 +22,8 @@ use crate::args::Args;
 use crate::host;
 use crate::http::{self, BoundSocket, Served};
 use crate::journal::{JournalReader, JournalWriter, follow_journal};
-use crate::kubernetes::{self, AccessError, ServiceAccount};
+use crate::kubediag::{Kubediag, PodReader};
+use crate::kubernetes::{self, Access, AccessError, ServiceAccount};
 use crate::metrics::Metrics;
 use crate::nri;
 use crate::pods;
@@ -63,20 +64,28 @@ fn node_config() -> Config {
 async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessError>>, cri: &Path) -> Result<()> {
     let metrics = Metrics::new();
     let writer = JournalWriter::start(config.journal(), Arc::clone(&metrics));
-    let reporting = kubernetes::start(&config.agent().kubernetes, account, cri, &metrics, writer.clone());
+    let to_api = &config.agent().kubernetes;
+    let access = Access::choose(to_api.kubeconfig.clone(), account).map(Arc::new);
+    let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone());
+    let pods_of_node = PodReader::new(access.ok(), kubernetes::node_name(to_api.node.as_deref()));
+    let kubediag = Kubediag::new(&config, pods_of_node, Arc::clone(&metrics), reporting.clone());
     let (policy, places) = (*config.policy(), config.places().clone());
     let surveyor = Arc::new(Surveyor::new(policy, places, Arc::clone(&metrics), reporting.clone()));
     let position = config.agent().socket.with_extension("position");
     let journal = config.journal().map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));
     let status = StatusSource::new(&config);
     let ready = AtomicBool::new(false);
-    let served = Arc::new(Served { metrics, journal, reporting, surveyor, status, ready });
+    let served = Arc::new(Served { metrics, journal, reporting, surveyor, status, kubediag, ready });
     let settings = config.agent().clone();
     let socket = http::serve_socket(&settings.socket, Arc::clone(&served))
         .await
         .with_context(|| format!("serve on {}", settings.socket.display()))?;
     if let Some(address) = settings.metrics {
         http::serve_address(address, Arc::clone(&served)).await.with_context(|| format!("serve on {address}"))?;
+    }
+    if let Some(address) = settings.kubediag {
+        let serving = http::serve_kubediag(address, Arc::clone(&served)).await;
+        serving.with_context(|| format!("serve kubediag's processors on {address}"))?;
     }
     let (pods, answering) = pods::pods(cri, settings.refresh);
     tokio::spawn(answering.run());

@@ -16,6 +16,7 @@ pub struct StatusSource {
     stale_subpaths: Mode,
     refresh: RefreshMode,
     is_nri_plugin: bool,
+    serves_kubediag: bool,
 }
 
 impl StatusSource {
@@ -27,6 +28,7 @@ impl StatusSource {
             stale_subpaths: config.policy().stale_subpaths,
             refresh: agent.refresh,
             is_nri_plugin: agent.nri.is_some(),
+            serves_kubediag: agent.kubediag.is_some(),
         }
     }
 
@@ -47,7 +49,7 @@ impl StatusSource {
                 (true, 0) => NriState::Disconnected,
                 (true, _) => NriState::Connected,
             },
-            kubediag: false,
+            kubediag: self.serves_kubediag,
             silent_roots: u64::try_from(metrics.silent_roots.get()).unwrap_or_default(),
         }
     }

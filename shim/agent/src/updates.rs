@@ -65,7 +65,7 @@ impl<'a> Updates<'a> {
             let is_news = self.log(volume, &report);
             self.reporting.rebound(volume, &report, &mut self.standing);
             if is_news {
-                self.reporting.journal.rebound(volume, report);
+                self.reporting.journal.rebound(&volume.pod_uid, &volume.volume, report);
             }
         }
     }

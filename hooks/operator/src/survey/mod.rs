@@ -29,7 +29,7 @@ use self::roots::Roots;
 use self::subpaths::{AT_A_TIME, detach_subpaths, diagnose_subpaths, rebind_subpaths};
 
 pub use recorded::survey_recorded;
-pub use roots::{NotASubpath, kubelets_here, named_subpath};
+pub use roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};
 
 /// The action for the stale subpaths of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

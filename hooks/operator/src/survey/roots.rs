@@ -98,6 +98,19 @@ pub enum NotASubpath {
     Other(PathBuf),
 }
 
+/// The volume-subpath at a path that is written as the kubelet or the mount table writes it: below a kubelet's root, without
+/// symlinks, `..`, `.` or doubled slashes.
+///
+/// # Errors
+/// If the path is another one, or if the kubelet's directories do not answer.
+pub fn exact_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
+    let roots = Roots::of(places);
+    let normal: PathBuf = path.components().collect();
+    let found = roots.subpath(path).filter(|_| normal.as_os_str() == path.as_os_str());
+    let problem = roots.problems.into_iter().next().map(NotASubpath::Unchecked);
+    found.ok_or_else(|| problem.unwrap_or_else(|| NotASubpath::Other(path.to_owned())))
+}
+
 /// The volume-subpath at an operator's path, given by any name of a kubelet's root.
 ///
 /// # Errors

@@ -6,7 +6,6 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{Actor, RebindLine, RefreshLine, Report};
-use bindguard_guard::refresh::VolumeOfPod;
 use bindguard_guard::{JournalEntry, RecordError, record_nri_create, record_rebind, record_refresh};
 use tracing::warn;
 
@@ -27,7 +26,7 @@ pub struct JournalWriter {
 #[derive(Debug)]
 enum AgentLine {
     NriCreate(String, Report),
-    Rebind(VolumeOfPod, Report),
+    Rebind { pod_uid: String, volume: String, report: Report },
     Refresh(RefreshLine),
 }
 
@@ -54,8 +53,8 @@ impl JournalWriter {
     }
 
     /// The subpaths of a volume that are not healthy, or were not.
-    pub fn rebound(&self, volume: &VolumeOfPod, report: Report) {
-        self.write(AgentLine::Rebind(volume.clone(), report));
+    pub fn rebound(&self, pod_uid: &str, volume: &str, report: Report) {
+        self.write(AgentLine::Rebind { pod_uid: pod_uid.to_owned(), volume: volume.to_owned(), report });
     }
 
     /// The refresh of a container.
@@ -87,8 +86,8 @@ fn write_line(journal: &Path, line: AgentLine) -> Result<(), RecordError> {
         AgentLine::NriCreate(id, report) => {
             record_nri_create(journal, &JournalEntry { id: Some(&id), attempt: 0, pid: None, report: &report })
         }
-        AgentLine::Rebind(volume, report) => {
-            record_rebind(journal, RebindLine::new(Actor::Agent, &volume.pod_uid, &volume.volume, &report))
+        AgentLine::Rebind { pod_uid, volume, report } => {
+            record_rebind(journal, RebindLine::new(Actor::Agent, &pod_uid, &volume, &report))
         }
         AgentLine::Refresh(line) => record_refresh(journal, line),
     }

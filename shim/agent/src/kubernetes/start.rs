@@ -7,7 +7,7 @@ use bindguard_config::{EventMode, KubernetesConfig};
 use bindguard_core::error_chain;
 use tracing::warn;
 
-use super::access::{Access, AccessError, ServiceAccount};
+use super::access::{Access, AccessError};
 use super::client::ApiClient;
 use super::event_object::ApiEvents;
 use super::node_name;
@@ -21,7 +21,7 @@ use crate::reporting::Reporting;
 /// Starts the recorder of events and the publisher of the node's state.
 pub fn start(
     settings: &KubernetesConfig,
-    account: Option<Result<ServiceAccount, AccessError>>,
+    access: &Result<Arc<Access>, AccessError>,
     cri: &Path,
     metrics: &Arc<Metrics>,
     journal: JournalWriter,
@@ -30,15 +30,15 @@ pub fn start(
     if settings.events == EventMode::Off && !settings.node_state {
         return off(journal);
     }
-    let access = match Access::choose(settings.kubeconfig.clone(), account) {
-        Ok(access) => Arc::new(access),
+    let access = match access {
+        Ok(access) => access,
         Err(error) => {
-            warn!("neither events nor the node's state are written: {}", error_chain(&error));
+            warn!("neither events nor the node's state are written: {}", error_chain(error));
             return off(journal);
         }
     };
-    let events = start_events(settings, &access, cri, metrics);
-    let state = if settings.node_state { start_state(&access, cri) } else { StateSink::off() };
+    let events = start_events(settings, access, cri, metrics);
+    let state = if settings.node_state { start_state(access, cri) } else { StateSink::off() };
     Reporting { events, state, journal }
 }
 

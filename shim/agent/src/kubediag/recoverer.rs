@@ -1,0 +1,81 @@
+//! subpathRemountRecover: re-binds one stale volume-subpath with the guard's own re-bind.
+//!
+//! kubediag unmounts whatever path it is given. Here the path must be a volume-subpath of a kubelet's root, written without
+//! symlinks, `..` or doubled slashes, and its mount must be stale. Where no re-bind is possible the stale mount is detached, as
+//! kubediag does: then the kubelet binds the current file when it next starts the container.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use bindguard_core::kubelet::VolumeSubpath;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Policy;
+use bindguard_core::report::{BindReport, Report};
+use bindguard_operator::pods::Pods;
+use bindguard_operator::{Act, NotASubpath, exact_subpath, repair_node};
+
+/// A subpath that is current, or whose stale mount is gone.
+#[derive(Debug)]
+pub struct Recovered {
+    /// The uid of its pod.
+    pub pod_uid: String,
+    /// The name of its volume.
+    pub volume: String,
+    /// The finding and the outcome.
+    pub report: Report,
+    /// The time that it took.
+    pub took: Duration,
+}
+
+/// Why a path is not repaired.
+#[derive(Debug, thiserror::Error)]
+pub enum NotRecovered {
+    #[error(transparent)]
+    NotASubpath(#[from] NotASubpath),
+    #[error("no container of this node uses {}", .0.display())]
+    Unknown(PathBuf),
+    #[error("{} is {verdict}, and only a stale mount is replaced", path.display())]
+    NotStale {
+        /// The subpath.
+        path: PathBuf,
+        /// Its verdict and the reason.
+        verdict: String,
+    },
+    #[error("{}: {outcome}", path.display())]
+    Failed {
+        /// The subpath.
+        path: PathBuf,
+        /// The outcome of the last try.
+        outcome: String,
+    },
+}
+
+/// Repairs the subpath at a path. It may wait for a filesystem.
+pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<Recovered, NotRecovered> {
+    let start = Instant::now();
+    let subpath = exact_subpath(path, places)?;
+    let rebound = repaired(&subpath, Act::Rebind, policy, places)?;
+    let bind = match rebound.outcome {
+        Some(_) if rebound.is_repaired() => rebound,
+        Some(_) => repaired(&subpath, Act::Detach, policy, places)?,
+        None => return Err(not_stale(path, &rebound)),
+    };
+    if !bind.is_repaired() {
+        let outcome = bind.outcome.as_ref().map_or_else(|| "left as it is".to_owned(), ToString::to_string);
+        return Err(NotRecovered::Failed { path: path.to_owned(), outcome });
+    }
+    let report = Report { binds: vec![bind], ..Report::default() };
+    let (pod_uid, volume) = (subpath.pod_uid().to_owned(), subpath.volume().to_owned());
+    Ok(Recovered { pod_uid, volume, report, took: start.elapsed() })
+}
+
+fn repaired(subpath: &VolumeSubpath, act: Act, policy: &Policy, places: &Places) -> Result<BindReport, NotRecovered> {
+    let report = repair_node(policy, places, &Pods::default(), act, |other| other == subpath);
+    let bind = report.binds.into_iter().next().map(|bind| bind.bind);
+    bind.ok_or_else(|| NotRecovered::Unknown(subpath.path()))
+}
+
+fn not_stale(path: &Path, bind: &BindReport) -> NotRecovered {
+    let reason = bind.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
+    NotRecovered::NotStale { path: path.to_owned(), verdict: format!("{}{reason}", bind.verdict()) }
+}
