@@ -106,9 +106,19 @@ pub enum NotASubpath {
 pub fn exact_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
     let roots = Roots::of(places);
     let normal: PathBuf = path.components().collect();
-    let found = roots.subpath(path).filter(|_| normal.as_os_str() == path.as_os_str());
+    let is_exact = |_: &VolumeSubpath| normal.as_os_str() == path.as_os_str() && !is_below_a_link(path);
+    let found = roots.subpath(path).filter(is_exact);
     let problem = roots.problems.into_iter().next().map(NotASubpath::Unchecked);
     found.ok_or_else(|| problem.unwrap_or_else(|| NotASubpath::Other(path.to_owned())))
+}
+
+/// True if a folder between a kubelet's root and the subpath is a symlink. The subpath itself may be on a server that does not
+/// answer; where it is a symlink, no mount is at its path.
+fn is_below_a_link(subpath: &Path) -> bool {
+    /// `pods/UID/volume-subpaths/VOLUME/CONTAINER`
+    const FOLDERS: usize = 5;
+    let is_link = |folder: &Path| folder.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink());
+    subpath.ancestors().skip(1).take(FOLDERS).any(is_link)
 }
 
 /// The volume-subpath at an operator's path, given by any name of a kubelet's root.
