@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
 #[allow(dead_code, reason = "not every test file needs all of it")]
+mod helm;
+#[allow(dead_code, reason = "not every test file needs all of it")]
 mod kube;
 
 use bindguard_config::Config;
 use serde_json::Value;
 
+use self::helm::{container, helm, object, render};
 use self::kube::{documents, taken_by_kind};
 
 const OPERATIONS: &str = include_str!("../kubediag/operations.yaml");
@@ -55,4 +58,23 @@ fn the_role_allows_to_get_pods_and_nothing_else() {
     }
     let rules = &documents(RBAC)[0]["rules"];
     assert_eq!(*rules, serde_json::json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]));
+}
+
+/// kubediag's agent calls the loopback address of the node, and one right more is needed.
+#[test]
+fn the_chart_serves_the_processors_on_the_nodes_loopback_address() {
+    let Some(helm) = helm() else { return };
+    let (without, with) = (render(&helm, &[]), render(&helm, &["agent.kubediag.enabled=true", "agent.events=off"]));
+    let pod = |documents: &[Value]| {
+        object(documents, "DaemonSet", "bindguard-agent").unwrap()["spec"]["template"]["spec"].clone()
+    };
+    assert!(pod(&without).get("hostNetwork").is_none());
+    assert_eq!(pod(&with)["hostNetwork"], true);
+    assert_eq!(pod(&with)["serviceAccountName"], "bindguard-agent");
+    let words = container(&with, "bindguard-agent")["command"].to_string();
+    assert!(words.contains(r#""--kubediag","127.0.0.1:9475""#), "{words}");
+    let role = object(&with, "ClusterRole", "bindguard-agent-kubediag").unwrap();
+    assert_eq!(role["rules"], documents(RBAC)[0]["rules"]);
+    assert!(object(&without, "ClusterRole", "bindguard-agent-kubediag").is_none());
+    with.iter().for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
 }

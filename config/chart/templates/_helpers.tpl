@@ -34,6 +34,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if $agent.config }}{{ $words = concat $words (list "--config" "/config/config.toml") }}{{ end -}}
 {{- if $agent.refresh }}{{ $words = concat $words (list "--refresh" $agent.refresh) }}{{ end -}}
 {{- if $agent.nri.enabled }}{{ $words = concat $words (list "--nri" $agent.nri.socket) }}{{ end -}}
+{{- if $agent.kubediag.enabled }}{{ $words = concat $words (list "--kubediag" $agent.kubediag.address) }}{{ end -}}
 {{- if ne $agent.events "off" }}{{ $words = concat $words (list "--events" $agent.events) }}{{ end -}}
 {{- if $agent.stateAnnotation.enabled }}{{ $words = append $words "--node-state" }}{{ end -}}
 {{- concat $words $agent.extraArgs | toJson -}}

@@ -12,7 +12,7 @@
 
 {{- /* Not empty if the agent has a service account. */ -}}
 {{- define "bindguard.agentAccount" -}}
-{{- if and (include "bindguard.agent" .) (or (ne .Values.agent.events "off") .Values.agent.stateAnnotation.enabled) }}true{{ end -}}
+{{- if and (include "bindguard.agent" .) (or (ne .Values.agent.events "off") .Values.agent.stateAnnotation.enabled .Values.agent.kubediag.enabled) }}true{{ end -}}
 {{- end }}
 
 {{- /* Not empty if the installer's pod is annotated. */ -}}

@@ -25,6 +25,9 @@ pub struct Args {
     /// Serve as an NRI plugin on this socket of the node, whatever the config says.
     #[arg(long, value_name = "SOCKET")]
     pub nri: Option<PathBuf>,
+    /// Serve kubediag's processors on this address, whatever the config says.
+    #[arg(long, value_name = "ADDRESS")]
+    pub kubediag: Option<SocketAddr>,
     /// Write these events on pods: off, warnings or all, instead of the config's.
     #[arg(long, value_name = "MODE")]
     pub events: Option<EventMode>,
@@ -64,6 +67,7 @@ impl Args {
         AgentConfig {
             metrics: self.metrics.or(config.metrics),
             nri: self.nri.clone().or(config.nri),
+            kubediag: self.kubediag.or(config.kubediag),
             refresh: self.refresh.unwrap_or(config.refresh),
             kubernetes: KubernetesConfig {
                 events: self.events.unwrap_or(config.kubernetes.events),
@@ -91,6 +95,7 @@ mod tests {
         let set = settings(&["--refresh", "off", "--nri", "/b", "--metrics", "[::]:1"], config);
         assert_eq!((set.refresh, set.nri), (RefreshMode::Off, Some("/b".into())));
         assert_eq!(set.metrics, Some("[::]:1".parse().unwrap()));
+        assert_eq!(settings(&["--kubediag", "[::1]:1"], config).kubediag, Some("[::1]:1".parse().unwrap()));
         let kubernetes = settings(&["--events", "all", "--node-state"], config).kubernetes;
         assert!(kubernetes.events == EventMode::All && kubernetes.node_state);
         let kept = settings(&[], config);
