@@ -5,6 +5,7 @@
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers and a 9p share
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
+#   make image    the image of the chart, built from these sources by docker; make image-check tries that for both architectures
 #   make arm64    the same programs for arm64, tried on an emulated machine
 #   make soak     a thousand containers, and the shim's memory afterwards
 #   make deb      a Debian package
@@ -42,7 +43,7 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb package-files release image-folder faults soak kernels arm64 peer bench clean
+.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb package-files release image image-check image-folder faults soak kernels arm64 peer bench clean
 
 all: build
 
@@ -112,10 +113,36 @@ release: deb helm
 	PATH="$(TOOLS)/bin:$$PATH" cargo sbom --output-format cyclone_dx_json_1_4 > $(DIST)/bindguard-$(VERSION).cdx.json
 	cd $(DIST) && sha256sum -- * > SHA256SUMS
 
-## what config/Dockerfile is built from, target/image
+DOCKER ?= docker
+IMAGE ?= bindguard-node:$(VERSION)
+# An image with Rust, a C compiler, make and protoc. It has no default, so that no public registry is used by accident.
+BUILD_IMAGE ?=
+# Such as linux/arm64; else that of the machine.
+PLATFORM ?=
+SOURCE := target/image-source
+
+## the image of the chart, built from these sources; BUILD_IMAGE= names the compiler's image, PLATFORM= another architecture
+# The packages come with the machine's own cargo, which knows its registry, so the build stage needs no network.
+image:
+	@[ -n "$(BUILD_IMAGE)" ] || { echo "build the image: BUILD_IMAGE is empty; set it to an image with Rust, C, make and protoc" >&2; exit 2; }
+	rm -rf $(SOURCE)
+	mkdir -p $(SOURCE)/.cargo
+	tar --create --exclude-vcs --exclude ./target --exclude './hooks/*/target' . | tar --extract --directory $(SOURCE)
+	cargo vendor --locked $(SOURCE)/vendor > $(SOURCE)/.cargo/config.toml 2> $(SOURCE).log || { cat $(SOURCE).log >&2; exit 1; }
+	sed -i 's,$(SOURCE)/vendor,vendor,' $(SOURCE)/.cargo/config.toml
+	DOCKER_BUILDKIT=1 $(DOCKER) build --network none --build-arg BUILD_IMAGE=$(BUILD_IMAGE) --build-arg REVISION=$(BINDGUARD_REVISION) \
+	  $(if $(PLATFORM),--platform $(PLATFORM)) --tag $(IMAGE) --file $(SOURCE)/config/Dockerfile $(SOURCE)
+
+## the image for both architectures, built with a compiler from Debian's packages; half an hour
+image-check: engines matrix
+	sh integration/matrix/setup.sh debootstrap:debootstrap
+	sh integration/arm64/build.sh $(ARM64)
+	cargo test --locked -p bindguard-integration --test image_from_the_sources -- --ignored --nocapture
+
+## the context of config/image/Dockerfile, target/image
 image-folder: build
 	mkdir -p target/image
-	cp config/Dockerfile $(BIN)/containerd-shim-bindguard-v2 $(BIN)/bindguard-runtime $(BIN)/bindguard $(BIN)/bindguard-agent target/image/
+	cp config/image/Dockerfile $(BIN)/containerd-shim-bindguard-v2 $(BIN)/bindguard-runtime $(BIN)/bindguard $(BIN)/bindguard-agent target/image/
 
 demo: build matrix
 	cargo run --quiet --locked -p bindguard-integration --bin demo

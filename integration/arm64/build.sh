@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds for aarch64 on an amd64 machine, with Debian's own cross compiler in a root of its own. Installs nothing.
 #   build.sh DIR CARGO-WORDS...       such as: build.sh target/arm64 build --release -p bindguard
+# Without words it makes the compiler's root and builds nothing.
 # DIR/root is the root filesystem with the compiler, DIR/cargo what cargo builds. Both stay for the next call.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,7 +19,7 @@ flock 9
 make_root() {
   echo "making a root with a cross compiler: two minutes" >&2
   rm -rf "$root"
-  debootstrap --variant=minbase --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,libc6-dev-arm64-cross,protobuf-compiler \
+  debootstrap --variant=minbase --include=rustc,cargo,gcc,make,libc6-dev,gcc-aarch64-linux-gnu,libc6-dev-arm64-cross,protobuf-compiler \
     sid "$root" "$(debian_mirror)" > "$dir/debootstrap.log" || { tail -n 20 "$dir/debootstrap.log" >&2; return 1; }
   chroot "$root" dpkg --add-architecture arm64
   chroot "$root" apt-get -qq -o Acquire::Check-Valid-Until=false update
@@ -29,6 +30,7 @@ make_root() {
   touch "$root/made"
 }
 [ -e "$root/made" ] || make_root
+[ $# -gt 0 ] || exit 0
 
 # The packages come with the machine's own cargo, which knows its registry; the root has no network of its own to know.
 cargo fetch --quiet --locked --manifest-path "$repository/Cargo.toml" --target $triple

@@ -16,7 +16,7 @@ use bindguard_integration::{Generation, Setup, privilege};
 use nix::sys::signal::Signal;
 
 const KUBECONFIG: &str = "/run/kubeconfig";
-const MANIFESTS: [&str; 3] = ["DaemonSet bindguard", "Pod web", "RuntimeClass bindguard"];
+const MANIFESTS: [&str; 4] = ["DaemonSet bindguard", "DaemonSet bindguard-agent", "Pod web", "RuntimeClass bindguard"];
 const IMAGE: &str = "bindguard-node:0.1.0";
 
 #[test]

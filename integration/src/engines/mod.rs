@@ -103,10 +103,20 @@ impl ContainerEngine for Podman<'_> {
     }
 }
 
+/// The way in which dockerd keeps images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// A copy of each layer, on every filesystem.
+    Vfs,
+    /// Layers over each other, for large images.
+    Overlay,
+}
+
 /// A dockerd on a node, beside its containerd.
 #[derive(Debug)]
 pub struct Docker<'n> {
     node: &'n Node,
+    storage: Storage,
     daemon: RefCell<Child>,
 }
 
@@ -116,7 +126,12 @@ const SOCKET: &str = "unix:///run/docker.sock";
 impl<'n> Docker<'n> {
     /// Starts it with the node's daemon.json, and gives it an image.
     pub fn start(node: &'n Node) -> Result<Self> {
-        let docker = Self { node, daemon: RefCell::new(spawn(node)?) };
+        Self::start_with(node, Storage::Vfs)
+    }
+
+    /// The same with another way to keep images.
+    pub fn start_with(node: &'n Node, storage: Storage) -> Result<Self> {
+        let docker = Self { node, storage, daemon: RefCell::new(spawn(node, storage)?) };
         docker.wait_until_it_answers()?;
         let layer = node.disk().join("layer.tar");
         image::write_layer(&layer)?;
@@ -129,7 +144,7 @@ impl<'n> Docker<'n> {
         let pid = Pid::from_raw(self.daemon.borrow().id().try_into()?);
         kill(pid, Signal::SIGTERM).context("end dockerd")?;
         self.daemon.borrow_mut().wait().context("wait for dockerd")?;
-        *self.daemon.borrow_mut() = spawn(self.node)?;
+        *self.daemon.borrow_mut() = spawn(self.node, self.storage)?;
         self.wait_until_it_answers()
     }
 
@@ -185,12 +200,16 @@ impl Drop for Docker<'_> {
     }
 }
 
-fn spawn(node: &Node) -> Result<Child> {
+fn spawn(node: &Node, storage: Storage) -> Result<Child> {
     let log = File::options().create(true).append(true).open(node.disk().join("dockerd.log"));
     let log = log.context("create dockerd's log")?;
     let mut command = node.command(program("dockerd"))?;
     command.arg("--data-root").arg(node.disk().join("docker")).args(["--exec-root", "/run/docker", "--host", SOCKET]);
-    command.args(["--storage-driver", "vfs", "--bridge", "none", "--iptables=false", "--ip6tables=false"]);
+    let driver = match storage {
+        Storage::Vfs => "vfs",
+        Storage::Overlay => "overlay2",
+    };
+    command.args(["--storage-driver", driver, "--bridge", "none", "--iptables=false", "--ip6tables=false"]);
     command.args(["--cgroup-parent", node.name(), "--pidfile", "/run/docker.pid"]);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     command.spawn().context("start dockerd")
