@@ -220,13 +220,14 @@ kernels: build matrix
 ARM64 := $(CURDIR)/target/arm64
 ARM64_BIN := $(ARM64)/cargo/aarch64-unknown-linux-gnu/release
 ARM64_TESTS := mounts swap target admit attributes_of_the_mount host_root_binds mounts_within_volumes payloads_of_drivers \
-  vanished_directories volumes_mounted_anew written_by_containers configmap_update_then_restart container_life_cycle \
-  host_root_propagation
+  vanished_directories volumes_mounted_anew written_by_containers agent_with_the_stock_shim configmap_update_then_restart \
+  container_life_cycle host_root_propagation
 
-## the programs for arm64, and the guard's tests and three stories on an emulated arm64 machine; half an hour
+## the programs for arm64, and the guard's tests and four stories on an emulated arm64 machine; half an hour
 arm64: setup
 	sh integration/matrix/setup.sh debootstrap:debootstrap qemu-system-aarch64:qemu-system-arm cpio:cpio xz:xz-utils
 	sh integration/arm64/build.sh $(ARM64) build --release $(PROGRAMS)
+	sh integration/arm64/build.sh $(ARM64) build --release $(AGENT)
 	sh integration/arm64/build.sh $(ARM64) test -p bindguard-sys -p bindguard-guard -p bindguard-integration \
 	  $(addprefix --test ,$(ARM64_TESTS)) --no-run --message-format=json \
 	  | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > $(ARM64)/programs

@@ -13,7 +13,7 @@ vm_console=ttyAMA0
 cp -a "$node/root" "$vm/root"
 vm_root "$@"
 mkdir "$vm/root/programs"
-for program in containerd-shim-bindguard-v2 bindguard-runtime bindguard; do cp "$programs/$program" "$vm/root/programs"; done
+for program in containerd-shim-bindguard-v2 bindguard-runtime bindguard bindguard-agent; do cp "$programs/$program" "$vm/root/programs"; done
 cp "$node/overlay.ko" "$vm/root/overlay.ko"
 cp "$here/../arm64/node" "$vm/root/node-without-systemd"
 vm_boot "$node/vmlinuz" 4000
