@@ -7,7 +7,7 @@
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
 #   make image    the image of the chart, built from these sources by docker; make image-check tries that for both architectures
 #   make arm64    the same programs for arm64, tried on an emulated machine
-#   make soak     a thousand containers, and the shim's memory afterwards
+#   make soak     a thousand containers, and the shim's memory afterwards; ten thousand refreshes
 #   make deb      a Debian package
 #   make release  the artefacts of a release: programs, package, chart, bill of materials, checksums
 #   make bench    bindguard beside every peer, figure by figure, in one run
@@ -175,9 +175,11 @@ SECONDS ?= 120
 fuzz: setup
 	sh hooks/fuzz/run.sh $(SECONDS)
 
-## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way
+## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way; ten thousand refreshes, and a
+## thousand restarts, deletions and ends of a container in the middle of one
 soak: build matrix
 	cargo test --locked -p bindguard-integration --test soak -- --ignored --nocapture
+	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-guard -p bindguard-agent --test refresh --test refresh_interrupted --test kubelet_at_the_same_moment
 
 # A folder of Kubernetes source, 1.30 or newer, in place of Debian's 1.20.
 KUBERNETES ?=
@@ -198,7 +200,8 @@ else
 endif
 
 # tests that run on other kernels, and on a node with systemd and cgroup v2 alone
-SYSCALLS := mounts swap target enter refresh admit attributes_of_the_mount cifs dead_kubelet_root dead_sources host_root_binds hostile_volumes \
+SYSCALLS := mounts swap target enter enter_hostile refresh refresh_files refresh_hostile refresh_interrupted admit \
+  attributes_of_the_mount cifs dead_kubelet_root dead_sources host_root_binds hostile_volumes \
   mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
   volumes_mounted_anew written_by_containers
 SYSCALLS_9P := ninep

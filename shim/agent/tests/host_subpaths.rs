@@ -193,54 +193,6 @@ fn a_new_pod_with_a_tmpfs_volume_is_followed() {
     }
 }
 
-/// The kubelet deletes a pod at the very moment of an update: nothing stays mounted, and nothing comes back.
-#[test]
-fn pods_that_are_deleted_during_an_update_leave_nothing() {
-    if !own_namespace() {
-        return;
-    }
-    let pod = Pod::with_keys(1);
-    let folder = tempfile::tempdir().unwrap();
-    let agent = Agent::start(folder.path(), &config(&pod));
-    // Mounts of other tests on this machine come and go.
-    let pods = pod.directory().parent().unwrap().to_str().unwrap().to_owned();
-    let mounts = || {
-        let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-        table.lines().filter(|line| line.contains(&pods)).count()
-    };
-    let before = mounts();
-    for round in 0..300 {
-        let directory = pod.directory().with_file_name(format!("uid-gone-{round}"));
-        let volume = directory.join("volumes/kubernetes.io~configmap/conf");
-        let subpath = directory.join("volume-subpaths/conf/app/0");
-        fs::create_dir_all(&volume).unwrap();
-        let write = |number: u32| {
-            let timestamp = format!("..2026_11_21_05_10_00.{number}");
-            fs::create_dir(volume.join(&timestamp)).unwrap();
-            fs::write(volume.join(&timestamp).join("key"), number.to_string()).unwrap();
-            std::os::unix::fs::symlink(&timestamp, volume.join("..data_tmp")).unwrap();
-            fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
-        };
-        write(1);
-        fs::create_dir_all(subpath.parent().unwrap()).unwrap();
-        fs::write(&subpath, "").unwrap();
-        bind(&volume.join("..data/key"), &subpath);
-        write(2);
-        thread::sleep(Duration::from_micros(round * 10));
-        // As the kubelet: umount until nothing is mounted, then remove everything. It repeats what fails.
-        until("the pod's folder is removed", || {
-            while mounts_at(&subpath) > 0 && umount2(&subpath, MntFlags::empty()).is_ok() {}
-            mounts_at(&subpath) == 0 && fs::remove_dir_all(&directory).is_ok()
-        });
-    }
-    // The checks a second after the last update.
-    thread::sleep(Duration::from_millis(1200));
-    assert_eq!(mounts(), before);
-    let left: Vec<_> = fs::read_dir(pod.directory().parent().unwrap()).unwrap().flatten().collect();
-    assert_eq!(left.len(), 1, "{left:?}");
-    assert_eq!(agent.figure("bindguard_agent_thread_restarts_total"), 0.0);
-}
-
 #[test]
 fn it_serves_health_figures_and_the_report_and_nothing_else() {
     if !own_namespace() {

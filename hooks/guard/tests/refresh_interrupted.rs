@@ -1,0 +1,120 @@
+//! A refresh that is killed, meets another one, or whose container ends: nothing is left, and the next one finishes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
+
+#[allow(dead_code, reason = "not every test file needs all of it")]
+#[path = "../../sys/tests/live/mod.rs"]
+mod live;
+#[allow(dead_code, reason = "not every test file needs all of it")]
+mod pod;
+#[allow(dead_code, reason = "not every test file needs all of it")]
+mod refresh_scene;
+
+use std::fs;
+
+use bindguard_core::refresh_request::Notify;
+use bindguard_guard::refresh::{PodVolumes, RefreshAct, RefreshError, refresh_container};
+use refresh_scene::{Scene, can_run, rounds};
+
+/// The agent and an operator at once: the second one waits for the lock. So does one whose container holds the lock of its own
+/// namespace: that costs a second, and its own refresh.
+#[test]
+fn a_container_that_locks_itself_is_told() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let container = scene.start(1);
+    let lock = container.process.try_lock_mounts().unwrap().unwrap();
+    // Forked meanwhile, with a copy of every descriptor.
+    let _other = scene.start(1);
+    scene.pod.update(1);
+    let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
+    let refresh = || refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None));
+    assert!(matches!(refresh(), Err(RefreshError::Locked(_))));
+    drop(lock);
+    assert!(refresh().unwrap().is_current());
+}
+
+/// The agent is killed with its child, as by a cgroup's end, at any moment.
+#[test]
+fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(2);
+    let container = scene.start(2);
+    let before = (container.mounts(), container.propagation_at("/"));
+    for number in 1..=150 {
+        scene.pod.update(number);
+        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+        match unsafe { nix::unistd::fork() }.unwrap() {
+            nix::unistd::ForkResult::Parent { child } => {
+                std::thread::sleep(std::time::Duration::from_micros(number * 20));
+                // The group: the refresh's own child, too.
+                let _ = nix::sys::signal::killpg(child, nix::sys::signal::SIGKILL);
+                let _ = nix::sys::signal::kill(child, nix::sys::signal::SIGKILL);
+                nix::sys::wait::waitpid(child, None).unwrap();
+            }
+            nix::unistd::ForkResult::Child => {
+                let _ = nix::unistd::setpgid(nix::unistd::Pid::from_raw(0), nix::unistd::Pid::from_raw(0));
+                scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
+                // SAFETY: ends the process without running what its copy of this one has registered.
+                unsafe { nix::libc::_exit(0) }
+            }
+        }
+        assert!(container.read("etc/app/0").is_some_and(|content| !content.is_empty()), "at {number}");
+    }
+    let last = scene.refresh(&container);
+    assert!(last.is_current(), "{last:?}");
+    assert_eq!((container.mounts(), container.propagation_at("/")), before);
+    let seen = container.stop();
+    assert_eq!((seen.failed, seen.empty, seen.older, seen.last), (0, 0, 0, 150), "{seen:?}");
+}
+
+/// Containers that end at the very moment of their refresh.
+#[test]
+fn a_container_that_ends_meanwhile_leaves_nothing() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    // Mounts of other tests on this machine come and go.
+    let (pod, root) = (scene.pod.directory(), scene.root.path().to_owned());
+    let is_ours = |line: &&str| [&pod, &root].iter().any(|path| line.contains(path.to_str().unwrap()));
+    let mounts = || fs::read_to_string("/proc/thread-self/mountinfo").unwrap().lines().filter(is_ours).count();
+    let before = mounts();
+    for number in 1..=rounds(100, 1000) {
+        let container = scene.start(1);
+        scene.pod.update(number);
+        let pid = nix::unistd::Pid::from_raw(container.process.pid() as i32);
+        let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_micros(number % 200 * 10));
+                nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
+            });
+            // Either it was in time, or the reason is typed.
+            let _ = refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None));
+        });
+        drop(container);
+        scene.rebind();
+    }
+    assert_eq!(mounts(), before);
+}
+
+#[test]
+fn a_container_that_ended_is_an_error_and_nothing_more() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let container = scene.start(1);
+    scene.pod.update(1);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(container.process.pid() as i32), nix::sys::signal::SIGKILL)
+        .unwrap();
+    while container.process.is_alive() {}
+    let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
+    let error = refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None)).unwrap_err();
+    assert_eq!(error.to_string(), format!("process {} ended", container.process.pid()));
+}
