@@ -11,6 +11,7 @@ use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, Setup, privilege};
 
 const LABEL: &str = "bindguard.refresh=true";
+const NOTIFY: &str = "bindguard.refresh-notify=signal:SIGHUP";
 const PLACE: &str = "/etc/app.conf";
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
@@ -21,6 +22,7 @@ fn docker() {
         let agent = Agent::start(node, "")?;
         each_editor(node, &docker, &["--label", LABEL])?;
         a_container_that_starts_again(node, &docker, &["--label", LABEL])?;
+        a_paused_container(node, &docker, &["--label", LABEL, "--label", NOTIFY])?;
         only_a_container_that_opted_in(node, &docker)?;
         ensure!(agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0, "{}", agent.get("/metrics"));
         Ok(())
@@ -38,6 +40,7 @@ fn podman() {
             each_editor(node, &podman, &flags)?;
             a_container_that_starts_again(node, &podman, &flags)?;
         }
+        a_paused_container(node, &podman, &["--annotation", LABEL, "--annotation", NOTIFY])?;
         only_a_container_that_opted_in(node, &podman)?;
         a_rootless_container_is_refused(node)?;
         let mut api = podman.serve()?;
@@ -142,6 +145,28 @@ fn a_container_that_starts_again(node: &Node, engine: &impl ContainerEngine, fla
         file.rename_over(text)?;
         until("the container reads the new file", || Ok(engine.read(&id, PLACE)? == text))?;
     }
+    engine.remove(&id)
+}
+
+/// Its mounts change while it is frozen. The signal waits until it goes on.
+fn a_paused_container(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
+    let file = File::new(node, "paused")?;
+    let bind = file.bind();
+    let program = "trap 'echo got $(cat /etc/app.conf)' HUP; echo started; while :; do sleep 0.1; done";
+    let id = engine.start(&[flags, &["--volume", &bind]].concat(), &["sh", "-c", program])?;
+    let logs = || engine.verb(&["logs", &id])?.success();
+    until("the program runs", || Ok(logs()?.contains("started")))?;
+    let pid = engine.verb(&["inspect", "--format", "{{.State.Pid}}", &id])?.success()?;
+    let seen = format!("/proc/{}/root{PLACE}", pid.trim());
+    // The agent follows it by now: the first edit arrives.
+    file.rename_over("two")?;
+    until("the program got the signal", || Ok(logs()?.contains("got two")))?;
+    engine.verb(&["pause", &id])?.success()?;
+    file.rename_over("three")?;
+    until("the frozen container has the new file", || Ok(fs::read_to_string(&seen)? == "three"))?;
+    ensure!(!logs()?.contains("got three"), "a frozen program ran");
+    engine.verb(&["unpause", &id])?.success()?;
+    until("the program got the signal", || Ok(logs()?.contains("got three")))?;
     engine.remove(&id)
 }
 
