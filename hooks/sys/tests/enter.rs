@@ -95,7 +95,7 @@ fn an_idmapped_mount_stays_idmapped() {
             let (stale, parent) = stale_idmapped(&container);
             let new = match clone_like(&Handle::of(&scene.file(version)).unwrap(), &stale, &container.process) {
                 Ok(new) => new,
-                Err(error) => return namespace::skipped(&format!("{}", bindguard_core::error_chain(&error))),
+                Err(error) => return namespace::skipped(&bindguard_core::error_chain(&error).to_string()),
             };
             let replacement = Replacement { stale: &stale, parent: Some(&parent), new: Some(new) };
             let entered = Entered::enter(&container.process, vec![replacement], PATIENCE).unwrap();
