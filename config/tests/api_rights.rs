@@ -1,4 +1,4 @@
-//! What bindguard may do at the API server: nothing is read or watched, and each right has a value that turns it off.
+//! The rights of bindguard at the API server: nothing is read or watched, and each right has a value that turns it off.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 

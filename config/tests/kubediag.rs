@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-#[allow(dead_code, reason = "not every test file needs all of it")]
 mod helm;
 #[allow(dead_code, reason = "not every test file needs all of it")]
 mod kube;

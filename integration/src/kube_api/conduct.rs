@@ -1,4 +1,4 @@
-//! What the server answers.
+//! The answers of the server.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -10,7 +10,7 @@ use super::Objects;
 use super::connection::Request;
 use super::kinds::discovered;
 
-/// How the server behaves.
+/// The behaviour of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Conduct {
     /// As a healthy one.

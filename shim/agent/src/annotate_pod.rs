@@ -57,7 +57,7 @@ impl AnnotatePod {
     }
 }
 
-/// The state that the command prints. Its exit status only tells whether something is wrong with the node.
+/// The state that the command prints. Its exit status only reports problems of the node.
 fn state_of(words: &[String]) -> Result<Annotations> {
     let (program, arguments) = words.split_first().context("no command")?;
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit()).output();

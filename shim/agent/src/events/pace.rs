@@ -55,7 +55,7 @@ impl Pace {
         self.failures = 0;
     }
 
-    /// It did not, or asks for a pause.
+    /// It did not, or demands a pause.
     pub fn failed(&mut self, now: Duration, requested_pause: Option<Duration>, random: f64) {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
         self.failures = self.failures.saturating_add(1);

@@ -46,12 +46,12 @@ pub enum WriteError {
     /// The API server refuses every event, or this one's namespace is full.
     #[error("not allowed: {0}; apply the Role for events, or set [agent.events] mode = \"off\"")]
     Forbidden(String),
-    /// There is no answer, or one that asks for a pause.
+    /// There is no answer, or one that demands a pause.
     #[error("no answer from the API server: {why}")]
     Unavailable {
         /// Why.
         why: String,
-        /// The pause that it asks for.
+        /// The pause that it demands.
         pause: Option<Duration>,
     },
 }

@@ -45,7 +45,7 @@ fn watch(directory: &Path, changed: &mut impl FnMut()) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         }
         thread::sleep(PAUSE);
-        // The names do not matter: another file of the directory costs one look at the journal's length.
+        // The names do not matter: another file of the directory costs one query of the journal's length.
         let is_gone = drain(&inotify)?;
         changed();
         if is_gone {

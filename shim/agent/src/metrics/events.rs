@@ -18,7 +18,7 @@ struct ResultLabel {
     result: EventResult,
 }
 
-/// What became of an event, as a label.
+/// The result of an event, as a label.
 #[allow(non_camel_case_types, reason = "the label's values")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum EventResult {

@@ -88,7 +88,7 @@ impl StateSink {
         }
     }
 
-    /// True if somebody reads the state.
+    /// True if the state is published.
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }

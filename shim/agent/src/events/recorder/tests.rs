@@ -11,7 +11,7 @@ use super::*;
 use crate::events::Events;
 use crate::events::occurrence::Reason;
 
-/// An API server that counts, and answers as it is told.
+/// An API server that counts, and answers as the test requires.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Seen>>);
 
