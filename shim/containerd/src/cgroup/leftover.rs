@@ -10,13 +10,18 @@ use std::path::{Component, Path};
 use std::time::Duration;
 
 use super::hierarchies::hierarchies;
+use super::scope::Scope;
 
 /// A process that the dead runtime forked sees the end of its pipe, and then ends.
 const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Removes the empty cgroup that a spec names by `cgroupsPath`, in every hierarchy. systemd cleans up paths in systemd's form.
+/// Removes the empty cgroup that a spec names by `cgroupsPath`, in every hierarchy. With a path in systemd's form it stops the
+/// scope.
 pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str) {
+    if let Some(scope) = Scope::of(cgroups_path) {
+        return scope.stop_if_empty().await;
+    }
     let Some(path) = below_the_root(cgroups_path) else { return };
     for hierarchy in hierarchies() {
         let directory = hierarchy.join(path);

@@ -22,6 +22,7 @@ mod leftover;
 mod live;
 mod mounts;
 mod oom;
+mod scope;
 mod text;
 mod v1;
 mod v2;
