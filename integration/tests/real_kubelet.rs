@@ -275,7 +275,9 @@ fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
 fn running_containers_read_the_update(node: &Node) -> Result<()> {
     const REFRESH: &str = "bindguard.io/refresh";
     let cluster = Cluster::start(node, RealKubelet::AsReleased, 5)?;
-    let _agent = Agent::start(node, "")?;
+    let kubeconfig = cluster.kubeconfig().display();
+    let events = "agent.events = { mode = 'all', requests-per-minute = 600 }";
+    let _agent = Agent::start(node, &format!("{events}\nagent.kubernetes.kubeconfig = '{kubeconfig}'\n"))?;
     cluster.apply_payload("conf", &["app.conf"], "one")?;
     let config_map = json!({"configMap": {"name": "conf"}});
     let volumes = [("config-map", config_map.clone()), ("secret", json!({"secret": {"secretName": "conf"}}))];
@@ -293,6 +295,13 @@ fn running_containers_read_the_update(node: &Node) -> Result<()> {
     for pod in &started[..2] {
         cluster.until(&format!("{} reads the update", pod.name), |_| Ok(ctr.read(&pod.id, FILE)? == "two"))?;
         ensure!(cluster.app_of(&pod.name)?["restartCount"] == 0, "{} was restarted", pod.name);
+    }
+    for (name, reason) in [("config-map", "BindMountRefreshed"), ("other", "BindMountRepaired")] {
+        cluster.until(&format!("kubectl shows {reason} on {name}"), |cluster| {
+            let of_pod = format!("--field-selector=involvedObject.name={name},reason={reason}");
+            let events = cluster.kubectl(&["get", "events", &of_pod, "--output=name"], "")?.success()?;
+            Ok(!events.is_empty())
+        })?;
     }
     let other = &started[2];
     cluster.until("the kubelet has written the other pod's volume", |_| other.is_written(node))?;

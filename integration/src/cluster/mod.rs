@@ -127,6 +127,11 @@ impl<'n> Cluster<'n> {
         run_with_input(command, input, LIMIT)
     }
 
+    /// A kubeconfig of its administrator.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
     /// Makes an object, or changes it.
     pub fn apply(&self, object: &Value) -> Result<()> {
         self.kubectl(&["apply", self.validation(), "--filename", "-"], &object.to_string())?.success().map(drop)
