@@ -48,7 +48,12 @@ fn story(node: &Node) -> Result<()> {
     ensure!(std::fs::read(source)?.is_empty(), "the kubelet's own empty file is not what is left");
     nothing_but_stale_subpaths(node, source.as_os_str())?;
     subpath.bind()?;
-    pod.delete()
+    pod.delete()?;
+    // Four commands were dry runs or refused; two repaired.
+    let journal = node.bindguard(["journal", "--pod", "looping"])?.success()?;
+    ensure!(journal.matches("(volume conf on the host, by an operator)").count() == 2, "{journal}");
+    ensure!(journal.contains("re-bound to the current target") && journal.contains("detached: "), "{journal}");
+    Ok(())
 }
 
 /// Anything except a stale subpath is refused in one line, and stays unchanged.

@@ -69,8 +69,9 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
     let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone());
     let pods_of_node = PodReader::new(access.ok(), kubernetes::node_name(to_api.node.as_deref()));
     let kubediag = Kubediag::new(&config, pods_of_node, Arc::clone(&metrics), reporting.clone());
-    let (policy, places) = (*config.policy(), config.places().clone());
-    let surveyor = Arc::new(Surveyor::new(policy, places, Arc::clone(&metrics), reporting.clone()));
+    let (pods, answering) = pods::pods(cri, config.agent().refresh);
+    tokio::spawn(answering.run());
+    let surveyor = Arc::new(Surveyor::new(&config, Arc::clone(&metrics), reporting.clone(), pods.clone()));
     let position = config.agent().socket.with_extension("position");
     let journal = config.journal().map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));
     let status = StatusSource::new(&config);
@@ -87,8 +88,6 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
         let serving = http::serve_kubediag(address, Arc::clone(&served)).await;
         serving.with_context(|| format!("serve kubediag's processors on {address}"))?;
     }
-    let (pods, answering) = pods::pods(cri, settings.refresh);
-    tokio::spawn(answering.run());
     let survey = Arc::clone(&served);
     spawn("survey", move || survey_for_ever(&survey, settings.survey))?;
     follow_journal_if_needed(&config, &served)?;

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bindguard_config::Config;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::Pods;
 use bindguard_operator::survey_node;
 
 use crate::events::Standing;
 use crate::metrics::{Metrics, SourceLabels};
+use crate::pods::PodLookup;
 use crate::reporting::Reporting;
 
 /// The time for which a survey's text is served again: a survey reads every mount, and requests are free.
@@ -24,6 +25,7 @@ pub struct Surveyor {
     places: Places,
     metrics: Arc<Metrics>,
     reporting: Reporting,
+    pods: PodLookup,
     last: Mutex<Last>,
 }
 
@@ -35,8 +37,9 @@ struct Last {
 
 impl Surveyor {
     /// A surveyor without a report.
-    pub fn new(policy: Policy, places: Places, metrics: Arc<Metrics>, reporting: Reporting) -> Self {
-        Self { policy, places, metrics, reporting, last: Mutex::default() }
+    pub fn new(config: &Config, metrics: Arc<Metrics>, reporting: Reporting, pods: PodLookup) -> Self {
+        let (policy, places) = (*config.policy(), config.places().clone());
+        Self { policy, places, metrics, reporting, pods, last: Mutex::default() }
     }
 
     /// The report as JSON, at most some seconds old. It blocks: call it from a thread that may wait for a server.
@@ -46,7 +49,9 @@ impl Surveyor {
         if let Some((_, text)) = last.report.as_ref().filter(|(when, _)| when.elapsed() < FRESH) {
             return Arc::clone(text);
         }
-        let report = survey_node(&self.policy, &self.places, &Pods::default(), |_| true);
+        // Names are a convenience: a runtime that does not answer costs them, and no finding.
+        let pods = self.pods.all().unwrap_or_default();
+        let report = survey_node(&self.policy, &self.places, &pods, |_| true);
         self.count(&report);
         self.reporting.surveyed(&report, &mut last.occurrences);
         let text: Arc<str> = serde_json::to_string(&report).unwrap_or_default().into();

@@ -1,16 +1,20 @@
 //! `bindguard repair`: runs the guard's re-bind now, for pods that crash-loop under a runtime without bindguard.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::ensure;
 use bindguard_config::Config;
+use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::places::Places;
-use bindguard_core::report::BindReport;
+use bindguard_core::report::{Actor, BindReport, RebindLine, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_guard::record_rebind;
 use bindguard_operator::node::is_root;
-use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::pods::PodSelector;
 use bindguard_operator::{Act, named_subpath, repair_node};
 use bindguard_sys::Handle;
@@ -68,6 +72,9 @@ impl Repair {
             report.checked > 0 || self.all || !report.problems.is_empty(),
             "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
         );
+        if let Some(journal) = config.journal().filter(|_| !self.dry_run) {
+            record(journal, &report);
+        }
         self.print(&report.clone().without_healthy())?;
         self.report_untouched(&report);
         Ok(show::node_exit_code(&report))
@@ -102,6 +109,24 @@ impl Repair {
                 bind.source().display(),
                 bind.verdict()
             );
+        }
+    }
+}
+
+/// Journals the subpaths that were repaired or could not be, one line for each volume.
+fn record(journal: &Path, report: &NodeReport) {
+    let mut volumes = BTreeMap::<(&str, &str), Report>::new();
+    for NodeBind { bind, .. } in report.binds.iter().filter(|bind| bind.bind.outcome.is_some()) {
+        if let SourceKind::Subpath(subpath) = &bind.finding.kind {
+            let of_volume = volumes.entry((subpath.pod_uid(), subpath.volume())).or_default();
+            of_volume.binds.push(bind.clone());
+            of_volume.duration_us = report.duration_us;
+        }
+    }
+    for ((pod_uid, volume), repaired) in &volumes {
+        let line = RebindLine::new(Actor::Operator, pod_uid, volume, repaired);
+        if let Err(error) = record_rebind(journal, line) {
+            eprintln!("bindguard: journal the repair of volume {volume}: {}", error_chain(&error));
         }
     }
 }

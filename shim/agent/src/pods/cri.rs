@@ -5,11 +5,14 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use bindguard_core::refresh_request::RefreshRequest;
+use bindguard_operator::pods::{ContainerState, PodContainer, PodName, Pods as PodsOfNode};
 use hyper_util::rt::TokioIo;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    ContainerFilter, ContainerState, ContainerStateValue, ContainerStatusRequest, ListContainersRequest,
-    ListPodSandboxRequest, PodSandbox, PodSandboxFilter, PodSandboxState, PodSandboxStateValue, StatusRequest,
+    Container as ListedContainer, ContainerFilter, ContainerState as CriContainerState, ContainerStateValue,
+    ContainerStatusRequest, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxFilter,
+    PodSandboxMetadata, PodSandboxState, PodSandboxStateValue, StatusRequest,
 };
 use serde::Deserialize;
 use tokio::net::UnixStream;
@@ -76,13 +79,25 @@ impl Cri {
         Ok(items.into_iter().max_by_key(|sandbox| sandbox.created_at).map(Pod::from))
     }
 
+    /// All pods with their containers, for a survey of the node.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub async fn pods_of_node(&self) -> Result<PodsOfNode, CriError> {
+        let sandboxes = self.client.clone().list_pod_sandbox(ListPodSandboxRequest::default()).await;
+        let sandboxes = sandboxes.map_err(failed("ListPodSandbox"))?.into_inner().items;
+        let containers = self.client.clone().list_containers(ListContainersRequest::default()).await;
+        let containers = containers.map_err(failed("ListContainers"))?.into_inner().containers;
+        Ok(from_lists(sandboxes, containers))
+    }
+
     /// The running containers of a sandbox. One that ends meanwhile is left out.
     ///
     /// # Errors
     /// If the CRI does not answer.
     pub async fn containers(&self, sandbox: &str) -> Result<Vec<Container>, CriError> {
         let filter = ContainerFilter {
-            state: Some(ContainerStateValue { state: ContainerState::ContainerRunning.into() }),
+            state: Some(ContainerStateValue { state: CriContainerState::ContainerRunning.into() }),
             pod_sandbox_id: sandbox.to_owned(),
             ..ContainerFilter::default()
         };
@@ -134,6 +149,47 @@ impl From<PodSandbox> for Pod {
             namespace: metadata.namespace,
             annotations: sandbox.annotations.into_iter().collect(),
         }
+    }
+}
+
+/// The pods of two lists of the CRI.
+fn from_lists(sandboxes: Vec<PodSandbox>, containers: Vec<ListedContainer>) -> PodsOfNode {
+    let mut pods = PodsOfNode::default();
+    let mut names = HashMap::new();
+    for sandbox in sandboxes {
+        let metadata = sandbox.metadata.unwrap_or_default();
+        let is_ready = sandbox.state == i32::from(PodSandboxState::SandboxReady);
+        let PodSandboxMetadata { name, namespace, uid, .. } = metadata;
+        if is_ready {
+            let annotation = |name: &str| sandbox.annotations.get(name).map(String::as_str);
+            pods.refresh_requests.insert(uid.clone(), RefreshRequest::from_annotations(annotation));
+        }
+        let pod = PodName { uid: Some(uid), namespace: Some(namespace), name: Some(name) };
+        let state = if is_ready { ContainerState::Running } else { ContainerState::Exited };
+        names.insert(sandbox.id.clone(), pod.clone());
+        let (name, attempt, guarded) = (None, None, None);
+        pods.containers.push(PodContainer { id: sandbox.id, name, state: Some(state), attempt, pod, guarded });
+    }
+    pods.containers.extend(containers.into_iter().map(|container| {
+        let metadata = container.metadata.unwrap_or_default();
+        PodContainer {
+            pod: names.get(&container.pod_sandbox_id).cloned().unwrap_or_default(),
+            id: container.id,
+            name: Some(metadata.name),
+            state: Some(state(container.state)),
+            attempt: Some(metadata.attempt),
+            guarded: None,
+        }
+    }));
+    pods
+}
+
+fn state(number: i32) -> ContainerState {
+    match CriContainerState::try_from(number) {
+        Ok(CriContainerState::ContainerCreated) => ContainerState::Created,
+        Ok(CriContainerState::ContainerRunning) => ContainerState::Running,
+        Ok(CriContainerState::ContainerExited) => ContainerState::Exited,
+        Ok(CriContainerState::ContainerUnknown) | Err(_) => ContainerState::Unknown,
     }
 }
 

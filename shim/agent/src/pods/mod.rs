@@ -1,4 +1,4 @@
-//! The pods of this node that requested refreshes, as the CRI knows them.
+//! The pods of this node, as the CRI knows them: all of them for a survey, and those that requested refreshes.
 //!
 //! Threads send a question, the main thread's tokio answers: a runtime that hangs costs a thread its time limit, and the agent nothing.
 
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
+use bindguard_operator::pods::Pods as PodsOfNode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 pub use self::cri::{Cri, CriError};
@@ -53,17 +54,36 @@ type Answer = Result<Option<OptedIn>, CriError>;
 /// Finds pods, from any thread.
 #[derive(Debug, Clone)]
 pub struct PodLookup {
-    questions: UnboundedSender<(String, Sender<Answer>)>,
+    questions: UnboundedSender<Question>,
+}
+
+/// A question to the CRI, and the way back.
+#[derive(Debug)]
+enum Question {
+    OptedIn(String, Sender<Answer>),
+    All(Sender<Result<PodsOfNode, CriError>>),
 }
 
 impl PodLookup {
+    /// All pods with their containers. Waits.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub fn all(&self) -> Result<PodsOfNode, CriError> {
+        self.query(Question::All)
+    }
+
     /// The pod with this uid, if it requested refreshes. Waits.
     ///
     /// # Errors
     /// If the CRI does not answer.
     pub fn opted_in(&self, uid: &str) -> Answer {
+        self.query(|reply| Question::OptedIn(uid.to_owned(), reply))
+    }
+
+    fn query<A>(&self, question: impl FnOnce(Sender<Result<A, CriError>>) -> Question) -> Result<A, CriError> {
         let (reply, answer) = channel();
-        self.questions.send((uid.to_owned(), reply)).map_err(|_| CriError::Silent)?;
+        self.questions.send(question(reply)).map_err(|_| CriError::Silent)?;
         answer.recv_timeout(PATIENCE).map_err(|_| CriError::Silent)?
     }
 }
@@ -73,7 +93,7 @@ impl PodLookup {
 pub struct Answering {
     cri: Cri,
     mode: RefreshMode,
-    questions: UnboundedReceiver<(String, Sender<Answer>)>,
+    questions: UnboundedReceiver<Question>,
     without_request: HashMap<String, Instant>,
 }
 
@@ -86,11 +106,21 @@ pub fn pods(socket: &Path, mode: RefreshMode) -> (PodLookup, Answering) {
 impl Answering {
     /// Answers until no thread can send a question any more.
     pub async fn run(mut self) {
-        while let Some((uid, reply)) = self.questions.recv().await {
-            let answer = self.answer(&uid).await;
+        while let Some(question) = self.questions.recv().await {
             // A thread that did not wait any longer needs no answer.
-            let _ = reply.send(answer);
+            match question {
+                Question::OptedIn(uid, reply) => drop(reply.send(self.answer(&uid).await)),
+                Question::All(reply) => drop(reply.send(self.all().await)),
+            }
         }
+    }
+
+    async fn all(&self) -> Result<PodsOfNode, CriError> {
+        let mut pods = self.cri.pods_of_node().await?;
+        if self.mode == RefreshMode::All {
+            pods.opt_all_in();
+        }
+        Ok(pods)
     }
 
     async fn answer(&mut self, uid: &str) -> Answer {
