@@ -6,6 +6,7 @@
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers and a 9p share
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
 #   make image    the image of the chart, built from these sources by docker; make image-check tries that for both architectures
+#   make refresh-apps  real programs that watch a file, after a live refresh
 #   make arm64    the same programs for arm64, tried on an emulated machine
 #   make soak     a thousand containers, and the shim's memory afterwards; ten thousand refreshes
 #   make deb      a Debian package
@@ -43,7 +44,8 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb package-files release image image-check image-folder faults soak kernels arm64 peer bench clean
+.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb package-files release image image-check \
+  image-folder faults soak refresh-apps kernels arm64 peer bench clean
 
 all: build
 
@@ -180,6 +182,14 @@ fuzz: setup
 soak: build matrix
 	cargo test --locked -p bindguard-integration --test soak -- --ignored --nocapture
 	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-guard -p bindguard-agent --test refresh --test refresh_interrupted --test kubelet_at_the_same_moment
+	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-integration --test refresh_budgets -- --nocapture
+
+REFRESH_APPS := $(CURDIR)/target/refresh-apps
+
+## real programs that watch a file, after a live refresh: nginx, node, Java, Python, Go, tail; five minutes
+refresh-apps: build matrix
+	sh integration/refresh-apps/fetch.sh $(REFRESH_APPS)
+	BINDGUARD_REFRESH_APPS=$(REFRESH_APPS) cargo test --locked -p bindguard-integration --test refresh_apps -- --ignored --nocapture
 
 # A folder of Kubernetes source, 1.30 or newer, in place of Debian's 1.20.
 KUBERNETES ?=

@@ -1,0 +1,164 @@
+//! Live refresh on a full node: all files of all pods at once, the window between the first and the last file of a volume, and the
+//! processor time for each file.
+//!
+//! Few pods in `make test`; 110, as many as a kubelet admits, in `make soak`. The figures are printed with `--nocapture`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+
+const KEYS: [&str; 5] = ["0", "1", "2", "3", "4"];
+const UPDATES: u32 = 10;
+
+#[test]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).cri().story(story);
+}
+
+fn story(node: &Node) -> Result<()> {
+    let pods = if std::env::var_os("BINDGUARD_SOAK").is_some() { 110 } else { 10 };
+    let cri = node.cri()?;
+    let started: Vec<RunningPod> =
+        (0..pods).map(|number| RunningPod::start(node, &cri, number)).collect::<Result<_>>()?;
+    let agent = Agent::start(node, "")?;
+    let account = CpuAccount::of(node, &agent)?;
+    let mut windows = Vec::new();
+    for update in 1..=UPDATES {
+        windows.push(window_of(&started[0], update)?);
+    }
+    windows.sort();
+    println!(
+        "first to last of 5 files of a volume: median {:?}, longest {:?}",
+        windows[windows.len() / 2],
+        windows.last()
+    );
+    all_at_once(&started, account.as_ref())?;
+    for pod in started {
+        pod.end(node, &cri)?;
+    }
+    Ok(())
+}
+
+/// A pod that opted in, with one container that binds five files of a configMap.
+struct RunningPod {
+    uid: String,
+    sandbox: Sandbox,
+    volume: Volume,
+    files: Vec<PathBuf>,
+}
+
+impl RunningPod {
+    fn start(node: &Node, cri: &Cri, number: u32) -> Result<Self> {
+        let uid = format!("uid-{number}");
+        let pod = node.kubelet().pod(&uid)?;
+        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &content(0))?;
+        let binds = (0..).zip(KEYS).map(|(index, key)| {
+            Ok(mount(volume.subpath("app", index, key).bind()?, &format!("/etc/app/{key}"), PropagationPrivate))
+        });
+        let mounts = binds.collect::<Result<Vec<_>>>()?;
+        let name = format!("pod-{number}");
+        let sandbox = cri.run_annotated_pod("runc", &name, &uid, &[("bindguard.io/refresh", "true")])?;
+        let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+        let root = format!("/proc/{}/root/etc/app", cri.pid(&app)?);
+        Ok(Self { uid, sandbox, volume, files: KEYS.iter().map(|key| Path::new(&root).join(key)).collect() })
+    }
+
+    fn update(&self, number: u32) -> Result<()> {
+        self.volume.update(&content(number))
+    }
+
+    fn end(&self, node: &Node, cri: &Cri) -> Result<()> {
+        cri.remove_pod(&self.sandbox)?;
+        until("the kubelet deletes the pod", || Ok(node.kubelet().pod(&self.uid)?.delete().is_ok()))
+    }
+}
+
+/// The digits of a number as text that lives as long as the program: a volume's content is borrowed.
+fn content(number: u32) -> [(&'static str, &'static str); 5] {
+    const NUMBERS: [&str; 12] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11"];
+    KEYS.map(|key| (key, NUMBERS[number as usize]))
+}
+
+/// The time from the first file that a reader in the container sees new to the last one.
+fn window_of(pod: &RunningPod, update: u32) -> Result<Duration> {
+    let (text, is_reading) = (update.to_string(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut seen: Vec<Option<Instant>> = vec![None; pod.files.len()];
+            let start = Instant::now();
+            while seen.iter().any(Option::is_none) && start.elapsed() < Duration::from_secs(60) {
+                for (file, seen) in pod.files.iter().zip(&mut seen).filter(|(_, seen)| seen.is_none()) {
+                    *seen = fs::read_to_string(file).is_ok_and(|now| now == text).then(Instant::now);
+                }
+                is_reading.store(true, Ordering::Release);
+            }
+            seen
+        });
+        while !is_reading.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        pod.update(update)?;
+        let seen = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+        let seen: Option<Vec<Instant>> = seen.into_iter().collect();
+        let seen = seen.context("a file stays old")?;
+        Ok(seen.iter().max().zip(seen.iter().min()).map(|(last, first)| *last - *first).unwrap_or_default())
+    })
+}
+
+fn all_at_once(pods: &[RunningPod], account: Option<&CpuAccount>) -> Result<()> {
+    let before = account.map(CpuAccount::used).transpose()?;
+    let began = Instant::now();
+    pods.iter().try_for_each(|pod| pod.update(UPDATES + 1))?;
+    let written = began.elapsed();
+    let text = (UPDATES + 1).to_string();
+    for file in pods.iter().flat_map(|pod| &pod.files) {
+        while fs::read_to_string(file)? != text {
+            ensure!(began.elapsed() < Duration::from_secs(60), "{} stays old", file.display());
+        }
+    }
+    let (all, files) = (began.elapsed(), pods.len() * KEYS.len());
+    println!("{files} files of {} pods: written after {written:?}, the last one is read after {all:?}", pods.len());
+    if let (Some(account), Some(before)) = (account, before) {
+        println!("processor time: {:?} for each file", (account.used()? - before) / files as u32);
+    }
+    ensure!(all < written + Duration::from_secs(10), "{all:?}");
+    Ok(())
+}
+
+/// The processor time of the agent and its children, which init reaps.
+struct CpuAccount(PathBuf);
+
+impl CpuAccount {
+    /// `None` without the controller `cpuacct` of cgroup v1.
+    fn of(node: &Node, agent: &Agent) -> Result<Option<Self>> {
+        let group = Path::new("/sys/fs/cgroup/cpuacct").join(format!("{}-agent", node.name()));
+        if fs::create_dir(&group).is_err() {
+            return Ok(None);
+        }
+        fs::write(group.join("cgroup.procs"), agent.pid().to_string()).context("move the agent")?;
+        Ok(Some(Self(group)))
+    }
+
+    fn used(&self) -> Result<Duration> {
+        let text = fs::read_to_string(self.0.join("cpuacct.usage")).context("read the processor time")?;
+        Ok(Duration::from_nanos(text.trim().parse()?))
+    }
+}
+
+impl Drop for CpuAccount {
+    fn drop(&mut self) {
+        // Its processes end with the node; the group can be removed once they are elsewhere.
+        let procs = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        let root = self.0.with_file_name("cgroup.procs");
+        procs.lines().for_each(|pid| drop(fs::write(&root, pid)));
+        let _ = fs::remove_dir(&self.0);
+    }
+}
