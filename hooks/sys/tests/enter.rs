@@ -15,7 +15,7 @@ use std::path::Path;
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_sys::Handle;
 use bindguard_sys::enter::{Entered, Replacement, clone_like};
-use enter_scene::{METHODS, PATIENCE, PLACE, Scene, attached, can_run, entered, stale_top};
+use enter_scene::{METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, stale_top};
 use live::{Container, change};
 use nix::mount::MsFlags;
 
@@ -56,7 +56,7 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
 /// Its mount namespace belongs to its own user namespace.
 #[test]
 fn a_container_in_a_user_namespace_of_its_own() {
-    if !can_run() {
+    if !can_run_with_mount_setattr() {
         return;
     }
     for attach in METHODS {
@@ -83,7 +83,7 @@ fn a_container_in_a_user_namespace_of_its_own() {
 /// An idmapped mount belongs to a user namespace: the new one gets the same mapping.
 #[test]
 fn an_idmapped_mount_stays_idmapped() {
-    if !can_run() {
+    if !can_run_with_mount_setattr() {
         return;
     }
     for attach in METHODS {

@@ -13,7 +13,6 @@
 //! states to continue from.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -22,7 +21,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::refresh::{SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_sys::enter::{
-    AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, MountsLock, Replacement, clone_like,
+    AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, MountsLock, NewMount, Replacement, clone_like,
 };
 use rustix::process::Signal;
 
@@ -198,7 +197,7 @@ impl<'a> ContainerRefresh<'a> {
     }
 
     /// A mount of the current file; `None` if the volume changed meanwhile.
-    fn new_mount(&self, subpath: &SubpathInContainer) -> Result<Option<OwnedFd>, Failure> {
+    fn new_mount(&self, subpath: &SubpathInContainer) -> Result<Option<NewMount>, Failure> {
         let opened = self.volumes.open_current(&subpath.volume, &subpath.sub_path);
         let opened = opened.ok_or(Failure::KeyGone)?.map_err(|error| Failure::NotReplaced(error.into()))?;
         let file = opened.file.ok_or(Failure::KeyGone)?;

@@ -8,7 +8,7 @@ use bindguard_guard::refresh::{
 };
 
 use crate::live::{self, Container, Inside};
-use crate::pod::{self, Pod, own_namespace};
+use crate::pod::{Pod, own_namespace};
 
 /// A pod, and a folder that is its containers' root filesystem.
 pub struct Scene {
@@ -50,15 +50,9 @@ impl Scene {
     }
 }
 
-/// False, with a printed reason, without privilege and on older kernels.
+/// False, with a printed reason, without privilege.
 pub fn can_run() -> bool {
-    match live::has_mount_setattr() {
-        Ok(()) => own_namespace(),
-        Err(why) => {
-            pod::skipped(why);
-            false
-        }
-    }
+    own_namespace()
 }
 
 /// The method of this kernel.

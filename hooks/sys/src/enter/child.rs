@@ -13,7 +13,9 @@ use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::ThreadNameSpaceType;
 
+use super::clone::NewMount;
 use super::fork::unshare_mounts;
+use super::helper::Helper;
 use super::job::{Job, Parent};
 use super::message::{EnterStep, Reply, Request};
 use crate::mount_setattr::make_writable;
@@ -35,7 +37,7 @@ pub(super) struct Opened {
     parent: Option<OwnedFd>,
 }
 
-type Failure = (EnterStep, Errno);
+pub(super) type Failure = (EnterStep, Errno);
 type Done = Result<Reply, Failure>;
 
 impl Child<'_> {
@@ -116,10 +118,13 @@ impl Child<'_> {
         const STEP: EnterStep = EnterStep::AttachBeneath;
         let (job, opened) = self.job(index)?;
         let (new, stale) = job.new.as_ref().zip(opened.stale.as_ref()).ok_or((STEP, Errno::BADF))?;
+        if new.lacks.is_some() {
+            return Err((STEP, Errno::OPNOTSUPP));
+        }
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
             | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH
             | MoveMountFlags::MOVE_MOUNT_BENEATH;
-        rustix::mount::move_mount(new, c"", stale, c"", flags).map_err(at(STEP))?;
+        rustix::mount::move_mount(&new.mount, c"", stale, c"", flags).map_err(at(STEP))?;
         Ok(Reply::Done)
     }
 
@@ -142,13 +147,12 @@ impl Child<'_> {
         tucked.and(restored).map(|()| Reply::Done)
     }
 
-    fn tuck_through_copy(&self, folder: &OwnedFd, name: &CStr, new: &OwnedFd) -> Result<(), Failure> {
-        let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-        let copy = rustix::mount::open_tree(folder, c"", clone).map_err(at(EnterStep::CopyFolder))?;
+    fn tuck_through_copy(&self, folder: &OwnedFd, name: &CStr, new: &NewMount) -> Result<(), Failure> {
+        let helper = Helper::of(folder, name, new)?;
         unshare_mounts().map_err(at(EnterStep::Unshare))?;
-        let attached = attach_in_helper(&copy, name, new);
+        let attached = helper.attach();
         // The helper namespace ends here, and its mounts with it: that umount does not propagate.
-        drop(copy);
+        drop(helper);
         self.set_namespace().map_err(at(EnterStep::Return))?;
         attached
     }
@@ -200,16 +204,6 @@ fn touch_beneath(folder: &OwnedFd, name: &CStr) -> Result<(), Failure> {
     rustix::fs::utimensat(&copy, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(at(EnterStep::Touch))
 }
 
-/// Attaches the copy of the parent mount in the helper namespace, and the new mount to the copy. No path is walked.
-fn attach_in_helper(copy: &OwnedFd, name: &CStr, new: &OwnedFd) -> Result<(), Failure> {
-    // Otherwise the next step would itself propagate to the container.
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    rustix::mount::mount_change(c"/", private).map_err(at(EnterStep::MakePrivate))?;
-    let from_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    rustix::mount::move_mount(copy, c"", CWD, c"/", from_descriptor).map_err(at(EnterStep::AttachCopy))?;
-    rustix::mount::move_mount(new, c"", copy, name, from_descriptor).map_err(at(EnterStep::AttachNew))
-}
-
 /// Opens what the mount table names. The kernel prints paths without symlinks: a symlink on the way was put there since.
 fn walk(path: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -234,7 +228,7 @@ fn change(own: BorrowedFd<'_>, mount: RawFd, to: MountPropagationFlags) -> Resul
     rustix::mount::mount_change(Number::of(mount).as_c_str(), to)
 }
 
-fn at(step: EnterStep) -> impl Fn(Errno) -> Failure {
+pub(super) fn at(step: EnterStep) -> impl Fn(Errno) -> Failure {
     move |errno| (step, errno)
 }
 

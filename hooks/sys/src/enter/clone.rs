@@ -1,15 +1,26 @@
 //! A new mount, attached nowhere, that is like another mount in everything but its root.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bindguard_core::mount_table::MountEntry;
-use rustix::mount::OpenTreeFlags;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, OpenTreeFlags};
 
 use super::job::type_of;
 use super::process::HeldProcess;
+use crate::fault;
 use crate::handle::Handle;
 use crate::mount_setattr::mount_setattr_in_full;
+use crate::swap::remount_flags;
+
+/// A mount that is attached nowhere.
+#[derive(Debug)]
+pub struct NewMount {
+    pub(super) mount: OwnedFd,
+    /// The attributes that it has yet to get by a remount: Linux 5.10 and 5.11 give them only to an attached mount.
+    pub(super) lacks: Option<MountFlags>,
+}
 
 /// Why there is no new mount.
 #[derive(Debug, thiserror::Error)]
@@ -41,10 +52,10 @@ pub enum CloneError {
 ///
 /// # Errors
 /// If the target is gone, or the kernel refuses.
-pub fn clone_like(target: &Handle, stale: &MountEntry, process: &HeldProcess) -> Result<OwnedFd, CloneError> {
+pub fn clone_like(target: &Handle, stale: &MountEntry, process: &HeldProcess) -> Result<NewMount, CloneError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let new = rustix::mount::open_tree(target, c"", flags).map_err(|errno| match errno {
-        rustix::io::Errno::NOENT => CloneError::TargetGone,
+        Errno::NOENT => CloneError::TargetGone,
         errno => CloneError::Clone { path: target.path().to_owned(), source: errno.into() },
     })?;
     let failed = |source| CloneError::Attributes { attributes: stale.options.clone(), source };
@@ -54,6 +65,30 @@ pub fn clone_like(target: &Handle, stale: &MountEntry, process: &HeldProcess) ->
     };
     let propagation = u64::from(type_of(&stale.propagation).bits());
     let idmap = namespace.as_ref().map(AsFd::as_fd);
-    mount_setattr_in_full(&new, stale.attributes, propagation, idmap).map_err(failed)?;
-    Ok(new)
+    match set_attributes(&new, stale, propagation, idmap) {
+        Ok(()) => Ok(NewMount { mount: new, lacks: None }),
+        Err(error) if can_remount(&error, stale, process) => {
+            Ok(NewMount { mount: new, lacks: Some(remount_flags(stale.attributes)) })
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn set_attributes(
+    new: &OwnedFd,
+    stale: &MountEntry,
+    propagation: u64,
+    idmap: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    if fault::denies_setattr() {
+        return Err(Errno::NOSYS.into());
+    }
+    mount_setattr_in_full(new, stale.attributes, propagation, idmap)
+}
+
+/// Without mount_setattr(2) the mount can get its attributes in a helper namespace. A mount that arrives from there in another
+/// user namespace is locked, and the stale one on it cannot be detached.
+fn can_remount(error: &io::Error, stale: &MountEntry, process: &HeldProcess) -> bool {
+    let is_missing = Errno::from_io_error(error) == Some(Errno::NOSYS);
+    is_missing && !stale.attributes.is_idmapped() && process.shares_own_users().is_ok_and(|shares| shares)
 }

@@ -1,12 +1,13 @@
 //! One replacement, with everything that the child needs to do it without the heap.
 
 use std::ffi::CString;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use bindguard_core::mount_table::{MountEntry, MountId, Propagation};
 use rustix::mount::MountPropagationFlags;
+
+use super::clone::NewMount;
 
 /// A stale mount of a container, by the lines of its mount table, and the mount to put in its place.
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub struct Replacement<'a> {
     /// The mount that it is mounted on.
     pub parent: Option<&'a MountEntry>,
     /// The new mount, attached nowhere; `None` if it lies beneath the stale one already.
-    pub new: Option<OwnedFd>,
+    pub new: Option<NewMount>,
 }
 
 /// The same for the child.
@@ -24,7 +25,7 @@ pub struct Replacement<'a> {
 pub(super) struct Job {
     pub(super) mount_point: CString,
     pub(super) stale: MountId,
-    pub(super) new: Option<OwnedFd>,
+    pub(super) new: Option<NewMount>,
     pub(super) propagation: MountPropagationFlags,
     pub(super) parent: Option<Parent>,
 }

@@ -11,6 +11,7 @@
 mod child;
 mod clone;
 mod fork;
+mod helper;
 mod job;
 mod message;
 mod process;
@@ -29,7 +30,7 @@ use self::child::{Child, Opened};
 use self::job::Job;
 use self::message::{Reply, Request};
 
-pub use self::clone::{CloneError, clone_like};
+pub use self::clone::{CloneError, NewMount, clone_like};
 pub use self::job::Replacement;
 pub use self::message::EnterStep;
 pub use self::process::{HeldProcess, MountsLock, ProcessError};
@@ -231,7 +232,7 @@ fn is_readable(socket: BorrowedFd<'_>, patience: Duration) -> bool {
 
 /// The descriptors that the child needs, sorted.
 fn kept(socket: &OwnedFd, process: &HeldProcess, jobs: &[Job]) -> Vec<RawFd> {
-    let new = jobs.iter().filter_map(|job| job.new.as_ref()).map(AsRawFd::as_raw_fd);
+    let new = jobs.iter().filter_map(|job| job.new.as_ref()).map(|new| new.mount.as_raw_fd());
     let mut kept: Vec<RawFd> = new.chain([socket.as_raw_fd(), process.as_fd().as_raw_fd()]).collect();
     kept.sort_unstable();
     kept

@@ -100,7 +100,18 @@ impl HeldProcess {
     /// # Errors
     /// As [`HeldProcess::read`].
     pub fn shares_own_mounts(&self) -> Result<bool, ProcessError> {
-        let name = "ns/mnt";
+        self.shares("ns/mnt")
+    }
+
+    /// True if its user namespace is that of the calling thread.
+    ///
+    /// # Errors
+    /// As [`HeldProcess::read`].
+    pub(super) fn shares_own_users(&self) -> Result<bool, ProcessError> {
+        self.shares("ns/user")
+    }
+
+    fn shares(&self, name: &'static str) -> Result<bool, ProcessError> {
         let namespace = |path: String| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
         let theirs = namespace(format!("/proc/{}/{name}", self.pid));
         if !self.is_alive() {

@@ -43,7 +43,7 @@ pub(super) fn clone_remounted(at: &Path, attributes: MountAttributes) -> Result<
 }
 
 /// mount(2)'s name of each of mount_setattr(2)'s bits. Without one for access times, it leaves those as they are.
-fn remount_flags(attributes: MountAttributes) -> MountFlags {
+pub(crate) fn remount_flags(attributes: MountAttributes) -> MountFlags {
     let flags = [
         (0x1, MountFlags::RDONLY),
         (0x2, MountFlags::NOSUID),

@@ -15,6 +15,8 @@ mod clone;
 mod detach;
 mod tuck;
 
+pub(crate) use clone::remount_flags;
+
 use std::io;
 
 use rustix::io::Errno;

@@ -1,13 +1,12 @@
 //! A file with versions, a running container that binds it, and a child in that container.
 
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_sys::Handle;
-use bindguard_sys::enter::{EnterError, Entered, Replacement, clone_like};
+use bindguard_sys::enter::{EnterError, Entered, NewMount, Replacement, clone_like};
 
 use crate::folder::Folder;
 use crate::live::{self, Container, Inside};
@@ -48,10 +47,15 @@ impl Scene {
     }
 }
 
-/// False, with a printed reason, without privilege and on older kernels.
+/// False, with a printed reason, without privilege.
 pub fn can_run() -> bool {
+    namespace::enter(true)
+}
+
+/// The same before Linux 5.12, for tests that need mount_setattr(2).
+pub fn can_run_with_mount_setattr() -> bool {
     match live::has_mount_setattr() {
-        Ok(()) => namespace::enter(true),
+        Ok(()) => can_run(),
         Err(why) => {
             namespace::skipped(why);
             false
@@ -66,7 +70,7 @@ pub fn stale(container: &Container) -> (MountEntry, MountEntry) {
     (stale, parent)
 }
 
-pub fn new_mount(scene: &Scene, version: u32, stale: &MountEntry, container: &Container) -> OwnedFd {
+pub fn new_mount(scene: &Scene, version: u32, stale: &MountEntry, container: &Container) -> NewMount {
     clone_like(&Handle::of(&scene.file(version)).unwrap(), stale, &container.process).unwrap()
 }
 
