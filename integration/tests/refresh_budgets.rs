@@ -40,7 +40,9 @@ fn story(node: &Node) -> Result<()> {
         windows[windows.len() / 2],
         windows.last()
     );
+    let before = in_containers(&agent);
     all_at_once(&started, account.as_ref())?;
+    println!("of it in the containers: {:?}", in_containers(&agent) - before);
     for pod in started {
         pod.end(node, &cri)?;
     }
@@ -131,6 +133,11 @@ fn all_at_once(pods: &[RunningPod], account: Option<&CpuAccount>) -> Result<()> 
     }
     ensure!(all < written + Duration::from_secs(10), "{all:?}");
     Ok(())
+}
+
+/// The time that refreshes took, one after the other. The rest are queries to the CRI and re-binds on the host.
+fn in_containers(agent: &Agent) -> Duration {
+    Duration::from_secs_f64(agent.figure("bindguard_refresh_seconds_sum"))
 }
 
 /// The processor time of the agent and its children, which init reaps.
