@@ -4,7 +4,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hyper::Request;
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
@@ -68,13 +67,7 @@ impl PodReader {
 
     async fn read(&self, path: &str) -> Result<String, NoPod> {
         let mut client = self.client.as_ref().ok_or(NoPod::NoAccess)?.lock().await;
-        let connected = client.get().await?;
-        let request = Request::get(path).body(Vec::new()).map_err(|_| NoPod::NotNamed)?;
-        let answer = connected.request_text(request).await.map_err(ApiError::from);
-        if matches!(answer, Err(ApiError::Access(_) | ApiError::Request(_))) {
-            client.forget();
-        }
-        Ok(answer?)
+        Ok(client.get(path).await?)
     }
 }
 

@@ -1,15 +1,18 @@
-//! The credentials for the API server.
+//! The way to the API server: the service account of the agent's pod, or a kubeconfig.
 
-use std::env;
+use std::env::{self, VarError};
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use kube::Config;
-use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use hyper::Uri;
 
-/// The directory in which the kubelet mounts them.
+use super::credentials::{Credentials, ReadError, Token, bytes, certificates};
+use super::kubeconfig::{KubeconfigError, read_kubeconfig};
+
+/// The directory in which the kubelet mounts the service account's files.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Why there are no credentials.
@@ -20,12 +23,18 @@ pub enum AccessError {
         "no kubeconfig is configured, and this is no pod with a service account; set [agent.kubernetes] kubeconfig"
     )]
     None,
-    /// The service account's files are incomplete.
-    #[error("read the service account of this pod")]
-    ServiceAccount(#[source] InClusterError),
-    /// Their directory is not there.
+    /// The environment has no port, or one that is none.
+    #[error("read KUBERNETES_SERVICE_PORT")]
+    Port(#[source] VarError),
+    /// The server's address is none.
+    #[error("the address of the API server in the environment is not valid")]
+    Server,
+    /// The directory of the service account is not there.
     #[error("open {SERVICE_ACCOUNT}; set automountServiceAccountToken")]
     Directory(#[source] io::Error),
+    /// Its files are not readable.
+    #[error("read the service account of this pod")]
+    ServiceAccount(#[from] ReadError),
     /// The kubeconfig is not usable.
     #[error("read the kubeconfig {}", path.display())]
     Kubeconfig {
@@ -33,7 +42,7 @@ pub enum AccessError {
         path: PathBuf,
         /// The reason.
         #[source]
-        source: Box<KubeconfigError>,
+        source: KubeconfigError,
     },
 }
 
@@ -43,35 +52,48 @@ pub enum AccessError {
 /// directory stays open, and the files are read through its descriptor.
 #[derive(Debug)]
 pub struct ServiceAccount {
-    config: Config,
-    _directory: File,
+    server: Uri,
+    directory: File,
 }
 
 impl ServiceAccount {
     /// The one of this process, which is still in the pod's mount namespace. `None` outside a pod.
     ///
     /// # Errors
-    /// If its files are not there.
+    /// If its directory is not there.
     pub fn of_this_pod() -> Option<Result<Self, AccessError>> {
-        env::var_os("KUBERNETES_SERVICE_HOST").map(|_| Self::open(Path::new(SERVICE_ACCOUNT)))
+        let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
+        Some(Self::open(&host, Path::new(SERVICE_ACCOUNT)))
     }
 
-    fn open(directory: &Path) -> Result<Self, AccessError> {
-        let mut config = Config::incluster_env().map_err(AccessError::ServiceAccount)?;
-        let directory = File::open(directory).map_err(AccessError::Directory)?;
-        let files = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
-        config.auth_info.token_file = Some(files.join("token").display().to_string());
-        config.root_cert_file = Some(files.join("ca.crt"));
-        Ok(Self { config, _directory: directory })
+    fn open(host: &str, directory: &Path) -> Result<Self, AccessError> {
+        let port = env::var("KUBERNETES_SERVICE_PORT").map_err(AccessError::Port)?;
+        let host = match host.parse() {
+            Ok(IpAddr::V6(address)) => format!("[{address}]"),
+            Ok(IpAddr::V4(_)) | Err(_) => host.to_owned(),
+        };
+        let server = format!("https://{host}:{port}").parse().map_err(|_| AccessError::Server)?;
+        Ok(Self { server, directory: File::open(directory).map_err(AccessError::Directory)? })
+    }
+
+    fn credentials(&self) -> Result<Credentials, AccessError> {
+        let files = PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()));
+        Ok(Credentials {
+            server: self.server.clone(),
+            server_name: None,
+            authorities: certificates(&bytes(&files.join("ca.crt"))?, "authority's certificate")?,
+            identity: None,
+            token: Some(Token::File(files.join("token"))),
+        })
     }
 }
 
-/// The credentials to use.
+/// The credentials to use. They are read for each new connection: their owners renew them.
 #[derive(Debug)]
 pub enum Access {
     /// Those of the pod.
-    ServiceAccount(Box<ServiceAccount>),
-    /// Those of a file. It is read for each new connection: its owner renews certificates.
+    ServiceAccount(ServiceAccount),
+    /// Those of a file.
     Kubeconfig(PathBuf),
 }
 
@@ -86,22 +108,17 @@ impl Access {
     ) -> Result<Self, AccessError> {
         match (kubeconfig, service_account) {
             (Some(path), _) => Ok(Self::Kubeconfig(path)),
-            (None, Some(account)) => account.map(|account| Self::ServiceAccount(Box::new(account))),
+            (None, Some(account)) => account.map(Self::ServiceAccount),
             (None, None) => Err(AccessError::None),
         }
     }
 
-    /// The client's configuration. The agent paces its requests itself.
-    pub(super) async fn config(&self) -> Result<Config, AccessError> {
-        let mut config = match self {
-            Self::ServiceAccount(account) => account.config.clone(),
+    pub(super) fn credentials(&self) -> Result<Credentials, AccessError> {
+        match self {
+            Self::ServiceAccount(account) => account.credentials(),
             Self::Kubeconfig(path) => {
-                let failed = |source| AccessError::Kubeconfig { path: path.clone(), source: Box::new(source) };
-                let file = Kubeconfig::read_from(path).map_err(failed)?;
-                Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)?
+                read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig { path: path.clone(), source })
             }
-        };
-        config.default_retry = false;
-        Ok(config)
+        }
     }
 }

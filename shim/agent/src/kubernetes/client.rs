@@ -1,25 +1,37 @@
-//! A connection to the API server, made for the first request and again after a failure.
+//! A client of the API server: single requests with JSON, no retries, one connection.
 //!
-//! The stack is smaller than kube's own: no retries, no traces of requests, one connection.
+//! It connects for the first request, and anew after a failure. The time limit is the caller's.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
-use hyper_util::client::legacy::Client as HttpClient;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
+use hyper::{Method, Request, Uri};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use kube::Client;
-use kube::client::{Body, ConfigExt};
-use kube::core::Status;
-use tower::{BoxError, ServiceBuilder};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::{InvalidDnsNameError, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
 
 use super::access::{Access, AccessError};
+use super::credentials::{Credentials, ReadError, Token};
 
-/// An idle connection is closed after this time: its server may need the room, and no timer of the agent shall wait longer.
+/// An idle connection is closed after this time: its server may need the room.
 const IDLE: Duration = Duration::from_secs(20);
 
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// The limit of an answer: the API server's own limit of an object.
+const LARGEST: usize = 3 << 20;
+
+const USER: &str = concat!("bindguard-agent/", env!("CARGO_PKG_VERSION"));
 
 /// Why a request had no result.
 #[derive(Debug, thiserror::Error)]
@@ -27,21 +39,27 @@ pub enum ApiError {
     /// There are no credentials.
     #[error(transparent)]
     Access(#[from] AccessError),
+    /// The token is not readable.
+    #[error("read the token")]
+    Token(#[source] ReadError),
+    /// The server's certificate cannot be checked, or the own one not be used.
+    #[error("prepare TLS")]
+    Tls(#[from] rustls::Error),
+    /// `tls-server-name` is no name.
+    #[error("read tls-server-name")]
+    ServerName(#[from] InvalidDnsNameError),
+    /// The request is none.
+    #[error("build a request")]
+    Build(#[from] hyper::http::Error),
     /// The API server answered with an error.
     #[error("{}", .0.message)]
     Status(Box<Status>),
     /// It did not answer.
-    #[error(transparent)]
-    Request(kube::Error),
-}
-
-impl From<kube::Error> for ApiError {
-    fn from(error: kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) => Self::Status(status),
-            error => Self::Request(error),
-        }
-    }
+    #[error("send a request")]
+    Send(#[from] hyper_util::client::legacy::Error),
+    /// Its answer ended early, or is too large.
+    #[error("read the answer")]
+    Body(#[source] io::Error),
 }
 
 impl ApiError {
@@ -51,49 +69,162 @@ impl ApiError {
     }
 }
 
+/// `Status` of `meta/v1`, as far as it is used.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Status {
+    /// The HTTP status.
+    pub code: u16,
+    /// The words.
+    pub message: String,
+    /// More.
+    pub details: StatusDetails,
+}
+
+/// `StatusDetails` of `meta/v1`, as far as it is used.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct StatusDetails {
+    /// The pause before the next request.
+    pub retry_after_seconds: u32,
+    /// The causes.
+    pub causes: Vec<StatusCause>,
+}
+
+/// `StatusCause` of `meta/v1`, as far as it is used.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct StatusCause {
+    /// A word for programs.
+    pub reason: String,
+}
+
 /// A client that connects when it is used.
 pub struct ApiClient {
     access: Arc<Access>,
-    client: Option<Client>,
+    connected: Option<Connected>,
+}
+
+struct Connected {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    server: Uri,
+    token: Option<Token>,
 }
 
 impl ApiClient {
     /// A client that has not connected.
     pub fn new(access: Arc<Access>) -> Self {
-        Self { access, client: None }
+        Self { access, connected: None }
     }
 
-    /// The client for the next request.
+    /// Gets the JSON of an object.
     ///
     /// # Errors
-    /// If there are no credentials.
-    pub async fn get(&mut self) -> Result<Client, ApiError> {
-        if let Some(client) = &self.client {
-            return Ok(client.clone());
-        }
-        let client = connect(&self.access).await?;
-        self.client = Some(client.clone());
-        Ok(client)
+    /// If there is no answer, or it is an error.
+    pub async fn get(&mut self, path: &str) -> Result<String, ApiError> {
+        self.request(Method::GET, path, None).await
     }
 
-    /// Forgets the client after a failure: its credentials may have been replaced.
+    /// Creates an object.
+    ///
+    /// # Errors
+    /// If there is no answer, or it is an error.
+    pub async fn create(&mut self, path: &str, object: &serde_json::Value) -> Result<String, ApiError> {
+        self.request(Method::POST, path, Some(("application/json", object.to_string()))).await
+    }
+
+    /// Changes an object by a merge patch (RFC 7386).
+    ///
+    /// # Errors
+    /// If there is no answer, or it is an error.
+    pub async fn patch(&mut self, path: &str, patch: &serde_json::Value) -> Result<String, ApiError> {
+        self.request(Method::PATCH, path, Some(("application/merge-patch+json", patch.to_string()))).await
+    }
+
+    /// Forgets the connection after a failure: the credentials may have been replaced.
     pub fn forget(&mut self) {
-        self.client = None;
+        self.connected = None;
+    }
+
+    async fn request(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<(&'static str, String)>,
+    ) -> Result<String, ApiError> {
+        let answered = match self.connected() {
+            Ok(connected) => connected.request(method, path, body).await,
+            Err(error) => Err(error),
+        };
+        if answered.as_ref().is_err_and(|error| !matches!(error, ApiError::Status(status) if status.code != 401)) {
+            self.forget();
+        }
+        answered
+    }
+
+    fn connected(&mut self) -> Result<&Connected, ApiError> {
+        let connected = match self.connected.take() {
+            Some(connected) => connected,
+            None => Connected::new(self.access.credentials()?)?,
+        };
+        Ok(self.connected.insert(connected))
     }
 }
 
-async fn connect(access: &Access) -> Result<Client, ApiError> {
-    let config = access.config().await?;
-    let mut http = HttpConnector::new();
-    http.enforce_http(false);
-    http.set_connect_timeout(Some(CONNECT));
-    let https = config.rustls_https_connector_with_connector(http)?;
-    let mut builder = HttpClient::builder(TokioExecutor::new());
-    builder.pool_idle_timeout(IDLE).pool_timer(hyper_util::rt::TokioTimer::new()).pool_max_idle_per_host(1);
-    let service = ServiceBuilder::new()
-        .layer(config.base_uri_layer())
-        .option_layer(config.auth_layer()?)
-        .map_err(BoxError::from)
-        .service(builder.build::<_, Body>(https));
-    Ok(Client::new(service, config.default_namespace))
+impl Connected {
+    fn new(credentials: Credentials) -> Result<Self, ApiError> {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(credentials.authorities);
+        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots);
+        let config = match credentials.identity {
+            Some(identity) => config.with_client_auth_cert(identity.chain, identity.key)?,
+            None => config.with_no_client_auth(),
+        };
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(CONNECT));
+        let mut https = HttpsConnectorBuilder::new().with_tls_config(config).https_or_http();
+        if let Some(name) = credentials.server_name {
+            https = https.with_server_name_resolver(FixedServerNameResolver::new(ServerName::try_from(name)?));
+        }
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.pool_idle_timeout(IDLE).pool_timer(TokioTimer::new()).pool_max_idle_per_host(1);
+        let client = builder.build(https.enable_http1().wrap_connector(http));
+        Ok(Self { client, server: credentials.server, token: credentials.token })
+    }
+
+    async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(&'static str, String)>,
+    ) -> Result<String, ApiError> {
+        let prefix = self.server.path().trim_end_matches('/');
+        let scheme = self.server.scheme_str().unwrap_or("https");
+        let authority = self.server.authority().map_or("", |authority| authority.as_str());
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{scheme}://{authority}{prefix}{path}"))
+            .header(USER_AGENT, USER);
+        if let Some(token) = &self.token {
+            let mut value = HeaderValue::try_from(format!("Bearer {}", token.read().map_err(ApiError::Token)?))
+                .map_err(hyper::http::Error::from)?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
+        }
+        let (kind, body) = body.unwrap_or(("application/json", String::new()));
+        let request = request.header(CONTENT_TYPE, kind).body(Full::from(body))?;
+        let (head, body) = self.client.request(request).await?.into_parts();
+        let body = Limited::new(body, LARGEST).collect().await;
+        let body = body.map_err(|error| ApiError::Body(io::Error::other(error)))?.to_bytes();
+        let text = String::from_utf8_lossy(&body).into_owned();
+        if head.status.is_success() {
+            return Ok(text);
+        }
+        let status = serde_json::from_str::<Status>(&text).unwrap_or_default();
+        let message = if status.message.is_empty() { head.status.to_string() } else { status.message };
+        Err(ApiError::Status(Box::new(Status { code: head.status.as_u16(), message, ..status })))
+    }
 }

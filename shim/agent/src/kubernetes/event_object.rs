@@ -2,15 +2,11 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Event as EventObject, EventSource, ObjectReference};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use k8s_openapi::jiff::Timestamp;
-use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::core::Status;
-use serde_json::json;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
-use super::client::{ApiClient, ApiError};
+use super::client::{ApiClient, ApiError, Status};
 use crate::events::{Event, EventApi, WriteError};
 
 const COMPONENT: &str = "bindguard-agent";
@@ -28,12 +24,12 @@ impl ApiEvents {
     }
 
     async fn request(&mut self, event: &Event) -> Result<(), ApiError> {
-        let api: Api<EventObject> = Api::namespaced(self.client.get().await?, &event.pod.namespace);
+        let events = format!("/api/v1/namespaces/{}/events", event.pod.namespace);
         if event.exists {
             let patch = json!({ "count": event.count, "lastTimestamp": time(event.last), "message": event.message });
-            api.patch(&event.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+            self.client.patch(&format!("{events}/{}", event.name), &patch).await?;
         } else {
-            api.create(&PostParams::default(), &object(event, &self.node)).await?;
+            self.client.create(&events, &object(event, &self.node)).await?;
         }
         Ok(())
     }
@@ -41,49 +37,43 @@ impl ApiEvents {
 
 impl EventApi for ApiEvents {
     async fn write(&mut self, event: &Event) -> Result<(), WriteError> {
-        let written = self.request(event).await.map_err(|error| failure(&error, event.exists));
-        if matches!(written, Err(WriteError::Unavailable { .. } | WriteError::Forbidden(_))) {
-            self.client.forget();
-        }
-        written
+        self.request(event).await.map_err(|error| failure(&error, event.exists))
     }
 }
 
-fn object(event: &Event, node: &str) -> EventObject {
+fn object(event: &Event, node: &str) -> Value {
     let reason = event.key.reason;
-    let container = event.key.container.as_ref();
-    EventObject {
-        metadata: ObjectMeta {
-            name: Some(event.name.clone()),
-            namespace: Some(event.pod.namespace.clone()),
-            ..ObjectMeta::default()
+    let mut object = json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": { "name": event.name, "namespace": event.pod.namespace },
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": event.pod.namespace,
+            "name": event.pod.name,
+            "uid": event.pod.uid,
         },
-        involved_object: ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: Some(event.pod.namespace.clone()),
-            name: Some(event.pod.name.clone()),
-            uid: Some(event.pod.uid.clone()),
-            field_path: container.map(|container| format!("spec.containers{{{container}}}")),
-            ..ObjectReference::default()
-        },
-        type_: Some(reason.event_type().as_str().to_owned()),
-        reason: Some(reason.as_str().to_owned()),
-        message: Some(event.message.clone()),
-        count: i32::try_from(event.count).ok(),
-        first_timestamp: Some(time(event.first)),
-        last_timestamp: Some(time(event.last)),
-        source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: Some(node.to_owned()) }),
-        reporting_component: Some(COMPONENT.to_owned()),
-        reporting_instance: Some(node.to_owned()),
-        ..EventObject::default()
+        "type": reason.event_type().as_str(),
+        "reason": reason.as_str(),
+        "message": event.message,
+        "count": event.count,
+        "firstTimestamp": time(event.first),
+        "lastTimestamp": time(event.last),
+        "source": { "component": COMPONENT, "host": node },
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+    });
+    if let Some(container) = &event.key.container {
+        object["involvedObject"]["fieldPath"] = format!("spec.containers{{{container}}}").into();
     }
+    object
 }
 
 /// The API's times have whole seconds.
-fn time(since_epoch: Duration) -> Time {
-    let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
-    Time(Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX))
+fn time(since_epoch: Duration) -> Option<String> {
+    let seconds = i64::try_from(since_epoch.as_secs()).ok()?;
+    OffsetDateTime::from_unix_timestamp(seconds).ok()?.format(&Rfc3339).ok()
 }
 
 fn failure(error: &ApiError, was_patch: bool) -> WriteError {
@@ -96,12 +86,12 @@ fn failure(error: &ApiError, was_patch: bool) -> WriteError {
         401 | 403 => WriteError::Forbidden(why),
         400..=428 | 430..=499 => WriteError::Refused(why),
         _ => {
-            let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+            let seconds = status.details.retry_after_seconds;
             WriteError::Unavailable { why, pause: (seconds > 0).then(|| Duration::from_secs(seconds.into())) }
         }
     }
 }
 
 fn has_cause(status: &Status, reason: &str) -> bool {
-    status.details.as_ref().is_some_and(|details| details.causes.iter().any(|cause| cause.reason == reason))
+    status.details.causes.iter().any(|cause| cause.reason == reason)
 }

@@ -5,7 +5,9 @@
 
 mod access;
 mod client;
+mod credentials;
 mod event_object;
+mod kubeconfig;
 mod start;
 
 use std::env;

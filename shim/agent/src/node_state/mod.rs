@@ -14,8 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bindguard_core::report::{BindRecord, JournalLine, Outcome, Report};
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::node_report::NodeReport;
-use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 pub use self::publisher::{OwnPod, Publisher};
@@ -105,12 +106,12 @@ impl NodeState {
             let words: Vec<_> = findings.iter().map(|(verdict, count)| format!("{verdict}={count}")).collect();
             if words.is_empty() { NONE.to_owned() } else { words.join(",") }
         });
-        let last_repair = self.last_repair.and_then(|seconds| Timestamp::from_second(seconds).ok());
+        let last_repair = self.last_repair.and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
         named([
             ("version", Some(env!("CARGO_PKG_VERSION").to_owned())),
             ("guarded-runtimes", guarded.map(for_people)),
             ("findings", findings),
-            ("last-repair", last_repair.map(|time| time.to_string())),
+            ("last-repair", last_repair.and_then(|time| time.format(&Rfc3339).ok())),
         ])
     }
 }

@@ -5,9 +5,6 @@ use std::future::Future;
 use std::time::Duration;
 
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -44,20 +41,14 @@ impl OwnPod {
     }
 
     async fn patch(&mut self, annotations: &Annotations) -> Result<(), ApiError> {
-        let api: Api<Pod> = Api::namespaced(self.client.get().await?, &self.namespace);
-        let patch = json!({ "metadata": { "annotations": annotations } });
-        api.patch_metadata(&self.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
-        Ok(())
+        let path = format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name);
+        self.client.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await.map(drop)
     }
 }
 
 impl AnnotationApi for OwnPod {
     async fn annotate(&mut self, annotations: &Annotations) -> Result<(), ApiError> {
-        let patched = self.patch(annotations).await;
-        if patched.is_err() {
-            self.client.forget();
-        }
-        patched
+        self.patch(annotations).await
     }
 }
 

@@ -1,0 +1,107 @@
+//! What a connection to the API server needs, and where it is read from.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hyper::Uri;
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Everything for one connection.
+#[derive(Debug)]
+pub(super) struct Credentials {
+    pub(super) server: Uri,
+    /// The name in the server's certificate, if it is not that of its address.
+    pub(super) server_name: Option<String>,
+    pub(super) authorities: Vec<CertificateDer<'static>>,
+    pub(super) identity: Option<Identity>,
+    pub(super) token: Option<Token>,
+}
+
+/// A client certificate.
+#[derive(Debug)]
+pub(super) struct Identity {
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
+}
+
+/// A bearer token.
+pub(super) enum Token {
+    /// As the kubeconfig has it.
+    Text(String),
+    /// In a file that is read for each request: its owner replaces it.
+    File(PathBuf),
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Text(_) => f.write_str("Text(..)"),
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+        }
+    }
+}
+
+impl Token {
+    pub(super) fn read(&self) -> Result<String, ReadError> {
+        match self {
+            Self::Text(text) => Ok(text.clone()),
+            Self::File(path) => Ok(text(path)?.trim().to_owned()),
+        }
+    }
+}
+
+/// Why a part of the credentials is not readable.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// A file.
+    #[error("read {}", path.display())]
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A certificate or key.
+    #[error("read the {what} as PEM: {source}")]
+    Pem {
+        /// Its name.
+        what: &'static str,
+        /// The reason, which is no standard error.
+        source: PemReason,
+    },
+}
+
+/// The reader's words: they never contain the key.
+#[derive(Debug)]
+pub struct PemReason(String);
+
+impl std::fmt::Display for PemReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for PemReason {}
+
+fn not_pem(what: &'static str) -> impl FnOnce(PemError) -> ReadError {
+    move |error| ReadError::Pem { what, source: PemReason(error.to_string()) }
+}
+
+pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
+    fs::read(path).map_err(|source| ReadError::File { path: path.to_owned(), source })
+}
+
+fn text(path: &Path) -> Result<String, ReadError> {
+    fs::read_to_string(path).map_err(|source| ReadError::File { path: path.to_owned(), source })
+}
+
+pub(super) fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, ReadError> {
+    CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(not_pem(what))
+}
+
+pub(super) fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, ReadError> {
+    PrivateKeyDer::from_pem_slice(pem).map_err(not_pem("client's key"))
+}
