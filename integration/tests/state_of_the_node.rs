@@ -1,7 +1,6 @@
 //! `kubectl get pods` shows the fleet: the agent and the installer annotate their own pods with the node's state, and only if
 //! it changed.
 
-use std::fs::File;
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use bindguard_integration::agent::TOKEN;
 use bindguard_integration::kube_api::KubeApi;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::{until, until_within};
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind};
+use bindguard_integration::{Agent, Generation, Setup, VolumeKind};
 use serde_json::{Value, json};
 
 const POD: &str = "/api/v1/namespaces/kube-system/pods/agent-1";
@@ -47,10 +46,10 @@ fn of_the_installer() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let api = api()?;
         let agent = node.under_test().join("bindguard-agent");
-        let bindguard = node.disk().join("dist/bindguard");
+        let bindguard = node.under_test().join("bindguard");
         let mut command = Agent::with_account(node, &[], &api)?;
         command.arg(&agent).args(["annotate-pod", "--every", "1", "--"]).arg(bindguard).args(["status", "--json"]);
-        let _annotating = Annotating::start(node, command)?;
+        let _annotating = Annotating::start(command)?;
         let state = annotations(&api)?;
         ensure!(
             state["bindguard.io/guarded-runtimes"].as_str().is_some_and(|text| text.contains("bindguard")),
@@ -90,9 +89,7 @@ fn only_patches_of_its_own_pod(api: &KubeApi) -> Result<()> {
 struct Annotating(Child);
 
 impl Annotating {
-    fn start(node: &Node, mut command: Command) -> Result<Self> {
-        let log = node.disk().join("annotate-pod.log");
-        command.stderr(File::create(&log).with_context(|| format!("create {}", log.display()))?);
+    fn start(mut command: Command) -> Result<Self> {
         Ok(Self(command.spawn().context("start annotate-pod")?))
     }
 }
