@@ -1,7 +1,7 @@
 //! The agent's way to the API server. Nothing else of the agent needs it.
 //!
 //! In a pod the credentials are those of its service account, else those of a kubeconfig. The agent writes events and patches
-//! its own pod; it reads and watches nothing.
+//! its own pod. It watches nothing, and reads a pod only for kubediag's processors.
 
 mod access;
 mod client;
