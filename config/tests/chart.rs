@@ -51,6 +51,20 @@ fn values_become_words_of_the_command() {
     assert!(remove.iter().all(|document| document["kind"] != "RuntimeClass"), "a class without a handler");
 }
 
+/// The API server keeps the deprecated copy of a service account's name. A change that only leaves the name out would leave pods
+/// with an account that is deleted, and no pod of `mode=remove` would start.
+#[test]
+fn every_pod_names_its_service_account() {
+    let Some(helm) = helm() else { return };
+    let accounts = ["stateAnnotation.enabled=true", "agent.stateAnnotation.enabled=true"];
+    for values in [&accounts[..], &["mode=remove"], &["agent.events=off"], &[]] {
+        let rendered = render(&helm, values);
+        let daemon_sets = rendered.iter().filter(|document| document["kind"] == "DaemonSet");
+        let unnamed = daemon_sets.filter(|set| set["spec"]["template"]["spec"]["serviceAccountName"].is_null());
+        assert_eq!(unnamed.count(), 0, "{values:?}");
+    }
+}
+
 /// The end of a pod changes nothing, so nothing may run at the end of one, and no image comes from a registry by default.
 #[test]
 fn no_pod_acts_at_its_end() {

@@ -71,6 +71,9 @@ automountServiceAccountToken: false
 {{- $state := and (eq .mode "install") (include "bindguard.installerState" .) }}
 {{- if $state }}
 serviceAccountName: {{ .Release.Name }}-installer
+{{- else }}
+# named, because the API server keeps a name that a change only leaves out
+serviceAccountName: default
 {{- end }}
 # bindguard checks the node's daemons and containers; systemctl connects to the node's pid 1
 hostPID: true
