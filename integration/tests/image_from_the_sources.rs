@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::doc_commands::repository;
 use bindguard_integration::engines::{self, Docker, Storage};
+use bindguard_integration::image::busybox;
 use bindguard_integration::programs::{AGENT, CLI, GUARD, SHIM};
 use bindguard_integration::{Generation, Node, Setup};
 
@@ -65,13 +66,31 @@ fn is_built(node: &Node, architecture: &str, machine: u16) -> Result<()> {
     for name in names(&programs)? {
         let bytes = fs::read(programs.join(&name))?;
         ensure!(bytes.get(18..20) == Some(&machine.to_le_bytes()[..]), "{name} is of another architecture");
-        ensure!(!bytes.windows(9).any(|window| window == b"ld-linux-"), "{name} needs a loader");
+        ensure!(!has_interpreter(&bytes), "{name} needs a loader");
     }
     Ok(())
 }
 
+/// True if a program header of elf(5) is PT_INTERP. Both architectures are little-endian with 64 bits.
+fn has_interpreter(program: &[u8]) -> bool {
+    const PT_INTERP: u64 = 3;
+    let number = |at: usize, size: usize| {
+        let bytes = program.get(at..at + size).unwrap_or_default();
+        bytes.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte))
+    };
+    let (headers, size, count) = (number(32, 8), number(54, 2), number(56, 2));
+    (0..count).any(|index| number((headers + index * size) as usize, 4) == PT_INTERP)
+}
+
 fn image(architecture: &str) -> String {
     format!("bindguard.test/bindguard-node:{architecture}")
+}
+
+#[test]
+fn a_loader_is_noticed() -> Result<()> {
+    ensure!(has_interpreter(&fs::read(std::env::current_exe()?)?), "the test's own loader is not noticed");
+    ensure!(!has_interpreter(&fs::read(busybox()?)?), "the static busybox has a loader");
+    Ok(())
 }
 
 fn names(folder: &Path) -> Result<BTreeSet<String>> {
