@@ -23,12 +23,17 @@ const IMAGE: &str = "bindguard.test/bindguard-node:0.1.0";
 const KUBECTL: &str = "bindguard.test/kubectl:1";
 const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
 const FILE: &str = "/etc/app/app.conf";
-const VALUES: [&str; 5] = [
+const VALUES: [&str; 9] = [
     "image.registry=bindguard.test",
     "image.pullPolicy=Never",
     "removal.enabled=true",
     "removal.kubectlImage=bindguard.test/kubectl:1",
     "agent.refresh=annotated",
+    // without the policy, which this API server does not know
+    "agent.stateAnnotation.enabled=true",
+    "agent.stateAnnotation.admissionPolicy=false",
+    "stateAnnotation.enabled=true",
+    "stateAnnotation.admissionPolicy=false",
 ];
 
 #[test]
@@ -48,6 +53,7 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     ensure!(fleet.restarts.get() == 1, "containerd was restarted {} times", fleet.restarts.get());
     fleet.guarded_pod_runs()?;
     fleet.running_container_reads_an_update()?;
+    fleet.pods_show_their_nodes_state()?;
 
     let installed = fs::read(node.containerd_config())?;
     let words = ["delete", "pods", "--namespace", NAMESPACE, "--selector", "app.kubernetes.io/name=bindguard"];
@@ -152,6 +158,18 @@ impl<'n> Fleet<'n> {
         self.until(&format!("no pod of {name} is left"), |cluster| Ok(self.pods_of(cluster, name)?.is_empty()))
     }
 
+    /// The agent's pod and the installer's pod may write their own annotations, with the rights that the chart gives them.
+    fn pods_show_their_nodes_state(&self) -> Result<()> {
+        [RELEASE, "bindguard-agent"].into_iter().try_for_each(|name| {
+            self.until(&format!("the pod of {name} is annotated"), |cluster| {
+                let pods = self.pods_of(cluster, name)?;
+                let annotations = pods.first().context("a pod")?["metadata"]["annotations"].clone();
+                let of = |key: &str| annotations[format!("bindguard.io/{key}")].as_str().unwrap_or_default().to_owned();
+                Ok(of("version") == env!("CARGO_PKG_VERSION") && of("guarded-runtimes").contains(RELEASE))
+            })
+        })
+    }
+
     /// A pod of the RuntimeClass runs under the installed shim, and goes.
     fn guarded_pod_runs(&self) -> Result<()> {
         let guarded = PodManifest::new("guarded", &json!({"emptyDir": {}}), &[json!({"mountPath": "/data"})]);
@@ -179,6 +197,11 @@ impl<'n> Fleet<'n> {
         self.cluster.apply_payload("conf", &["app.conf"], "two")?;
         let ctr = self.node.ctr().in_namespace("k8s.io");
         self.until("the container reads the update", |_| Ok(ctr.read(&id, FILE)? == "two"))?;
+        let reasons = "jsonpath={.items[*].reason}";
+        let of_pod = ["get", "events", "--field-selector", "involvedObject.name=refreshed", "--output", reasons];
+        self.until("the pod has an event of the agent", |cluster| {
+            Ok(cluster.kubectl(&of_pod, "")?.success()?.contains("BindMountRefreshed"))
+        })?;
         self.cluster.kubectl(&["delete", "pod", "refreshed"], "")?.success().map(drop)
     }
 }
