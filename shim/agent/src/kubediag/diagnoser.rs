@@ -227,7 +227,8 @@ mod tests {
         let other = json!({"waiting": {"message": "back-off 40s restarting failed container"}});
         for (statuses, is_found) in [
             (json!([{"ready": false, "lastState": ended, "state": other}]), true),
-            (json!([{"ready": false, "lastState": other, "state": ended}]), false),
+            (json!([{"ready": false, "lastState": other, "state": ended}]), true),
+            (json!([{"ready": false, "lastState": {"terminated": {"message": ""}}, "state": ended}]), false),
             (json!([{"ready": false, "state": ended}]), true),
             (json!([{"ready": true, "lastState": ended}]), false),
             (json!([{"ready": true}, {"ready": false, "state": ended}]), true),
@@ -257,7 +258,7 @@ mod tests {
         for table in ["", "no table", &current] {
             assert!(matches!(diagnose(&good.to_string(), table), Err(NotDiagnosed::NotDeleted(_))), "{table}");
         }
-        for text in ["", "[]", "{\"spec\":7}"] {
+        for text in ["", "7", "{\"spec\":7}"] {
             assert!(matches!(diagnose(text, &table()), Err(NotDiagnosed::Pod(_))), "{text}");
         }
     }
