@@ -1,4 +1,4 @@
-//! What a connection to the API server needs, and where it is read from.
+//! The parts of a connection to the API server: address, authorities, client certificate, token.
 
 use std::fs;
 use std::io;

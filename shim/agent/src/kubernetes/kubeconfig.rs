@@ -28,7 +28,7 @@ pub enum KubeconfigError {
         /// Its name.
         name: String,
     },
-    /// A part is not written as it should be.
+    /// A part has another form than the API documents.
     #[error("its {0} is not valid")]
     Invalid(&'static str),
     /// Credentials of a kind that the agent does not use.
