@@ -85,7 +85,7 @@ impl Agent {
         let log =
             File::options().create(true).append(true).open(&log).with_context(|| format!("open {}", log.display()))?;
         // As the unit and the manifest say.
-        command.stderr(log).env("MALLOC_ARENA_MAX", "2");
+        command.stderr(log).env("MALLOC_ARENA_MAX", "1");
         let agent = Self { child: command.spawn().context("start the agent")?, socket };
         until("the agent is ready", || Ok(agent.get("/readyz").starts_with("HTTP/1.1 200")))?;
         Ok(agent)

@@ -45,7 +45,8 @@ fn with_an_api_server_on_containerd_2_1() {
             thread::sleep(Duration::from_secs(22));
             Ok(api.requests().len() == before)
         })?;
-        idle(&agent)
+        // TLS and the events' objects are 2.5 MiB more: docs/decisions/0029
+        idle(&agent, 9)
     });
 }
 
@@ -54,7 +55,7 @@ fn story(node: &Node) -> Result<()> {
     let began = Instant::now();
     let agent = Agent::start(node, "")?;
     println!("start until ready, {} volumes: {:?}", volumes.len(), began.elapsed());
-    idle(&agent)?;
+    idle(&agent, 8)?;
     one_after_the_other(&volumes)?;
     all_at_once(&volumes)?;
     in_a_running_container(node)
@@ -74,7 +75,7 @@ fn fill(node: &Node) -> Result<Vec<(Volume, Subpath)>> {
     Ok(volumes)
 }
 
-fn idle(agent: &Agent) -> Result<()> {
+fn idle(agent: &Agent, most_mib: u64) -> Result<()> {
     // The checks a moment after the start are over.
     thread::sleep(Duration::from_secs(2));
     let before = context_switches(agent.pid())?;
@@ -82,7 +83,7 @@ fn idle(agent: &Agent) -> Result<()> {
     let woken = context_switches(agent.pid())? - before;
     let footprint = Footprint::of(agent.pid())?;
     println!("idle: {} KiB PSS, {} threads, {woken} wake-ups in 5 s", footprint.pss_kib, footprint.threads);
-    ensure!(footprint.pss_kib <= 8 << 10, "more than 8 MiB: {footprint:?}");
+    ensure!(footprint.pss_kib <= most_mib << 10, "more than {most_mib} MiB: {footprint:?}");
     ensure!(woken == 0, "it woke up {woken} times");
     Ok(())
 }
