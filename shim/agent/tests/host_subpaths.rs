@@ -44,7 +44,9 @@ fn an_update_is_followed_and_counted() {
         }
     }
     assert_eq!([0, 1, 2].map(|key| mounts_at(&pod.subpath(key))), [1, 1, 1]);
-    assert_eq!(agent.figure("bindguard_agent_volume_updates_total"), 20.0);
+    // Updates that arrive together count once.
+    let updates = agent.figure("bindguard_agent_volume_updates_total");
+    assert!((10.0..=20.0).contains(&updates), "{updates}");
     // A re-bind that an update interrupts goes on with the newer file, and is counted once.
     until("re-binds are counted", || agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}") >= 20.0);
     assert_eq!(agent.figure("bindguard_agent_watch_errors_total"), 0.0);
