@@ -28,6 +28,6 @@ vm_boot() {
   # shellcheck disable=SC2086
   timeout 1800 $vm_qemu -m "$memory" -nographic -no-reboot -kernel "$kernel" -initrd "$vm/initrd" \
     -append "console=$vm_console panic=-1 quiet mitigations=off" "$@" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
-  grep -aE '^(test |SKIPPED|== |thread )' "$vm/log" || true
+  grep -aE '^(test |SKIPPED|== |thread |on containerd )' "$vm/log" || true
   grep -aq '^== all passed' "$vm/log" || { tail -n 60 "$vm/log"; return 1; }
 }

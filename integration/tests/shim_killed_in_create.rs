@@ -45,7 +45,8 @@ fn killed_after(node: &Node, delay: Duration) -> Result<()> {
         Ok(!stays)
     })?;
     let scope = format!("{}-web.scope", node.name());
-    until("the scope is gone", || Ok(units(&scope)?.is_empty()))?;
+    let is_gone = until("the scope is gone", || Ok(units(&scope)?.is_empty()));
+    is_gone.with_context(|| format!("the processes of {}: {:?}", node.name(), node.all_processes()))?;
     ensure!(slice_members(node.name())?.is_empty(), "cgroups are left: {:?}", slice_members(node.name())?);
     ctr.forget("web")
 }
