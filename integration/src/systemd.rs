@@ -79,7 +79,7 @@ impl Service {
         let namespace = format!("/proc/{}/task/{}/ns/mnt", std::process::id(), nix::unistd::gettid());
         let environment = node.environment().map(|(name, value)| format!("Environment={name}={value}\n"));
         let text = format!(
-            "[Service]\nKillMode=process\nDelegate=yes\nRestart=always\nRestartSec=0\n{}StandardError=append:{}\n\
+            "[Unit]\nStartLimitIntervalSec=0\n[Service]\nKillMode=process\nDelegate=yes\nRestart=always\nRestartSec=0\n{}StandardError=append:{}\n\
              ExecStart=/bin/busybox nsenter -m{namespace} {daemon} --config {config}\n",
             environment.collect::<String>(),
             service.log.display(),

@@ -9,13 +9,18 @@ use bindguard_integration::process::{host, run};
 use bindguard_integration::shim::Shim;
 use bindguard_integration::systemd::{property, units};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Node, Runtime, Setup, on_every_generation_with_systemd};
+use bindguard_integration::{Node, Runtime, Setup, on_every_generation};
 use serde_json::json;
 
 const AT_THE_START: u64 = 64 << 20;
 const UPDATED: u64 = 96 << 20;
 
-on_every_generation_with_systemd!(|setup: Setup| setup.story(containers_are_scopes));
+// With runc: crun puts the processes into a cgroup below the scope.
+mod with_systemd {
+    use super::*;
+
+    on_every_generation!(|generation| Setup::on(generation).systemd().story(containers_are_scopes));
+}
 
 fn containers_are_scopes(node: &Node) -> Result<()> {
     let before = Leftovers::of(node)?;
@@ -29,10 +34,10 @@ fn containers_are_scopes(node: &Node) -> Result<()> {
     before.are_all(node)
 }
 
-mod pods {
+mod pods_with_systemd {
     use super::*;
 
-    on_every_generation_with_systemd!(|setup: Setup| setup.cri().story(pods_are_in_their_slices));
+    on_every_generation!(|generation| Setup::on(generation).cri().systemd().story(pods_are_in_their_slices));
 }
 
 fn pods_are_in_their_slices(node: &Node) -> Result<()> {
