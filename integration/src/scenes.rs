@@ -8,6 +8,7 @@ use crate::ctr::{Bind, Runtime};
 use crate::kubelet::{Subpath, VolumeKind};
 use crate::mounts;
 use crate::node::Node;
+use crate::waiting::until;
 
 /// The type of file that a `subPath` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,4 +107,14 @@ pub fn only_a_current_mount(subpath: &Subpath) -> Result<()> {
         subpath.target().display()
     );
     Ok(())
+}
+
+/// Deletes a pod as the kubelet does. It tries again when a check of the agent has a mount open.
+pub fn delete_pod(node: &Node, uid: &str) -> Result<()> {
+    let mut last = Ok(());
+    until("the kubelet deletes the pod", || {
+        last = node.kubelet().pod(uid)?.delete();
+        Ok(last.is_ok())
+    })?;
+    last
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::TOKEN;
 use bindguard_integration::cri::mount;
 use bindguard_integration::kube_api::{Conduct, KubeApi};
-use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
@@ -32,7 +32,7 @@ fn story(generation: Generation) {
         let written = agent.figure("bindguard_events_total{result=\"written\"}");
         ensure!(written >= 4.0, "{}", agent.get("/metrics"));
         let others = api.requests().into_iter().find(|seen| !seen.path.contains("/events"));
-        ensure!(others.is_none(), "the agent asked for more than events: {others:?}");
+        ensure!(others.is_none(), "the agent requested more than events: {others:?}");
         Ok(())
     });
 }
@@ -79,7 +79,7 @@ fn a_rebind_of_the_agent(node: &Node, api: &KubeApi) -> Result<()> {
     }
     until("the event is counted", || Ok(api.events().iter().any(|event| event["count"].as_u64() >= Some(2))))?;
     cri.remove_pod(&sandbox)?;
-    delete(node, "uid-rebind")
+    delete_pod(node, "uid-rebind")
 }
 
 /// The agent is stopped while the guard repairs, and finds the create in the journal.
@@ -99,7 +99,7 @@ fn a_create_that_is_repaired(node: &Node, api: &KubeApi, agent: &Agent) -> Resul
     let message = event["message"].as_str().unwrap_or_default();
     ensure!(message.contains("/etc/app.conf was stale") && message.contains("re-bound"), "{message}");
     cri.remove_pod(&sandbox)?;
-    delete(node, "uid-create")
+    delete_pod(node, "uid-create")
 }
 
 fn a_create_that_is_refused(node: &Node, api: &KubeApi) -> Result<()> {
@@ -130,7 +130,7 @@ fn a_live_refresh(node: &Node, api: &KubeApi) -> Result<()> {
     let event = self::event(api, "live", "BindMountNotRefreshed")?;
     ensure!(event["message"].as_str().is_some_and(|text| text.contains("has no app.conf any more")), "{event}");
     cri.remove_pod(&sandbox)?;
-    delete(node, "uid-live")
+    delete_pod(node, "uid-live")
 }
 
 /// In a pod the agent leaves the mount namespace that has its token, and reads the token again when the kubelet renewed it.
@@ -189,15 +189,5 @@ fn updates_arrive(node: &Node, uid: &str) -> Result<()> {
         ensure!(began.elapsed() < Duration::from_secs(2), "re-bound after {:?}", began.elapsed());
     }
     cri.remove_pod(&sandbox)?;
-    delete(node, uid)
-}
-
-/// The kubelet tries again when a check of the agent has a mount open.
-fn delete(node: &Node, uid: &str) -> Result<()> {
-    let mut last = Ok(());
-    until("the kubelet deletes the pod", || {
-        last = node.kubelet().pod(uid)?.delete();
-        Ok(last.is_ok())
-    })?;
-    last
+    delete_pod(node, uid)
 }

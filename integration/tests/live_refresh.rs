@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, mount};
 use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::kubelet::Subpath;
+use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, Oci, PollingReader, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::Mount;
@@ -74,7 +75,7 @@ fn update_reaches_only_containers_that_opted_in(node: &Node, agent: &Agent, kind
     until("refreshes are counted", || Ok(agent.figure(REFRESHED) >= before + 4.0))?;
     for (sandbox, uid) in [(&sandbox, "uid-in"), (&out, "uid-out")] {
         cri.remove_pod(sandbox)?;
-        delete(node, uid)?;
+        delete_pod(node, uid)?;
     }
     Ok(())
 }
@@ -108,7 +109,7 @@ fn a_signal_follows_the_new_file(node: &Node) -> Result<()> {
     ensure!(log.matches("got ").count() == 2, "not one signal for each update: {log}");
     refreshes_are_journaled(node, &app)?;
     cri.remove_pod(&sandbox)?;
-    delete(node, "uid-signal")
+    delete_pod(node, "uid-signal")
 }
 
 /// One line for each update, with the names of the pod, the file and the signal.
@@ -157,15 +158,5 @@ fn three_readers_never_see_anything_bad(node: &Node, agent: &Agent) -> Result<()
     ensure!(mounts_of(&cri, &app)? == table, "mounts were left behind");
     ensure!(agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0, "{}", agent.get("/metrics"));
     cri.remove_pod(&sandbox)?;
-    delete(node, "uid-fast")
-}
-
-/// The kubelet tries again when a check of the agent has a mount open.
-fn delete(node: &Node, uid: &str) -> Result<()> {
-    let mut last = Ok(());
-    until("the kubelet deletes the pod", || {
-        last = node.kubelet().pod(uid)?.delete();
-        Ok(last.is_ok())
-    })?;
-    last
+    delete_pod(node, "uid-fast")
 }

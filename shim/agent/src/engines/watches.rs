@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::watch::{Event, Inotify, WatchError, WatchId, Way};
+use crate::watch::{Completeness, Event, Inotify, WatchError, WatchId};
 
 /// The purposes of one watch.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl Watches {
         let mut changes = Changes::default();
         for event in self.inotify.wait(Some(limit))? {
             match event {
-                Event::Appeared(watch, name, way) => self.appeared(watch, &name, way, &mut changes),
+                Event::Appeared(watch, name, completeness) => self.appeared(watch, &name, completeness, &mut changes),
                 Event::Gone(watch) => {
                     // A renamed directory is still watched; another one may have its path.
                     self.inotify.unwatch(watch);
@@ -63,12 +63,12 @@ impl Watches {
         Ok(changes)
     }
 
-    fn appeared(&self, watch: WatchId, name: &OsStr, way: Way, changes: &mut Changes) {
+    fn appeared(&self, watch: WatchId, name: &OsStr, completeness: Completeness, changes: &mut Changes) {
         let Some(watched) = self.watched.get(&watch) else { return };
         changes.survey |= watched.has_containers || watched.on_the_way.iter().any(|next| next == name);
-        let changed = match way {
-            Way::Complete => &mut changes.complete,
-            Way::Made => &mut changes.made,
+        let changed = match completeness {
+            Completeness::Complete => &mut changes.complete,
+            Completeness::Made => &mut changes.made,
         };
         let meant = watched.files.iter().filter(|(_, file)| file.as_os_str() == name);
         changed.extend(meant.map(|(container, _)| container.clone()));

@@ -42,13 +42,13 @@ pub enum ApiError {
     /// The token is not readable.
     #[error("read the token")]
     Token(#[source] ReadError),
-    /// The server's certificate cannot be checked, or the own one not be used.
+    /// The authorities or the client certificate are not usable.
     #[error("prepare TLS")]
     Tls(#[from] rustls::Error),
-    /// `tls-server-name` is no name.
+    /// `tls-server-name` is not a valid name.
     #[error("read tls-server-name")]
     ServerName(#[from] InvalidDnsNameError),
-    /// The request is none.
+    /// The request could not be built.
     #[error("build a request")]
     Build(#[from] hyper::http::Error),
     /// The API server answered with an error.
@@ -75,9 +75,9 @@ impl ApiError {
 pub struct Status {
     /// The HTTP status.
     pub code: u16,
-    /// The words.
+    /// The message.
     pub message: String,
-    /// More.
+    /// The details.
     pub details: StatusDetails,
 }
 
@@ -95,7 +95,7 @@ pub struct StatusDetails {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct StatusCause {
-    /// A word for programs.
+    /// The reason, for programs.
     pub reason: String,
 }
 

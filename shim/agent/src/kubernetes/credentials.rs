@@ -74,7 +74,7 @@ pub enum ReadError {
     },
 }
 
-/// The reader's words: they never contain the key.
+/// The parser's message, which never contains the key.
 #[derive(Debug)]
 pub struct PemReason(String);
 

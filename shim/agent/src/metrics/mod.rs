@@ -4,14 +4,15 @@ mod admissions;
 mod binds;
 mod events;
 mod nri;
+mod outcomes;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use bindguard_core::report::{Actor, JournalLine, MountResult, Outcome, Report, UnreadLine};
+use bindguard_core::report::{Actor, JournalLine, Outcome, Report, UnreadLine};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -20,9 +21,11 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::admissions::AdmissionMetrics;
+use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel};
 
 pub use self::events::{EventMetrics, EventResult};
 pub use self::nri::{NriAnswer, NriMetrics};
+pub use self::outcomes::RefreshResult;
 
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
 const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
@@ -77,69 +80,6 @@ pub struct SourceLabels {
     pub kind: String,
     /// The verdict's name.
     pub verdict: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: RebindOutcome,
-}
-
-#[allow(non_camel_case_types, reason = "the label's values")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum RebindOutcome {
-    rebound,
-    already_current,
-    reported,
-    failed,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefreshLabel {
-    outcome: RefreshResult,
-}
-
-/// The outcome of a refresh, as a label.
-#[allow(non_camel_case_types, reason = "the label's values")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum RefreshResult {
-    /// The container shows the current file.
-    replaced,
-    /// It is stale, and was left so.
-    reported,
-    /// The volume has no such key any more.
-    key_gone,
-    /// The container mounted over it.
-    hidden,
-    /// The volume changed all the time; the refresh is repeated.
-    restless,
-    /// It could not be replaced.
-    failed,
-    /// The application was not notified.
-    not_notified,
-}
-
-impl RefreshResult {
-    const ALL: [Self; 7] = [
-        Self::replaced,
-        Self::reported,
-        Self::key_gone,
-        Self::hidden,
-        Self::restless,
-        Self::failed,
-        Self::not_notified,
-    ];
-
-    /// The label of an outcome.
-    pub fn of(outcome: &MountResult) -> Self {
-        match outcome {
-            MountResult::Replaced { .. } => Self::replaced,
-            MountResult::Stale => Self::reported,
-            MountResult::KeyGone => Self::key_gone,
-            MountResult::Hidden => Self::hidden,
-            MountResult::Restless => Self::restless,
-            MountResult::Failed { .. } => Self::failed,
-        }
-    }
 }
 
 impl Metrics {
@@ -257,21 +197,6 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
-    }
-}
-
-impl RebindOutcome {
-    const ALL: [Self; 4] = [Self::rebound, Self::already_current, Self::reported, Self::failed];
-
-    fn of(outcome: &Outcome) -> Option<Self> {
-        match outcome {
-            Outcome::Rebound { .. } => Some(Self::rebound),
-            Outcome::AlreadyCurrent => Some(Self::already_current),
-            Outcome::Planned { .. } => Some(Self::reported),
-            Outcome::Failed { .. } => Some(Self::failed),
-            Outcome::Detached | Outcome::PointedAtVolume { .. } | Outcome::MadeRslave => None,
-            Outcome::NeedsSharedMount { .. } | Outcome::Refused => None,
-        }
     }
 }
 

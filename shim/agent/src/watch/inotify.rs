@@ -25,16 +25,16 @@ pub struct WatchId(i32);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A name appeared in a directory, or its file was written.
-    Appeared(WatchId, OsString, Way),
+    Appeared(WatchId, OsString, Completeness),
     /// The directory is gone, was renamed, or something is mounted or unmounted there: it is no longer watched.
     Gone(WatchId),
     /// Events were lost.
     Overflow,
 }
 
-/// The way in which a name appeared.
+/// The state of a file when its name appears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Completeness {
     /// It was made. A file may still be written.
     Made,
     /// It was renamed to, or a writer closed its file: it is complete.
@@ -122,8 +122,8 @@ impl Event {
             return Some(Self::Gone(WatchId(watch)));
         }
         let is_complete = flags.intersects(ReadFlags::MOVED_TO | ReadFlags::CLOSE_WRITE);
-        let way = if is_complete { Way::Complete } else { Way::Made };
+        let completeness = if is_complete { Completeness::Complete } else { Completeness::Made };
         let appeared = is_complete || flags.contains(ReadFlags::CREATE);
-        appeared.then_some(Self::Appeared(WatchId(watch), name?, way))
+        appeared.then_some(Self::Appeared(WatchId(watch), name?, completeness))
     }
 }

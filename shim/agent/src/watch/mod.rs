@@ -19,7 +19,7 @@ use bindguard_guard::refresh::VolumeOfPod;
 use self::rechecks::Rechecks;
 use self::tree::{Changes, WatchTree};
 
-pub use self::inotify::{Event, Inotify, WatchId, Way};
+pub use self::inotify::{Completeness, Event, Inotify, WatchId};
 pub use self::tree::WatchError;
 
 /// The reason for which a volume is checked.

@@ -1,0 +1,83 @@
+//! The outcomes of re-binds and refreshes, as labels.
+
+use bindguard_core::report::{MountResult, Outcome};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct OutcomeLabel {
+    pub(super) outcome: RebindOutcome,
+}
+
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(super) enum RebindOutcome {
+    rebound,
+    already_current,
+    reported,
+    failed,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct RefreshLabel {
+    pub(super) outcome: RefreshResult,
+}
+
+/// The outcome of a refresh, as a label.
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum RefreshResult {
+    /// The container shows the current file.
+    replaced,
+    /// It is stale, and was left so.
+    reported,
+    /// The volume has no such key any more.
+    key_gone,
+    /// The container mounted over it.
+    hidden,
+    /// The volume changed all the time; the refresh is repeated.
+    restless,
+    /// It could not be replaced.
+    failed,
+    /// The application was not notified.
+    not_notified,
+}
+
+impl RefreshResult {
+    pub(super) const ALL: [Self; 7] = [
+        Self::replaced,
+        Self::reported,
+        Self::key_gone,
+        Self::hidden,
+        Self::restless,
+        Self::failed,
+        Self::not_notified,
+    ];
+
+    /// The label of an outcome.
+    pub fn of(outcome: &MountResult) -> Self {
+        match outcome {
+            MountResult::Replaced { .. } => Self::replaced,
+            MountResult::Stale => Self::reported,
+            MountResult::KeyGone => Self::key_gone,
+            MountResult::Hidden => Self::hidden,
+            MountResult::Restless => Self::restless,
+            MountResult::Failed { .. } => Self::failed,
+        }
+    }
+}
+
+impl RebindOutcome {
+    pub(super) const ALL: [Self; 4] = [Self::rebound, Self::already_current, Self::reported, Self::failed];
+
+    /// `None` for an outcome of another repair.
+    pub(super) fn of(outcome: &Outcome) -> Option<Self> {
+        match outcome {
+            Outcome::Rebound { .. } => Some(Self::rebound),
+            Outcome::AlreadyCurrent => Some(Self::already_current),
+            Outcome::Planned { .. } => Some(Self::reported),
+            Outcome::Failed { .. } => Some(Self::failed),
+            Outcome::Detached | Outcome::PointedAtVolume { .. } | Outcome::MadeRslave => None,
+            Outcome::NeedsSharedMount { .. } | Outcome::Refused => None,
+        }
+    }
+}
