@@ -7,10 +7,13 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::kube_api::KubeApi;
 use crate::node::{Node, SOCKET};
 use crate::programs::AGENT;
+use crate::stopped::is_stopped;
 use crate::waiting::until;
 
 /// The place where the agent starts.
@@ -105,6 +108,22 @@ impl Agent {
         let text = self.get("/metrics");
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.and_then(|value| value.trim().parse().ok()).unwrap_or_default()
+    }
+
+    /// Sends SIGSTOP, and waits until none of its threads runs.
+    pub fn stop(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)?;
+        until("the agent is stopped", || is_stopped(self.pid()))
+    }
+
+    /// Lets it go on after a stop.
+    pub fn go_on(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.pid().try_into()?);
+        kill(pid, signal).with_context(|| format!("send {signal} to the agent"))
     }
 
     /// Its pid.

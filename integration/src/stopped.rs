@@ -1,6 +1,7 @@
 //! A guard that is stopped at one of its fault points, for stories in which something happens right there; then it goes on.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,7 +23,7 @@ impl StoppedGuard {
             if let Some(status) = stopped.0.try_wait().context("wait for a guard")? {
                 bail!("the guard does not come to {place}: {status}");
             }
-            stopped.is_stopped()
+            is_stopped(stopped.0.id())
         })?;
         Ok(stopped)
     }
@@ -37,12 +38,20 @@ impl StoppedGuard {
             Ok(ended.is_some())
         })
     }
+}
 
-    /// See proc_pid_stat(5).
-    fn is_stopped(&self) -> Result<bool> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).context("look at a guard")?;
-        Ok(stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')))
+/// Whether no thread of a process runs; see proc_pid_stat(5).
+pub fn is_stopped(pid: u32) -> Result<bool> {
+    let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+    for task in fs::read_dir(&tasks).with_context(|| format!("read {}", tasks.display()))? {
+        let stat = task.context("read a thread")?.path().join("stat");
+        // A thread that has just ended has no state; the caller asks again.
+        let stat = fs::read_to_string(&stat).unwrap_or_default();
+        if !stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')) {
+            return Ok(false);
+        }
     }
+    Ok(true)
 }
 
 impl Drop for StoppedGuard {

@@ -13,8 +13,6 @@ use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
@@ -89,11 +87,10 @@ fn a_create_that_is_repaired(node: &Node, api: &KubeApi, agent: &Agent) -> Resul
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate)];
     let sandbox = cri.run_pod("bindguard", "create", pod.uid())?;
-    let pid = Pid::from_raw(agent.pid().try_into()?);
-    kill(pid, Signal::SIGSTOP)?;
+    agent.stop()?;
     volume.update(&[("app.conf", "two")])?;
     let created = cri.start_container(&sandbox, "app", &SLEEP, &mounts);
-    kill(pid, Signal::SIGCONT)?;
+    agent.go_on()?;
     created?;
     let event = event(api, "create", "BindMountRepaired")?;
     let message = event["message"].as_str().unwrap_or_default();

@@ -198,11 +198,11 @@ fn broken_plugin(node: &Node) -> Result<()> {
     }
     let agent = Agent::start(node, PLUGIN)?;
     wait_for_plugin(&cri)?;
-    kill(pid(&agent)?, Signal::SIGSTOP).context("stop the plugin")?;
+    agent.stop()?;
     for attempt in ["stopped", "closed"] {
         cri.start_container(&sandbox, attempt, &SLEEP, &host).with_context(|| format!("the plugin is {attempt}"))?;
     }
-    kill(pid(&agent)?, Signal::SIGCONT).context("continue the plugin")?;
+    agent.go_on()?;
     wait_for_plugin(&cri).context("after it was stopped")?;
     cri.remove_pod(&sandbox)?;
     drop(cri);
