@@ -23,24 +23,31 @@ const IMAGE: &str = "bindguard.test/bindguard-node:0.1.0";
 const KUBECTL: &str = "bindguard.test/kubectl:1";
 const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
 const FILE: &str = "/etc/app/app.conf";
-const VALUES: [&str; 9] = [
+const VALUES: [&str; 7] = [
     "image.registry=bindguard.test",
     "image.pullPolicy=Never",
     "removal.enabled=true",
     "removal.kubectlImage=bindguard.test/kubectl:1",
     "agent.refresh=annotated",
-    // without the policy, which this API server does not know
     "agent.stateAnnotation.enabled=true",
-    "agent.stateAnnotation.admissionPolicy=false",
     "stateAnnotation.enabled=true",
-    "stateAnnotation.admissionPolicy=false",
 ];
+/// For API servers before 1.30, which do not know the policy.
+const WITHOUT_POLICY: [&str; 2] =
+    ["agent.stateAnnotation.admissionPolicy=false", "stateAnnotation.admissionPolicy=false"];
 
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn containerd_1_7() {
     let network = Network::enter().expect("a network namespace");
     Setup::on(Generation::V1_7).bare().cri().story(|node| comes_and_goes(node, &network));
+}
+
+#[test]
+#[ignore = "needs Kubernetes 1.30 or newer: make kubelet KUBERNETES=DIR"]
+fn containerd_2_1() {
+    let network = Network::enter().expect("a network namespace");
+    Setup::on(Generation::V2_1).bare().cri().story(|node| comes_and_goes(node, &network));
 }
 
 fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
@@ -54,6 +61,9 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     fleet.guarded_pod_runs()?;
     fleet.running_container_reads_an_update()?;
     fleet.pods_show_their_nodes_state()?;
+    if cluster.is_own_build() {
+        fleet.a_stolen_token_changes_no_other_pod()?;
+    }
 
     let installed = fs::read(node.containerd_config())?;
     let words = ["delete", "pods", "--namespace", NAMESPACE, "--selector", "app.kubernetes.io/name=bindguard"];
@@ -105,9 +115,12 @@ impl<'n> Fleet<'n> {
 
     /// Runs helm to its end.
     fn helm(&self, words: &[&str]) -> Result<()> {
-        let values = VALUES.iter().flat_map(|value| ["--set", value]);
-        let values: Vec<&str> = if words[0] == "uninstall" { Vec::new() } else { values.collect() };
-        let mut helm = self.helm.start(&[words, &values].concat())?;
+        let without_policy: &[_] = if self.cluster.is_own_build() { &[] } else { &WITHOUT_POLICY };
+        let values: Vec<&str> = VALUES.iter().chain(without_policy).flat_map(|value| ["--set", value]).collect();
+        let mut helm = match words[0] {
+            "uninstall" => self.helm.start(words)?,
+            _ => self.helm.apply_chart(&[words, &values].concat())?,
+        };
         let mut ended = None;
         self.until(&format!("helm {} has ended", words[0]), |_| {
             ended = helm.try_wait()?;
@@ -168,6 +181,40 @@ impl<'n> Fleet<'n> {
                 Ok(of("version") == env!("CARGO_PKG_VERSION") && of("guarded-runtimes").contains(RELEASE))
             })
         })
+    }
+
+    /// The admission policy confines the right to patch pods to the annotations of the pod that the token belongs to.
+    fn a_stolen_token_changes_no_other_pod(&self) -> Result<()> {
+        // kubectl reads a pod before it patches it
+        let reader = ["create", "role", "reader", "--verb=get", "--resource=pods", "--namespace", NAMESPACE];
+        self.cluster.kubectl(&reader, "")?.success()?;
+        let account = format!("--serviceaccount={NAMESPACE}:bindguard-agent");
+        let binding = ["create", "rolebinding", "reader", "--role=reader", &account, "--namespace", NAMESPACE];
+        self.cluster.kubectl(&binding, "")?.success()?;
+
+        let name_of = |pods: &[Value]| Some(pods.first()?["metadata"]["name"].as_str()?.to_owned());
+        let own = name_of(&self.pods_of(self.cluster, "bindguard-agent")?).context("the agent's pod")?;
+        let other = name_of(&self.pods_of(self.cluster, RELEASE)?).context("the installer's pod")?;
+        let create = ["create", "token", "bindguard-agent", "--bound-object-kind=Pod", "--bound-object-name", &own];
+        let token = self.cluster.kubectl(&[&create[..], &["--namespace", NAMESPACE]].concat(), "")?.success()?;
+        let patch = |pod: &str, change: &Value| {
+            let (token, change) = (format!("--token={}", token.trim()), change.to_string());
+            let words = ["patch", "pod", pod, &token, "--namespace", NAMESPACE, "--type=strategic", "--patch", &change];
+            self.cluster.kubectl(&words, "")
+        };
+        let annotation = json!({"metadata": {"annotations": {"story": "one"}}});
+        patch(&own, &annotation)?.success()?;
+        let label = json!({"metadata": {"labels": {"story": "one"}}});
+        let image = json!({"spec": {"containers": [{"name": "agent", "image": KUBECTL}]}});
+        for (pod, change, reason) in [
+            (&other, &annotation, "may annotate only its own pod"),
+            (&own, &label, "may change only annotations"),
+            (&own, &image, "may change only annotations"),
+        ] {
+            let refused = patch(pod, change)?;
+            ensure!(!refused.status.success() && refused.stderr.contains(reason), "{change} of {pod}: {refused:?}");
+        }
+        Ok(())
     }
 
     /// A pod of the RuntimeClass runs under the installed shim, and goes.

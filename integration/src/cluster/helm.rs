@@ -15,6 +15,7 @@ pub struct Helm {
     program: PathBuf,
     kubeconfig: PathBuf,
     home: PathBuf,
+    validation: &'static [&'static str],
     namespace: &'static str,
 }
 
@@ -28,12 +29,19 @@ impl Helm {
     /// helm for a namespace of this cluster.
     pub fn on(cluster: &Cluster<'_>, namespace: &'static str) -> Result<Self> {
         let program = Self::program().context("no helm: run integration/helm/fetch.sh, set BINDGUARD_HELM")?;
-        Ok(Self { program, kubeconfig: cluster.kubeconfig.clone(), home: cluster.folder().join("helm"), namespace })
+        let validation: &[_] = if cluster.is_own_build { &["--disable-openapi-validation"] } else { &[] };
+        let home = cluster.folder().join("helm");
+        Ok(Self { program, kubeconfig: cluster.kubeconfig.clone(), home, validation, namespace })
     }
 
     /// The folder of the chart.
     pub fn chart() -> String {
         repository().join("config/chart").display().to_string()
+    }
+
+    /// Starts `helm install` or `helm upgrade` of the chart with these words. See [`Helm::start`].
+    pub fn apply_chart(&self, words: &[&str]) -> Result<Child> {
+        self.start(&[words, self.validation].concat())
     }
 
     /// Starts helm with these words. It may wait for pods, and the story plays systemd meanwhile.

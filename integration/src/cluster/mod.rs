@@ -132,6 +132,11 @@ impl<'n> Cluster<'n> {
         &self.kubeconfig
     }
 
+    /// Whether its programs are those of `build.sh`, 1.30 or newer.
+    pub fn is_own_build(&self) -> bool {
+        self.is_own_build
+    }
+
     /// Makes an object, or changes it.
     pub fn apply(&self, object: &Value) -> Result<()> {
         self.kubectl(&["apply", self.validation(), "--filename", "-"], &object.to_string())?.success().map(drop)
