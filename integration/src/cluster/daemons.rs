@@ -76,7 +76,7 @@ impl Cluster<'_> {
         let kubeconfig = json!({
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "story", "cluster": {"server": format!("https://{api}"), "insecure-skip-tls-verify": true}}],
+            "clusters": [{"name": "story", "cluster": {"server": format!("https://{api}"), "certificate-authority": file("certificates/apiserver.crt")}}],
             "users": [{"name": "story", "user": {"token": TOKEN}}],
             "contexts": [{"name": "story", "context": {"cluster": "story", "user": "story"}}],
             "current-context": "story",

@@ -36,6 +36,9 @@ pub enum KubeconfigError {
         "its user has neither a client certificate nor a token; programs, passwords and providers are not supported"
     )]
     Unsupported,
+    /// The server would not be authenticated, and would get the token.
+    #[error("its cluster sets insecure-skip-tls-verify, which is not supported; give it a certificate-authority")]
+    Insecure,
 }
 
 #[derive(Debug, Deserialize)]
@@ -70,6 +73,8 @@ struct NamedCluster {
 struct Cluster {
     server: String,
     tls_server_name: Option<String>,
+    #[serde(default)]
+    insecure_skip_tls_verify: bool,
     certificate_authority: Option<PathBuf>,
     certificate_authority_data: Option<String>,
 }
@@ -112,6 +117,9 @@ pub(super) fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigErro
     let cluster = &cluster.ok_or_else(|| missing("cluster", &context.cluster))?.cluster;
     let user = file.users.into_iter().find(|user| user.name == context.user);
     let user = user.ok_or_else(|| missing("user", &context.user))?.user;
+    if cluster.insecure_skip_tls_verify {
+        return Err(KubeconfigError::Insecure);
+    }
     let authority = content(&cluster.certificate_authority, &cluster.certificate_authority_data, folder)?;
     let authorities = authority.map(|pem| certificates(&pem, "authority's certificate")).transpose()?;
     Ok(Credentials {
@@ -164,13 +172,17 @@ mod tests {
     use super::*;
 
     fn read(user: &str) -> Result<Credentials, KubeconfigError> {
+        read_with("tls-server-name: api", user)
+    }
+
+    fn read_with(cluster: &str, user: &str) -> Result<Credentials, KubeconfigError> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("token"), "from a file\n").unwrap();
         let path = folder.path().join("kubelet.conf");
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\npreferences: {{}}\n\
              contexts:\n- name: c\n  context: {{ cluster: k, user: u, namespace: n }}\n\
-             clusters:\n- name: k\n  cluster:\n    server: https://192.0.2.1:6443\n    tls-server-name: api\n\
+             clusters:\n- name: k\n  cluster:\n    server: https://192.0.2.1:6443\n    {cluster}\n\
              users:\n- name: u\n  user: {user}\n"
         );
         fs::write(&path, text).unwrap();
@@ -189,6 +201,13 @@ mod tests {
         assert!(!format!("{credentials:?}").contains("text"), "a token is no text for a log");
         assert!(matches!(read("{ tokenFile: token }").unwrap().token, Some(Token::File(_))));
         assert!(read("{}").unwrap().token.is_none());
+    }
+
+    #[test]
+    fn servers_are_authenticated() {
+        let insecure = read_with("insecure-skip-tls-verify: true", "{ token: text }");
+        assert!(matches!(insecure, Err(KubeconfigError::Insecure)));
+        read_with("insecure-skip-tls-verify: false", "{ token: text }").unwrap();
     }
 
     #[test]
