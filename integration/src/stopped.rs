@@ -40,12 +40,12 @@ impl StoppedGuard {
     }
 }
 
-/// Whether no thread of a process runs; see proc_pid_stat(5).
+/// True if no thread of a process runs; see proc_pid_stat(5).
 pub fn is_stopped(pid: u32) -> Result<bool> {
     let tasks = PathBuf::from(format!("/proc/{pid}/task"));
     for task in fs::read_dir(&tasks).with_context(|| format!("read {}", tasks.display()))? {
         let stat = task.context("read a thread")?.path().join("stat");
-        // A thread that has just ended has no state; the caller asks again.
+        // A thread that has just ended has no state; the caller tries again.
         let stat = fs::read_to_string(&stat).unwrap_or_default();
         if !stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')) {
             return Ok(false);
