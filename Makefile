@@ -71,15 +71,15 @@ engines: setup
 helm:
 	sh integration/helm/fetch.sh $(CURDIR)/target/helm
 
-## guard and shim with places at which a test can break them; never installed, and not left where programs are looked for
+## guard, shim and agent with places at which a test can break them; never installed, and not left where programs are looked for
 # Of the whole workspace and with one of its tests: then nearly all that they are made of is what `cargo test` builds, too.
 # What need not be built again is linked to what lies there already, and mv takes two links of one file for an error.
 faults: setup
-	cargo build --locked --workspace --bin bindguard-runtime --bin containerd-shim-bindguard-v2 --test config_toml \
-	  --features bindguard-runtime/fault-points,containerd-shim-bindguard-v2/fault-points
+	cargo build --locked --workspace --bin bindguard-runtime --bin containerd-shim-bindguard-v2 --bin bindguard-agent --test config_toml \
+	  --features bindguard-runtime/fault-points,containerd-shim-bindguard-v2/fault-points,bindguard-agent/fault-points
 	rm -rf $(FAULTS)
 	mkdir -p $(FAULTS)
-	mv target/debug/bindguard-runtime target/debug/containerd-shim-bindguard-v2 $(FAULTS)
+	mv target/debug/bindguard-runtime target/debug/containerd-shim-bindguard-v2 target/debug/bindguard-agent $(FAULTS)
 
 ## the Debian package, target/deb/bindguard.deb; cargo-deb makes it
 deb: build package-files

@@ -3,10 +3,11 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -24,6 +25,9 @@ pub enum Form {
     /// In a mount namespace of its own, to which nothing propagates, with the node's root in it.
     Pod,
 }
+
+/// Its socket.
+const SERVED: &str = "/run/bindguard-agent.sock";
 
 /// The token of its service account.
 pub const TOKEN: &str = "token-1";
@@ -47,14 +51,26 @@ impl Agent {
             Form::Service => node.command(node.under_test().join(AGENT))?,
             Form::Pod => in_a_pod(node)?,
         };
-        Self::spawn(node, config, command)
+        Self::spawn(node, config, command, SERVED)
+    }
+
+    /// The same with its socket at this path. Its other files are beside it.
+    pub fn start_at(node: &Node, config: &str, socket: &str) -> Result<Self> {
+        Self::spawn(node, config, node.command(node.under_test().join(AGENT))?, socket)
+    }
+
+    /// The same from a build with fault points. `fault` breaks it at one of them.
+    pub fn start_with_fault(node: &Node, fault: &str) -> Result<Self> {
+        let mut command = node.command(node.under_test().join(AGENT))?;
+        command.env("BINDGUARD_FAULT", fault);
+        Self::spawn(node, "", command, SERVED)
     }
 
     /// In a pod whose service account leads to an API server.
     pub fn start_with_account(node: &Node, config: &str, api: &KubeApi) -> Result<Self> {
         let mut command = Self::with_account(node, &["--propagation", "private"], api)?;
         command.arg(node.under_test().join(AGENT)).args(["--host", "/"]);
-        Self::spawn(node, config, command)
+        Self::spawn(node, config, command, SERVED)
     }
 
     /// A command that runs its arguments in a mount namespace with the service account's files, and with the environment of a
@@ -75,8 +91,8 @@ impl Agent {
         Ok(command)
     }
 
-    fn spawn(node: &Node, config: &str, mut command: Command) -> Result<Self> {
-        let (socket, file) = (PathBuf::from("/run/bindguard-agent.sock"), node.disk().join("agent.toml"));
+    fn spawn(node: &Node, config: &str, mut command: Command, socket: &str) -> Result<Self> {
+        let (socket, file) = (PathBuf::from(socket), node.disk().join("agent.toml"));
         let text = format!(
             "kubelet.roots = ['{}']\nagent.metrics = 'off'\nagent.socket = '{}'\n{config}",
             node.kubelet().root().display(),
@@ -124,6 +140,24 @@ impl Agent {
     fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.pid().try_into()?);
         kill(pid, signal).with_context(|| format!("send {signal} to the agent"))
+    }
+
+    /// Waits until SIGKILL has ended it.
+    pub fn is_killed(&mut self) -> Result<()> {
+        let mut status = None;
+        until("the agent is killed", || {
+            status = self.child.try_wait().context("wait for the agent")?;
+            Ok(status.is_some())
+        })?;
+        let signal = status.and_then(|status| status.signal());
+        ensure!(signal == Some(Signal::SIGKILL as i32), "the agent ended with {status:?}");
+        Ok(())
+    }
+
+    /// Kills it now.
+    pub fn kill(mut self) -> Result<()> {
+        self.signal(Signal::SIGKILL)?;
+        self.is_killed()
     }
 
     /// Its pid.

@@ -154,7 +154,8 @@ pub fn binaries_under_test() -> Result<PathBuf> {
 pub fn folder_with_fault_points() -> Option<PathBuf> {
     let separate = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
     let has_them = |folder: &PathBuf| {
-        contains(&folder.join(GUARD), b"BINDGUARD_FAULT") && contains(&folder.join(SHIM), b"panic-in-")
+        let has_guards = [GUARD, AGENT].iter().all(|program| contains(&folder.join(program), b"BINDGUARD_FAULT"));
+        has_guards && contains(&folder.join(SHIM), b"panic-in-")
     };
     separate.into_iter().chain(binaries_under_test().ok()).find(has_them)
 }

@@ -214,7 +214,7 @@ impl Setup {
     /// The requirements of the story that this machine or these binaries lack.
     fn missing(&self) -> Option<String> {
         let lacks_fault_points = self.fault_points && folder_with_fault_points().is_none();
-        let without = || format!("no {GUARD} and {SHIM} with the feature fault-points");
+        let without = || format!("no {GUARD}, {AGENT} and {SHIM} with the feature fault-points");
         let without_fault_points = || lacks_fault_points.then(without);
         let without_systemd = || self.systemd.then(systemd::missing).flatten();
         let here = privilege::missing().or_else(|| self.kubelet_root.unavailable()).or_else(without_systemd);
@@ -265,7 +265,7 @@ impl Setup {
         // not a link: the shim expects the guard beside its own executable
         let shim = broken.join(SHIM);
         fs::copy(&shim, folder.join(SHIM)).with_context(|| format!("copy {}", shim.display()))?;
-        [(broken.join(GUARD), GUARD), (built.join(CLI), CLI), (built.join(AGENT), AGENT)]
+        [(broken.join(GUARD), GUARD), (built.join(CLI), CLI), (broken.join(AGENT), AGENT)]
             .into_iter()
             .try_for_each(|(program, name)| link(&program, &folder.join(name)))
     }
