@@ -24,6 +24,7 @@ mod run;
 mod status;
 mod survey;
 mod updates;
+mod wall_clock;
 mod watch;
 
 use std::process::ExitCode;

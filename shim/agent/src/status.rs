@@ -8,6 +8,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::metrics::Metrics;
+use crate::wall_clock::since_epoch;
 
 /// The facts that do not change while the agent runs.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ impl StatusSource {
     pub fn new(config: &Config) -> Self {
         let agent = config.agent();
         Self {
-            started: OffsetDateTime::now_utc(),
+            started: OffsetDateTime::UNIX_EPOCH + since_epoch(),
             stale_subpaths: config.policy().stale_subpaths,
             refresh: agent.refresh,
             is_nri_plugin: agent.nri.is_some(),

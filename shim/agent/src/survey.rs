@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use bindguard_config::Config;
 use bindguard_core::places::Places;
@@ -14,6 +14,7 @@ use crate::events::Standing;
 use crate::metrics::{Metrics, SourceLabels};
 use crate::pods::PodLookup;
 use crate::reporting::Reporting;
+use crate::wall_clock::since_epoch;
 
 /// The time for which a survey's text is served again: a survey reads every mount, and requests are free.
 const FRESH: Duration = Duration::from_secs(10);
@@ -69,7 +70,6 @@ impl Surveyor {
             self.metrics.sources.get_or_create(&SourceLabels { kind, verdict }).set(count);
         }
         self.metrics.surveys.inc();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.metrics.last_survey.set(now.as_secs_f64());
+        self.metrics.last_survey.set(since_epoch().as_secs_f64());
     }
 }

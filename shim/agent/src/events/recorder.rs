@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bindguard_core::error_chain;
 use lru::LruCache;
@@ -18,6 +18,7 @@ use super::pace::Pace;
 use super::queue::Queue;
 use crate::metrics::{EventResult, Metrics};
 use crate::pods::Cri;
+use crate::wall_clock::since_epoch;
 
 /// Time limit of one request, its connection included.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -106,8 +107,7 @@ impl<A: EventApi> Recorder<A> {
     }
 
     fn now(&self) -> Moment {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Moment { since_epoch, uptime: self.started.elapsed() }
+        Moment { since_epoch: since_epoch(), uptime: self.started.elapsed() }
     }
 
     async fn take(&mut self, occurrence: Occurrence) {

@@ -189,6 +189,20 @@ mod tests {
         assert_eq!(admissions(&metrics), "4");
     }
 
+    /// The wall clock stepped while guards wrote: the position counts, and no line's time.
+    #[test]
+    fn lines_whose_times_step_are_counted_once_each() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        let reader = scene.reader();
+        for (before, time) in ["12:00:00", "13:00:01", "11:00:02", "12:00:00", "12:00:00"].into_iter().enumerate() {
+            scene.append(&LINE.replace("null", &format!("\"2026-11-23T{time}Z\"")));
+            count(&reader, &metrics);
+            assert_eq!(admissions(&metrics), (before + 1).to_string(), "{time}");
+        }
+        count(&scene.reader(), &metrics);
+        assert_eq!(admissions(&metrics), "5");
+    }
+
     #[test]
     fn half_a_line_waits_for_its_rest() {
         let (scene, metrics) = (Scene::new(), Metrics::new());

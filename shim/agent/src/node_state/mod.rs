@@ -9,7 +9,6 @@
 mod publisher;
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bindguard_core::report::{BindRecord, JournalLine, Outcome, Report};
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
@@ -18,6 +17,8 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch::{Receiver, Sender, channel};
+
+use crate::wall_clock::since_epoch;
 
 pub use self::publisher::{OwnPod, Publisher};
 
@@ -83,9 +84,8 @@ impl StateSink {
 
     /// Something is repaired now.
     pub fn repaired(&self) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if let Some(state) = &self.0 {
-            state.send_modify(|state| state.last_repair = i64::try_from(now.as_secs()).ok());
+            state.send_modify(|state| state.last_repair = i64::try_from(since_epoch().as_secs()).ok());
         }
     }
 

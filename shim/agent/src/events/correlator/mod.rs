@@ -136,6 +136,8 @@ impl Correlator {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::collections::HashSet;
+
     use proptest::prelude::*;
 
     use super::super::occurrence::Subject;
@@ -150,14 +152,17 @@ mod tests {
         Moment { since_epoch: uptime + Duration::from_secs(1_800_000_000), uptime }
     }
 
-    fn correlate(correlator: &mut Correlator, uid: &str, message: &str, seconds: u64) -> Option<Event> {
-        let occurrence = Occurrence {
+    fn occurrence(uid: &str, message: &str) -> Occurrence {
+        Occurrence {
             subject: Subject::Uid(uid.to_owned()),
             container: Some("app".to_owned()),
             reason: Reason::BindMountRepaired,
             message: message.to_owned(),
-        };
-        correlator.correlate(occurrence, pod(uid), at(seconds))
+        }
+    }
+
+    fn correlate(correlator: &mut Correlator, uid: &str, message: &str, seconds: u64) -> Option<Event> {
+        correlator.correlate(occurrence(uid, message), pod(uid), at(seconds))
     }
 
     #[test]
@@ -199,6 +204,28 @@ mod tests {
         assert!(correlate(&mut correlator, "v", "a", 0).is_some(), "another pod has its own");
         assert!(correlate(&mut correlator, "u", "a", 299).is_none());
         assert_eq!(correlate(&mut correlator, "u", "a", 301).unwrap().count, 102, "dropped ones are counted");
+    }
+
+    /// The wall clock steps forward and back by an hour: no limit ends early or late, and every event has its own object.
+    #[test]
+    fn steps_of_the_wall_clock_change_no_limit() {
+        let mut correlator = Correlator::default();
+        let (mut names, start) = (HashSet::new(), Duration::from_secs(1_800_000_000));
+        let hour = Duration::from_secs(3600);
+        let mut admitted = 0;
+        for (number, since_epoch) in
+            [start, start + hour, start, start - hour, start].into_iter().cycle().take(100).enumerate()
+        {
+            let occurrence = occurrence("u", &(number % 5).to_string());
+            let event =
+                correlator.correlate(occurrence, pod("u"), Moment { since_epoch, uptime: Duration::from_secs(1) });
+            let Some(event) = event else { continue };
+            admitted += 1;
+            assert_eq!(event.count as usize, number / 5 + 1, "an occurrence is lost or counted twice");
+            assert_eq!(event.last, since_epoch, "the time stamp is the wall clock's");
+            names.insert(event.name);
+        }
+        assert_eq!((admitted, names.len()), (25, 5));
     }
 
     #[test]
