@@ -32,27 +32,36 @@ const MOST: u64 = 16 << 20;
 pub struct JournalReader {
     journal: PathBuf,
     record: PathBuf,
-    position: Mutex<Option<Position>>,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    position: Option<Position>,
+    /// The position in the record, which may be older: the disk was full.
+    recorded: Option<Position>,
+    is_record_failing: bool,
 }
 
 impl JournalReader {
     /// A reader that goes on at the recorded position; without one, at the journal's end.
     pub fn new(journal: PathBuf, record: PathBuf) -> Self {
-        let position = Position::read(&record).or_else(|| Position::end_of(&journal));
-        Self { journal, record, position: Mutex::new(position) }
+        let recorded = Position::read(&record);
+        let position = recorded.or_else(|| Position::end_of(&journal));
+        let progress = Progress { position, recorded, is_record_failing: false };
+        Self { journal, record, progress: Mutex::new(progress) }
     }
 
     /// Counts the lines since the last call, and hands over what is worth an event. It blocks for as long as the journal's
     /// filesystem; a second call does not.
     pub fn count(&self, metrics: &Metrics, reporting: &Reporting) {
-        let mut position = match self.position.try_lock() {
-            Ok(position) => position,
-            Err(TryLockError::Poisoned(position)) => position.into_inner(),
+        let mut progress = match self.progress.try_lock() {
+            Ok(progress) => progress,
+            Err(TryLockError::Poisoned(progress)) => progress.into_inner(),
             // An earlier call waits for the journal's filesystem.
             Err(TryLockError::WouldBlock) => return,
         };
-        let before = *position;
-        match self.read(&mut position) {
+        match self.read(&mut progress.position) {
             Ok(text) => text.lines().map(JournalLine::parse).for_each(|line| {
                 metrics.journaled(&line);
                 if let Ok(line) = &line {
@@ -61,10 +70,7 @@ impl JournalReader {
             }),
             Err(error) => warn!("read {}: {error}", self.journal.display()),
         }
-        let moved = (*position).filter(|now| Some(*now) != before);
-        if let Some(Err(error)) = moved.map(|now| now.write(&self.record)) {
-            warn!("a restart may count admissions twice: write {}: {}", self.record.display(), error_chain(&error));
-        }
+        progress.write(&self.record);
     }
 
     /// The whole lines since the position, also those of a journal that was renamed meanwhile.
@@ -83,6 +89,22 @@ impl JournalReader {
         let (lines, offset) = whole_lines(&mut journal, offset)?;
         *position = Some(Position { inode, offset });
         Ok(text + &lines)
+    }
+}
+
+impl Progress {
+    /// Writes the record, if it is older than the position. What failed is tried again at the next call.
+    fn write(&mut self, record: &Path) {
+        let Some(now) = self.position.filter(|now| Some(*now) != self.recorded) else { return };
+        match now.write(record) {
+            Ok(()) => (self.recorded, self.is_record_failing) = (Some(now), false),
+            // One warning for a disk that is full, not one for each line.
+            Err(error) if !self.is_record_failing => {
+                self.is_record_failing = true;
+                warn!("a restart may count admissions twice: write {}: {}", record.display(), error_chain(&error));
+            }
+            Err(_) => {}
+        }
     }
 }
 
@@ -187,6 +209,25 @@ mod tests {
         count(&reader, &metrics);
         count(&reader, &metrics);
         assert_eq!(admissions(&metrics), "4");
+    }
+
+    /// The disk of the record was full, and has room again before the next line comes.
+    #[test]
+    fn a_position_that_could_not_be_written_is_written_later() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        let [folder, away] = ["disk", "away"].map(|name| scene.folder.path().join(name));
+        fs::create_dir(&folder).unwrap();
+        let reader = || JournalReader::new(scene.journal(), folder.join("position"));
+        let first = reader();
+        scene.append(LINE);
+        count(&first, &metrics);
+        fs::rename(&folder, &away).unwrap();
+        scene.append(LINE);
+        count(&first, &metrics);
+        fs::rename(&away, &folder).unwrap();
+        count(&first, &metrics);
+        count(&reader(), &metrics);
+        assert_eq!(admissions(&metrics), "2", "the next agent counts a line again");
     }
 
     /// The wall clock stepped while guards wrote: the position counts, and no line's time.
