@@ -177,12 +177,12 @@ SECONDS ?= 120
 fuzz: setup
 	sh hooks/fuzz/run.sh $(SECONDS)
 
-## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way; ten thousand refreshes, and a
-## thousand restarts, deletions and ends of a container in the middle of one
+## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way; ten thousand refreshes and
+## updates, and a thousand restarts, deletions and ends of a container in the middle of one
 soak: build matrix
 	cargo test --locked -p bindguard-integration --test soak -- --ignored --nocapture
 	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-guard -p bindguard-agent --test refresh --test refresh_interrupted --test kubelet_at_the_same_moment
-	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-integration --test refresh_budgets -- --nocapture
+	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-integration --test refresh_budgets --test ten_thousand_updates -- --nocapture
 
 REFRESH_APPS := $(CURDIR)/target/refresh-apps
 

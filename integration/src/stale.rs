@@ -2,7 +2,6 @@
 //! it had done by then, and whether the next create puts everything right.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
@@ -81,11 +80,7 @@ impl<'n> StaleBundle<'n> {
     /// The configMap changes.
     pub fn update(&mut self) -> Result<()> {
         self.updates += 1;
-        match self.volume.update(&[("count", &self.updates.to_string())]) {
-            // the new payload is in place; the old one's file is a mount point as long as a swap is half done
-            Err(error) if is_busy(&error) => Ok(()),
-            done => done,
-        }
+        self.volume.update_during_a_repair(&[("count", &self.updates.to_string())])
     }
 
     /// The path shows what it showed, or what is current, whatever a guard met; at most a swap is half done.
@@ -150,9 +145,4 @@ fn journal_is_whole() -> Result<()> {
     // the last line may have made it full
     ensure!(lines(JOURNAL)?.len() + lines(ROTATED)?.len() > 0, "nothing is in the journal");
     Ok(())
-}
-
-fn is_busy(error: &anyhow::Error) -> bool {
-    let cause = error.root_cause().downcast_ref::<std::io::Error>();
-    cause.is_some_and(|cause| cause.kind() == ErrorKind::ResourceBusy)
 }

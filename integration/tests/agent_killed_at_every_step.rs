@@ -97,16 +97,10 @@ impl LivePod {
         Ok(Self { volumes, subpaths, sandbox, pid: cri.pid(&app)?, updates: 0 })
     }
 
-    /// The old payload's removal fails as the real kubelet's does, if its file is a mount point for a moment.
     fn update(&mut self) -> Result<()> {
         self.updates += 1;
-        for volume in &self.volumes {
-            match volume.update(&[("key", &self.updates.to_string())]) {
-                Err(error) if format!("{error:#}").contains("busy") => {}
-                updated => updated?,
-            }
-        }
-        Ok(())
+        let content = self.updates.to_string();
+        self.volumes.iter().try_for_each(|volume| volume.update_during_a_repair(&[("key", &content)]))
     }
 
     fn shows_no_file_underneath(&self) -> Result<()> {

@@ -1,7 +1,8 @@
 //! Ten thousand updates within seconds: the agent loses none. Afterwards every subpath is current, with exactly one mount.
 //!
 //! The kernel drops inotify events beyond `fs.inotify.max_queued_events`. An agent that does not read them meanwhile has to
-//! survey the node.
+//! survey the node. A running agent follows nearly every update by itself: that takes half a minute, and is a fifth as long in
+//! `make test`.
 
 use std::fs;
 
@@ -20,12 +21,14 @@ const EVENTS_OF_AN_UPDATE: usize = 3;
 #[test]
 fn while_the_agent_runs() {
     Setup::on(Generation::V2_1).story(|node| {
+        let updates = if std::env::var_os("BINDGUARD_SOAK").is_some() { UPDATES } else { UPDATES / 5 };
         let volumes = fill(node)?;
         let agent = Agent::start(node, "")?;
-        let readers = volumes.iter().step_by(VOLUMES * 3).map(|(_, subpath)| PollingReader::start(subpath.target()));
+        let readers =
+            volumes.iter().step_by(PODS * VOLUMES / 2).map(|(_, subpath)| PollingReader::start(subpath.target()));
         let readers: Vec<PollingReader> = readers.collect();
-        update(&volumes, UPDATES)?;
-        are_current(&volumes, UPDATES)?;
+        update(&volumes, updates)?;
+        are_current(&volumes, updates)?;
         for reader in readers {
             let seen = reader.stop();
             ensure!(
@@ -83,14 +86,16 @@ fn volume(node: &Node, uid: &str, number: usize) -> Result<(Volume, Subpath)> {
 
 /// Updates one volume after the other. The last update of each is known by its number.
 fn update(volumes: &[(Volume, Subpath)], updates: usize) -> Result<()> {
-    (0..updates).try_for_each(|number| volumes[number % volumes.len()].0.update(&[("key", &number.to_string())]))
+    (0..updates).try_for_each(|number| {
+        volumes[number % volumes.len()].0.update_during_a_repair(&[("key", &number.to_string())])
+    })
 }
 
 fn are_current(volumes: &[(Volume, Subpath)], updates: usize) -> Result<()> {
     for (number, (volume, subpath)) in volumes.iter().enumerate() {
         let last = (updates - 1 - number) / volumes.len() * volumes.len() + number;
         until("every subpath is current", || shows(subpath, &last.to_string()))?;
-        ensure!(volume.timestamp_directories()? == 1, "{} has a stranded payload", volume.path().display());
+        until("no old payload is left", || Ok(volume.timestamp_directories()? == 1))?;
     }
     Ok(())
 }

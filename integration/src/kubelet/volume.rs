@@ -4,6 +4,7 @@
 //! plugin wraps an emptyDir with `medium: Memory`), so the root of a bind from them is relative to that tmpfs.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -84,6 +85,15 @@ impl Volume {
         atomic_writer::write(&self.path, payload)
     }
 
+    /// The same while a repair may run: then a file of the old payload can be a mount point for a moment. The real kubelet
+    /// reports that it could not remove the old payload, and goes on.
+    pub fn update_during_a_repair(&self, payload: &[(&str, &str)]) -> Result<()> {
+        match self.update(payload) {
+            Err(error) if is_busy(&error) => Ok(()),
+            updated => updated,
+        }
+    }
+
     /// The number of timestamp directories: one, unless a removal failed and stranded the old one.
     pub fn timestamp_directories(&self) -> Result<usize> {
         let entries = fs::read_dir(&self.path).with_context(|| format!("list {}", self.path.display()))?;
@@ -94,4 +104,9 @@ impl Volume {
     pub fn subpath(&self, container: &str, index: u32, path: &str) -> Subpath {
         Subpath::new(&self.path, self.subpaths.join(container).join(index.to_string()), path)
     }
+}
+
+fn is_busy(error: &anyhow::Error) -> bool {
+    let cause = error.root_cause().downcast_ref::<std::io::Error>();
+    cause.is_some_and(|cause| cause.kind() == ErrorKind::ResourceBusy)
 }
