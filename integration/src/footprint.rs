@@ -27,6 +27,8 @@ pub struct Footprint {
     pub anonymous_kib: u64,
     /// Its proportional share of all pages that it has in memory, in KiB.
     pub pss_kib: u64,
+    /// All pages that it has in memory, in KiB. Other processes of the same program do not change it.
+    pub rss_kib: u64,
     /// Threads.
     pub threads: u64,
     /// Open descriptors.
@@ -48,6 +50,7 @@ impl Footprint {
             private_dirty_kib,
             anonymous_kib: field(&rollup, "Anonymous:")?,
             pss_kib: field(&rollup, "Pss:")?,
+            rss_kib: field(&rollup, "Rss:")?,
             threads: field(&format!("/proc/{pid}/status"), "Threads:")?,
             descriptors: descriptors as u64,
             children: children.split_whitespace().count() as u64,

@@ -9,6 +9,7 @@ mod engines;
 mod events;
 mod host;
 mod http;
+mod idle_memory;
 mod journal;
 mod kubediag;
 mod kubernetes;

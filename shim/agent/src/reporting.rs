@@ -7,6 +7,7 @@ use bindguard_guard::refresh::{Refreshed, VolumeOfPod};
 use bindguard_operator::node_report::NodeReport;
 
 use crate::events::{Events, PodIdentity, Standing, from_journal, from_rebind, from_refresh, from_survey};
+use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
 use crate::node_state::StateSink;
 
@@ -19,6 +20,8 @@ pub struct Reporting {
     pub state: StateSink,
     /// The agent's own lines of the journal.
     pub journal: JournalWriter,
+    /// The memory that this work frees.
+    pub memory: IdleMemory,
 }
 
 impl Reporting {
@@ -35,6 +38,7 @@ impl Reporting {
             JournalLine::Create(_) | JournalLine::NriCreate(_) => {}
             JournalLine::Rebind(_) | JournalLine::Refresh(_) => {}
         }
+        self.memory.worked();
         self.state.journaled(line);
         if self.events.are_on() {
             self.events.record(from_journal(line));
@@ -43,6 +47,7 @@ impl Reporting {
 
     /// A survey of the node.
     pub fn surveyed(&self, report: &NodeReport, standing: &mut Standing<()>) {
+        self.memory.worked();
         self.state.surveyed(report);
         if self.events.are_on() {
             self.events.record(standing.changed((), from_survey(report)));
@@ -51,6 +56,7 @@ impl Reporting {
 
     /// A re-bind of a volume's subpaths.
     pub fn rebound(&self, volume: &VolumeOfPod, report: &Report, standing: &mut Standing<VolumeOfPod>) {
+        self.memory.worked();
         self.state.rebound(report);
         if self.events.are_on() {
             self.events.record(standing.changed(volume.clone(), from_rebind(&volume.pod_uid, report)));
@@ -65,6 +71,7 @@ impl Reporting {
         refreshed: &Refreshed,
         standing: &mut Standing<String>,
     ) {
+        self.memory.worked();
         if refreshed.replaced() > 0 {
             self.state.repaired();
         }

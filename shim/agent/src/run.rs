@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::host;
 use crate::http::{self, BoundSocket, Served};
+use crate::idle_memory::IdleMemory;
 use crate::journal::{JournalReader, JournalWriter, follow_journal};
 use crate::kubediag::{Kubediag, PodReader};
 use crate::kubernetes::{self, Access, AccessError, ServiceAccount};
@@ -66,7 +67,9 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
     let writer = JournalWriter::start(config.journal(), Arc::clone(&metrics));
     let to_api = &config.agent().kubernetes;
     let access = Access::choose(to_api.kubeconfig.clone(), account).map(Arc::new);
-    let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone());
+    let memory = IdleMemory::default();
+    tokio::spawn(memory.clone().run());
+    let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone(), memory);
     let pods_of_node = PodReader::new(access.ok(), kubernetes::node_name(to_api.node.as_deref()));
     let kubediag = Kubediag::new(&config, pods_of_node, Arc::clone(&metrics), reporting.clone());
     let (pods, answering) = pods::pods(cri, config.agent().refresh);
@@ -141,7 +144,7 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
 
 fn survey_for_ever(served: &Served, interval: Duration) {
     loop {
-        served.surveyor.json();
+        served.surveyor.survey();
         thread::sleep(interval);
     }
 }

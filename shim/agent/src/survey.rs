@@ -43,21 +43,34 @@ impl Surveyor {
         Self { policy, places, metrics, reporting, pods, last: Mutex::default() }
     }
 
-    /// The report as JSON, at most some seconds old. It blocks: call it from a thread that may wait for a server.
+    /// Surveys the node for figures and events. It blocks: call it from a thread that may wait for a server.
+    pub fn survey(&self) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        // An idle agent keeps no text that was requested once.
+        last.report = None;
+        self.report(&mut last);
+    }
+
+    /// The report as JSON, at most some seconds old. It blocks, as [`Surveyor::survey`].
     pub fn json(&self) -> Arc<str> {
         // Held during the survey: of several requests at once, one surveys and the others get its report.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, text)) = last.report.as_ref().filter(|(when, _)| when.elapsed() < FRESH) {
             return Arc::clone(text);
         }
+        let report = self.report(&mut last);
+        let text: Arc<str> = serde_json::to_string(&report).unwrap_or_default().into();
+        last.report = Some((Instant::now(), Arc::clone(&text)));
+        text
+    }
+
+    fn report(&self, last: &mut Last) -> NodeReport {
         // Names are a convenience: a runtime that does not answer costs them, and no finding.
         let pods = self.pods.all().unwrap_or_default();
         let report = survey_node(&self.policy, &self.places, &pods, |_| true);
         self.count(&report);
         self.reporting.surveyed(&report, &mut last.occurrences);
-        let text: Arc<str> = serde_json::to_string(&report).unwrap_or_default().into();
-        last.report = Some((Instant::now(), Arc::clone(&text)));
-        text
+        report
     }
 
     fn count(&self, report: &NodeReport) {

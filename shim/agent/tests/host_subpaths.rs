@@ -239,8 +239,8 @@ fn it_sleeps_while_nothing_happens() {
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));
-    // The checks a moment after the start.
-    thread::sleep(Duration::from_millis(1500));
+    // The checks a moment after the start, and the return of the memory that they used.
+    thread::sleep(Duration::from_secs(6));
     let switches = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap().flatten();
         let text = tasks.map(|task| fs::read_to_string(task.path().join("status")).unwrap());

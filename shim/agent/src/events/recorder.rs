@@ -23,6 +23,9 @@ use crate::wall_clock::since_epoch;
 /// Time limit of one request, its connection included.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The time without an event after which the connection is closed: an idle agent shall be small.
+const IDLE: Duration = Duration::from_secs(20);
+
 /// The limit of pods whose names are remembered.
 const PODS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
@@ -30,6 +33,9 @@ const PODS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 pub trait EventApi {
     /// Creates the event's object, or updates it if it exists.
     fn write(&mut self, event: &Event) -> impl Future<Output = Result<(), WriteError>> + Send;
+
+    /// Closes the connection. The next request connects again.
+    fn disconnect(&mut self);
 }
 
 /// Why an event was not written.
@@ -67,6 +73,7 @@ pub struct Recorder<A> {
     pace: Pace,
     names: LruCache<String, PodIdentity>,
     started: Instant,
+    is_connected: bool,
     /// The failure that was logged last.
     failing: Option<String>,
     /// The refusals that were logged.
@@ -85,6 +92,7 @@ impl<A: EventApi> Recorder<A> {
             pace: Pace::new(per_minute, Duration::ZERO),
             names: LruCache::new(PODS),
             started: Instant::now(),
+            is_connected: false,
             failing: None,
             refused: HashSet::new(),
         }
@@ -93,17 +101,23 @@ impl<A: EventApi> Recorder<A> {
     /// Records until no occurrence can come any more.
     pub async fn run(mut self, mut occurrences: Receiver<Occurrence>) {
         loop {
-            // Without an event there is nothing to wait for, and no wake-up.
+            // Without an event and a connection there is nothing to wait for, and no wake-up.
             let pause = (!self.queue.is_empty()).then(|| self.pace.wait(self.now().uptime));
             tokio::select! {
                 biased;
                 () = sleep(pause.unwrap_or_default()), if pause.is_some() => self.request().await,
+                () = sleep(IDLE), if pause.is_none() && self.is_connected => self.disconnect(),
                 occurrence = occurrences.recv() => match occurrence {
                     Some(occurrence) => self.take(occurrence).await,
                     None => return,
                 },
             }
         }
+    }
+
+    fn disconnect(&mut self) {
+        self.is_connected = false;
+        self.api.disconnect();
     }
 
     fn now(&self) -> Moment {
@@ -146,6 +160,7 @@ impl<A: EventApi> Recorder<A> {
         self.metrics.events.count(EventResult::expired, self.queue.expire(now));
         let Some((event, since)) = self.queue.pop() else { return };
         self.pace.requested(now, fastrand::f64());
+        self.is_connected = true;
         let written = timeout(PATIENCE, self.api.write(&event)).await.unwrap_or_else(|_| {
             Err(WriteError::Unavailable { why: format!("nothing within {PATIENCE:?}"), pause: None })
         });

@@ -143,6 +143,7 @@ mod tests {
 
     use super::*;
     use crate::events::Events;
+    use crate::idle_memory::IdleMemory;
     use crate::node_state::StateSink;
 
     struct Scene {
@@ -178,7 +179,8 @@ mod tests {
 
     fn count(reader: &JournalReader, metrics: &Arc<Metrics>) {
         let journal = JournalWriter::start(None, Arc::clone(metrics));
-        let reporting = Reporting { events: Events::off(Arc::clone(metrics)), state: StateSink::off(), journal };
+        let (events, memory) = (Events::off(Arc::clone(metrics)), IdleMemory::default());
+        let reporting = Reporting { events, state: StateSink::off(), journal, memory };
         reader.count(metrics, &reporting);
     }
 

@@ -18,8 +18,8 @@ const WAITING: usize = 1024;
 /// Takes lines from any thread, without waiting.
 #[derive(Debug, Clone)]
 pub struct JournalWriter {
-    /// `None` if there is no journal.
-    lines: Option<SyncSender<AgentLine>>,
+    /// `None` if there is no journal. Boxed: the channel reserves memory for all lines that may wait.
+    lines: Option<SyncSender<Box<AgentLine>>>,
     metrics: Arc<Metrics>,
 }
 
@@ -63,16 +63,16 @@ impl JournalWriter {
     }
 
     fn write(&self, line: AgentLine) {
-        if self.lines.as_ref().is_some_and(|lines| lines.try_send(line).is_err()) {
+        if self.lines.as_ref().is_some_and(|lines| lines.try_send(Box::new(line)).is_err()) {
             self.metrics.unwritten_lines.inc();
         }
     }
 }
 
-fn write_lines(journal: &Path, waiting: &Receiver<AgentLine>) {
+fn write_lines(journal: &Path, waiting: &Receiver<Box<AgentLine>>) {
     let mut failed: Option<String> = None;
     for line in waiting {
-        let error = write_line(journal, line).err().map(|error| error_chain(&error));
+        let error = write_line(journal, *line).err().map(|error| error_chain(&error));
         // One warning for a disk that is full, not one for each line.
         if let Some(error) = error.as_ref().filter(|error| failed.as_ref() != Some(error)) {
             warn!("journal a repair of the agent: {error}");

@@ -15,6 +15,7 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilde
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::client::Resumption;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -141,8 +142,9 @@ impl ApiClient {
         self.request(Method::PATCH, path, Some(("application/merge-patch+json", patch.to_string()))).await
     }
 
-    /// Forgets the connection after a failure: the credentials may have been replaced.
-    pub fn forget(&mut self) {
+    /// Closes the connection. Its buffers, authorities and keys are several hundred KiB. The next request connects again, with
+    /// the credentials of that time.
+    pub fn disconnect(&mut self) {
         self.connected = None;
     }
 
@@ -157,7 +159,8 @@ impl ApiClient {
             Err(error) => Err(error),
         };
         if answered.as_ref().is_err_and(|error| !matches!(error, ApiError::Status(status) if status.code != 401)) {
-            self.forget();
+            // The credentials may have been replaced.
+            self.disconnect();
         }
         answered
     }
@@ -178,10 +181,12 @@ impl Connected {
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots);
-        let config = match credentials.identity {
+        let mut config = match credentials.identity {
             Some(identity) => config.with_client_auth_cert(identity.chain, identity.key)?,
             None => config.with_no_client_auth(),
         };
+        // Its room for 256 sessions would go with the connection, before any session is resumed.
+        config.resumption = Resumption::disabled();
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_connect_timeout(Some(CONNECT));

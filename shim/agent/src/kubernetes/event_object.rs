@@ -8,6 +8,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::client::{ApiClient, ApiError, Status};
 use crate::events::{Event, EventApi, WriteError};
+use crate::idle_memory::IdleMemory;
 
 const COMPONENT: &str = "bindguard-agent";
 
@@ -15,12 +16,13 @@ const COMPONENT: &str = "bindguard-agent";
 pub struct ApiEvents {
     client: ApiClient,
     node: String,
+    memory: IdleMemory,
 }
 
 impl ApiEvents {
     /// A writer of this node's events.
-    pub fn new(client: ApiClient, node: String) -> Self {
-        Self { client, node }
+    pub fn new(client: ApiClient, node: String, memory: IdleMemory) -> Self {
+        Self { client, node, memory }
     }
 
     async fn request(&mut self, event: &Event) -> Result<(), ApiError> {
@@ -38,6 +40,11 @@ impl ApiEvents {
 impl EventApi for ApiEvents {
     async fn write(&mut self, event: &Event) -> Result<(), WriteError> {
         self.request(event).await.map_err(|error| failure(&error, event.exists))
+    }
+
+    fn disconnect(&mut self) {
+        self.client.disconnect();
+        self.memory.worked();
     }
 }
 

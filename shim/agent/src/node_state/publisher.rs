@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::{Annotations, NodeState};
+use crate::idle_memory::IdleMemory;
 use crate::kubernetes::{ApiClient, ApiError};
 use crate::pods::Cri;
 
@@ -42,7 +43,10 @@ impl OwnPod {
 
     async fn patch(&mut self, annotations: &Annotations) -> Result<(), ApiError> {
         let path = format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name);
-        self.client.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await.map(drop)
+        let patched = self.client.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await;
+        // The next one follows in a minute or much later.
+        self.client.disconnect();
+        patched.map(drop)
     }
 }
 
@@ -68,13 +72,15 @@ impl<A: AnnotationApi> Publisher<A> {
     }
 
     /// Publishes each state with the guarded runtimes at that time, until no state can come any more.
-    pub async fn run(mut self, mut states: Receiver<NodeState>, cri: Cri) {
+    pub async fn run(mut self, mut states: Receiver<NodeState>, cri: Cri, memory: IdleMemory) {
         while states.changed().await.is_ok() {
             sleep_until(self.earliest).await;
             loop {
                 let state = states.borrow_and_update().clone();
                 let guarded = guarded_runtimes(&cri).await;
-                if self.publish(state.annotations(guarded.as_ref())).await {
+                let is_done = self.publish(state.annotations(guarded.as_ref())).await;
+                memory.worked();
+                if is_done {
                     break;
                 }
                 sleep_until(self.earliest).await;
@@ -160,7 +166,8 @@ mod tests {
     impl Server {
         fn start(&self) -> StateSink {
             let (sink, states) = StateSink::on();
-            tokio::spawn(Publisher::new(self.clone()).run(states, Cri::of(Path::new("/nowhere.sock"))));
+            let cri = Cri::of(Path::new("/nowhere.sock"));
+            tokio::spawn(Publisher::new(self.clone()).run(states, cri, IdleMemory::default()));
             sink
         }
 

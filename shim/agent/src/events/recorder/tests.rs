@@ -18,6 +18,7 @@ struct Server(Arc<Mutex<Seen>>);
 #[derive(Default)]
 struct Seen {
     requests: Vec<(Instant, Event)>,
+    disconnects: Vec<Instant>,
     fails: bool,
     hangs: bool,
     forgets: bool,
@@ -40,6 +41,10 @@ impl EventApi for Server {
             std::future::pending::<()>().await;
         }
         Ok(())
+    }
+
+    fn disconnect(&mut self) {
+        self.set(|seen| seen.disconnects.push(Instant::now()));
     }
 }
 
@@ -104,6 +109,20 @@ async fn an_event_that_the_server_forgot_is_created_again() {
     pass(5).await;
     let seen: Vec<_> = server.requests().into_iter().map(|(_, event)| (event.count, event.exists)).collect();
     assert_eq!(seen, [(1, false), (2, true), (2, false)]);
+}
+
+/// The connection of a burst stays until its last event is written, and 20 s longer.
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_is_closed_once() {
+    let server = Server::default();
+    let (events, _) = start(&server, 6);
+    for bursts in 1..=2 {
+        events.record((0..20).map(|pod| repaired(pod, &bursts.to_string())));
+        pass(600).await;
+        let (requests, disconnects) = (server.requests(), server.0.lock().unwrap().disconnects.clone());
+        assert_eq!((requests.len(), disconnects.len()), (20 * bursts, bursts));
+        assert_eq!(disconnects[bursts - 1] - requests[20 * bursts - 1].0, IDLE);
+    }
 }
 
 /// An API server that is down for an hour, or hangs, costs few requests and no growing memory. Afterwards come the latest events.
