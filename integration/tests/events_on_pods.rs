@@ -9,10 +9,11 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::TOKEN;
 use bindguard_integration::cri::mount;
 use bindguard_integration::kube_api::{Conduct, KubeApi};
+use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
-use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
 use serde_json::Value;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
@@ -129,6 +130,49 @@ fn a_live_refresh(node: &Node, api: &KubeApi) -> Result<()> {
     cri.remove_pod(&sandbox)?;
     delete_pod(node, "uid-live")
 }
+
+/// A container copies the host's mounts when it starts, and nothing is wrong. Later the host unmounts one: no create happens
+/// then, and the survey finds it.
+#[test]
+fn a_mount_that_the_host_unmounts_while_a_container_runs() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let api = KubeApi::start()?;
+        let agent = Agent::start(node, &config(node, &api, &format!("agent.survey-seconds = 1\n{FAST}"))?)?;
+        let disks = ["/run/disk-1", "/run/disk-2"];
+        for disk in disks {
+            fs::create_dir(disk).context("make a mount point")?;
+            tmpfs(disk, "mode=755")?;
+        }
+        let cri = node.cri()?;
+        let start = |name: &str, propagation| {
+            let sandbox = cri.run_pod("runc", name, &format!("uid-{name}"))?;
+            cri.start_container(&sandbox, "app", &SLEEP, &[mount(Path::new("/"), "/host", propagation)])?;
+            Ok::<_, anyhow::Error>(sandbox)
+        };
+        let keeper = start("keeper", PropagationPrivate)?;
+        let follower = start("follower", PropagationHostToContainer)?;
+        let binds = |verdict| agent.figure(&format!("bindguard_sources{{kind=\"host-root\",verdict=\"{verdict}\"}}"));
+        until("both binds are counted", || Ok((binds("pinning"), binds("current")) == (1.0, 1.0)))?;
+        ensure!(agent.figure(PINNED) == 0.0 && api.events().is_empty(), "{:?}", api.events());
+        unmount(disks[0])?;
+        let found = event(&api, "keeper", "HostMountsPinned")?;
+        let message = found["message"].as_str().unwrap_or_default();
+        ensure!(found["type"] == "Warning" && message.contains(disks[0]), "{found}");
+        ensure!(found["involvedObject"]["fieldPath"] == "spec.containers{app}", "{found}");
+        unmount(disks[1])?;
+        until("both mounts are counted", || Ok(agent.figure(PINNED) == 2.0))?;
+        let surveys = agent.figure(SURVEYS);
+        until("it is surveyed again", || Ok(agent.figure(SURVEYS) >= surveys + 2.0))?;
+        let events = api.events();
+        ensure!(events.len() == 1 && events[0]["count"] == 1, "one event is enough: {events:?}");
+        cri.remove_pod(&keeper)?;
+        until("nothing is pinned any more", || Ok(agent.figure(PINNED) == 0.0 && binds("pinning") == 0.0))?;
+        cri.remove_pod(&follower)
+    });
+}
+
+const PINNED: &str = "bindguard_pinned_mounts";
+const SURVEYS: &str = "bindguard_agent_surveys_total";
 
 /// In a pod the agent leaves the mount namespace that has its token, and reads the token again when the kubelet renewed it.
 #[test]

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent_status;
+pub mod container_mounts;
 pub mod doctor;
 pub mod engines;
 pub mod guarded_runtimes;
@@ -23,6 +24,7 @@ pub mod pods;
 pub mod survey;
 
 mod block_device;
+mod host_mounts;
 mod other_roots;
 mod support_bundle;
 

@@ -2,14 +2,27 @@
 //!
 //! It never waits. Without an API server the last two cost nothing.
 
+use std::collections::HashSet;
+use std::mem;
+
 use bindguard_core::report::{Actor, JournalLine, Report};
 use bindguard_guard::refresh::{Refreshed, VolumeOfPod};
+use bindguard_operator::container_mounts::ContainerMounts;
 use bindguard_operator::node_report::NodeReport;
+use tracing::warn;
 
-use crate::events::{Events, PodIdentity, Standing, from_journal, from_rebind, from_refresh, from_survey};
+use crate::events::{Events, PodIdentity, Standing, from_journal, from_keeper, from_rebind, from_refresh, from_survey};
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
 use crate::node_state::StateSink;
+
+/// The findings of the last survey: only a new one is an event.
+#[derive(Debug, Default)]
+pub struct SurveyEvents {
+    sources: Standing<()>,
+    /// The ids of the containers that keep mounts of the host.
+    keepers: HashSet<String>,
+}
 
 /// Takes reports, from any thread.
 #[derive(Debug, Clone)]
@@ -46,11 +59,24 @@ impl Reporting {
     }
 
     /// A survey of the node.
-    pub fn surveyed(&self, report: &NodeReport, standing: &mut Standing<()>) {
+    pub fn surveyed(&self, report: &NodeReport, known: &mut SurveyEvents) {
         self.memory.worked();
         self.state.surveyed(report);
         if self.events.are_on() {
-            self.events.record(standing.changed((), from_survey(report)));
+            self.events.record(known.sources.changed((), from_survey(report)));
+        }
+    }
+
+    /// The mounts of running containers. A container that keeps mounts is one event, whatever it keeps later.
+    pub fn surveyed_containers(&self, found: &ContainerMounts, known: &mut SurveyEvents) {
+        let ids = found.keepers.iter().map(|keeper| keeper.container.id.clone()).collect();
+        let before = mem::replace(&mut known.keepers, ids);
+        for keeper in found.keepers.iter().filter(|keeper| !before.contains(&keeper.container.id)) {
+            let (container, places) = (&keeper.container, &keeper.places);
+            let pod = container.pod.for_people().unwrap_or_default();
+            let name = container.name.as_deref().unwrap_or(&container.id);
+            warn!("{pod} container {name} keeps mounts that the host has unmounted: {places:?}");
+            self.events.record(from_keeper(keeper));
         }
     }
 

@@ -1,19 +1,24 @@
 //! The survey of the node: every subpath and volume with its verdict, as `bindguard diagnose` prints it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindguard_config::Config;
+use bindguard_core::error_chain;
+use bindguard_core::judge::VerdictName;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
+use bindguard_core::source::KindName;
+use bindguard_operator::container_mounts::{ContainerMounts, container_mounts};
 use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::pods::Pods;
 use bindguard_operator::survey_node;
+use tracing::warn;
 
-use crate::events::Standing;
 use crate::metrics::{Metrics, SourceLabels};
 use crate::pods::PodLookup;
-use crate::reporting::Reporting;
+use crate::reporting::{Reporting, SurveyEvents};
 use crate::wall_clock::since_epoch;
 
 /// The time for which a survey's text is served again: a survey reads every mount, and requests are free.
@@ -33,7 +38,8 @@ pub struct Surveyor {
 #[derive(Debug, Default)]
 struct Last {
     report: Option<(Instant, Arc<str>)>,
-    occurrences: Standing<()>,
+    events: SurveyEvents,
+    failure: Option<String>,
 }
 
 impl Surveyor {
@@ -65,12 +71,39 @@ impl Surveyor {
     }
 
     fn report(&self, last: &mut Last) -> NodeReport {
+        let pods = self.pods.all();
+        // A runtime that does not answer still has containers: what is known about them stays.
+        let mounts = pods.as_ref().ok().and_then(|pods| self.container_mounts(pods, last));
         // Names are a convenience: a runtime that does not answer costs them, and no finding.
-        let pods = self.pods.all().unwrap_or_default();
-        let report = survey_node(&self.policy, &self.places, &pods, |_| true);
+        let report = survey_node(&self.policy, &self.places, &pods.unwrap_or_default(), |_| true);
         self.count(&report);
-        self.reporting.surveyed(&report, &mut last.occurrences);
+        self.reporting.surveyed(&report, &mut last.events);
+        if let Some(mounts) = mounts {
+            self.count_mounts(&mounts);
+            self.reporting.surveyed_containers(&mounts, &mut last.events);
+        }
         report
+    }
+
+    /// Not a part of the report: `diagnose` reports sources, and the doctor every mount namespace.
+    fn container_mounts(&self, pods: &Pods, last: &mut Last) -> Option<ContainerMounts> {
+        let found = container_mounts(pods, &self.places, self.policy.host_root_scope);
+        let failure = found.as_ref().err().map(|error| error_chain(error));
+        if let Some(failure) = failure.as_ref().filter(|failure| last.failure.as_ref() != Some(failure)) {
+            warn!("survey the mounts of containers: {failure}");
+        }
+        last.failure = failure;
+        found.ok()
+    }
+
+    fn count_mounts(&self, found: &ContainerMounts) {
+        for (verdict, count) in [(VerdictName::Current, found.following_host), (VerdictName::Pinning, found.private)] {
+            let labels =
+                SourceLabels { kind: KindName::HostRoot.as_str().to_owned(), verdict: verdict.as_str().to_owned() };
+            self.metrics.sources.get_or_create(&labels).set(count as i64);
+        }
+        let places: BTreeSet<_> = found.keepers.iter().flat_map(|keeper| &keeper.places).collect();
+        self.metrics.pinned_mounts.set(places.len() as i64);
     }
 
     fn count(&self, report: &NodeReport) {

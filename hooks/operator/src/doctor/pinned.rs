@@ -1,20 +1,9 @@
 //! Filesystems that the host has unmounted and another mount namespace keeps: causes of "device or resource busy".
-//!
-//! A mount of another namespace is pinned if all of this is true (docs/decisions/0025):
-//!
-//! ```text
-//! it is on a copy of a host's mount        mounts on the namespace's own root are the container's
-//! the host shows its filesystem nowhere    a filesystem that is still mounted is in use anyway
-//! no umount of the host reaches it         the mount below it is private
-//! no runtime or container made it there    /proc, /sys and /dev, root filesystems, volumes
-//! ```
-
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
 
 use crate::holders::MountNamespace;
+use crate::host_mounts::HostMounts;
 use bindguard_core::error_chain;
-use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
+use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;
 
@@ -26,12 +15,9 @@ const NAMED: usize = 3;
 
 /// The point for them. `problems`: namespaces that could not be read.
 pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], places: &Places) -> Point {
-    let host = Host::of(own, places);
-    let mut found: Vec<PathBuf> = Vec::new();
-    for table in others.iter().filter_map(|namespace| namespace.table.as_ref().ok()) {
-        let index = MountIndex::of(table);
-        found.extend(table.entries().iter().filter_map(|entry| host.place_of_pinned(entry, &index)));
-    }
+    let host = HostMounts::of(own, places);
+    let tables = others.iter().filter_map(|namespace| namespace.table.as_ref().ok());
+    let mut found: Vec<_> = tables.flat_map(|table| host.pinned_by(table)).collect();
     found.sort();
     found.dedup();
     if let Some(first) = found.first() {
@@ -50,73 +36,6 @@ pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], 
             format!("{} other mount namespaces keep no filesystem that the host has unmounted", others.len()),
         ),
     }
-}
-
-/// The reader's own mounts.
-struct Host<'t> {
-    table: MountIndex<'t>,
-    peer_groups: HashSet<u32>,
-    places: &'t Places,
-}
-
-impl<'t> Host<'t> {
-    fn of(own: &'t MountTable, places: &'t Places) -> Self {
-        let peer_groups = own.entries().iter().filter_map(|entry| entry.propagation.peer_group).collect();
-        Self { table: MountIndex::of(own), peer_groups, places }
-    }
-
-    /// The place of a pinned mount on the host; `None`: it is not pinned.
-    fn place_of_pinned(&self, entry: &MountEntry, table: &MountIndex<'_>) -> Option<PathBuf> {
-        let parent = table.parent(entry)?;
-        let root = table.stack_at(Path::new("/")).last()?;
-        // The host also has a container's root mounted. Mounts in it, or in a copy of it, are the container's.
-        let is_its_own = parent.device == root.device && parent.root.path.starts_with(&root.root.path);
-        if is_its_own || self.unmounts_below(&parent.propagation) || self.shows(entry) {
-            return None;
-        }
-        let place = parent.place_in_filesystem(&entry.mount_point)?;
-        let (mount, path) = self.paths_of(parent, &place).next()?;
-        let mut starts = self.paths_of(parent, &parent.root.path);
-        let is_made_there = is_of_the_kernel(&path)
-            || self.is_root_of_a_container(mount)
-            || starts.any(|(_, start)| self.places.lies_in_volume(&start));
-        (!is_made_there).then_some(path)
-    }
-
-    /// True if host umounts reach mounts on `parent`: a umount propagates from a peer or a master of the parent mount.
-    fn unmounts_below(&self, parent: &Propagation) -> bool {
-        parent.master.is_some() || parent.peer_group.is_some_and(|group| self.peer_groups.contains(&group))
-    }
-
-    /// True if the host has the same filesystem mounted anywhere. All namespaces' files are on one device.
-    fn shows(&self, entry: &MountEntry) -> bool {
-        let is_nsfs = entry.fs_type.0 == "nsfs";
-        self.table.of_device(entry.device).iter().any(|mount| !is_nsfs || mount.root == entry.root)
-    }
-
-    /// The host's mounts that show a place in the filesystem of `of`, and the paths of that place.
-    fn paths_of(&self, of: &MountEntry, place: &Path) -> impl Iterator<Item = (&'t MountEntry, PathBuf)> {
-        let mounts = self.table.of_device(of.device).iter().copied();
-        let path = |mount: &'t MountEntry| {
-            let below = place.strip_prefix(&mount.root.path).ok()?;
-            // Joining an empty path would leave a slash at the end.
-            let is_root = below.as_os_str().is_empty();
-            Some((mount, if is_root { mount.mount_point.clone() } else { mount.mount_point.join(below) }))
-        };
-        mounts.filter_map(path).collect::<Vec<_>>().into_iter()
-    }
-
-    /// True for a container's root. The runtime mounts on it before the container's init makes it the root of its namespace.
-    fn is_root_of_a_container(&self, mount: &MountEntry) -> bool {
-        let is_named = mount.mount_point.file_name().is_some_and(|name| name == "rootfs" || name == "merged");
-        let is_overlay = matches!(mount.fs_type.0.as_str(), "overlay" | "fuse.fuse-overlayfs");
-        (is_named || is_overlay) && self.places.is_mounted_below(&mount.mount_point)
-    }
-}
-
-/// True for a kernel directory. Runtimes mount there for containers, also in a copy of the host's; no host mount is busy there.
-fn is_of_the_kernel(path: &Path) -> bool {
-    ["/proc", "/sys", "/dev"].iter().any(|folder| path.starts_with(folder))
 }
 
 #[cfg(test)]

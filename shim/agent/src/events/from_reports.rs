@@ -10,6 +10,7 @@ use bindguard_core::report::{
 };
 use bindguard_core::source::SourceKind;
 use bindguard_guard::refresh::{NotReplaced, RefreshOutcome, Refreshed};
+use bindguard_operator::container_mounts::Keeper;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 
 use super::occurrence::{Occurrence, PodIdentity, Reason, Subject};
@@ -135,6 +136,25 @@ fn surveyed(NodeBind { bind, pod, .. }: &NodeBind) -> Option<Occurrence> {
         reason: reason(bind.verdict(), None)?,
         message: message(&place(bind), bind.verdict(), &bind.reason()?, None),
     })
+}
+
+/// The occurrence of a running container that keeps mounts of the host.
+pub fn from_keeper(Keeper { container, places }: &Keeper) -> Option<Occurrence> {
+    let pod = &container.pod;
+    let uid = pod.uid.clone()?;
+    let subject = match (&pod.namespace, &pod.name) {
+        (Some(namespace), Some(name)) => {
+            Subject::Pod(PodIdentity { namespace: namespace.clone(), name: name.clone(), uid })
+        }
+        _ => Subject::Uid(uid),
+    };
+    let (first, others) = places.split_first()?;
+    let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    let message = format!(
+        "the container keeps mounts that the host has unmounted: {}{more}; restart it, with mountPropagation HostToContainer",
+        first.display()
+    );
+    Some(Occurrence { subject, container: container.name.clone(), reason: Reason::HostMountsPinned, message })
 }
 
 /// The reason for a bind with this verdict and outcome; `None` if there is nothing to report.

@@ -62,8 +62,10 @@ pub struct Metrics {
     pub nri: NriMetrics,
     /// Lines that the agent could not append to the journal in time.
     pub unwritten_lines: Counter,
-    /// Subpaths and volumes of the last survey.
+    /// Subpaths, volumes and host-root binds of the last survey.
     pub sources: Family<SourceLabels, Gauge>,
+    /// Mounts that the host has unmounted and containers keep.
+    pub pinned_mounts: Gauge,
 }
 
 /// The label of a kubelet root.
@@ -76,7 +78,7 @@ pub struct RootLabel {
 /// The labels of a bind source in a survey.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SourceLabels {
-    /// `subpath` or `volume`.
+    /// `subpath`, `volume` or `host-root`.
     pub kind: String,
     /// The verdict's name.
     pub verdict: String,
@@ -107,6 +109,7 @@ impl Metrics {
             nri: NriMetrics::default(),
             unwritten_lines: Counter::default(),
             sources: Family::default(),
+            pinned_mounts: Gauge::default(),
         };
         metrics.register();
         metrics.begin_at_zero();
@@ -138,7 +141,9 @@ impl Metrics {
             "Lines of the agent that were dropped",
             self.unwritten_lines.clone(),
         );
-        registry.register("sources", "Subpaths and volumes of the last survey, by verdict", self.sources.clone());
+        registry.register("sources", "Sources of binds in the last survey, by verdict", self.sources.clone());
+        let pinned = self.pinned_mounts.clone();
+        registry.register("pinned_mounts", "Mounts that the host has unmounted and containers keep", pinned);
     }
 
     /// An alert on an increase needs the zero before the first event.
