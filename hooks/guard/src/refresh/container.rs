@@ -62,17 +62,24 @@ pub fn refresh_container(
 ) -> Result<Refreshed, RefreshError> {
     refuse_sandbox(process)?;
     let mut refresh = ContainerRefresh::new(process, volumes);
-    let mut subpaths = refresh.find()?;
     refresh.notify = match act {
-        RefreshAct::Look => return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale)),
+        RefreshAct::Look => {
+            let subpaths = refresh.find()?;
+            return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale));
+        }
         RefreshAct::Replace(notify) => notify,
     };
+    // Two refreshes at once could each attach a mount, and detach the newer one first. The lock comes before the mount table: a busy
+    // kernel needs longer to print a table than for all other steps.
+    let mut lock = process.try_lock_mounts()?;
+    let mut subpaths = refresh.find()?;
     if refresh.due(&subpaths).is_empty() {
         return Ok(refresh.into_report(subpaths, not_replaced));
     }
-    // Two refreshes at once could each attach a mount, and detach the newer one first.
-    let _lock = lock(process)?;
-    subpaths = refresh.find()?;
+    if lock.is_none() {
+        lock = Some(wait_for_lock(process)?);
+        subpaths = refresh.find()?;
+    }
     for _ in 0..ROUNDS {
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
@@ -82,6 +89,7 @@ pub fn refresh_container(
         subpaths = refresh.find()?;
     }
     refresh.signal();
+    drop(lock);
     Ok(refresh.into_report(subpaths, not_replaced))
 }
 
@@ -90,7 +98,7 @@ fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
 }
 
 /// Waits for the lock for at most [`PATIENCE`].
-fn lock(process: &HeldProcess) -> Result<MountsLock, RefreshError> {
+fn wait_for_lock(process: &HeldProcess) -> Result<MountsLock, RefreshError> {
     let start = Instant::now();
     loop {
         if let Some(lock) = process.try_lock_mounts()? {

@@ -19,18 +19,20 @@ pub(super) struct Round<'r, 'a, 's> {
 impl Round<'_, '_, '_> {
     /// Returns true if the child gave no answer.
     pub(super) fn run(&mut self) -> Result<bool, RefreshError> {
+        let all: Vec<usize> = (0..self.subpaths.len()).collect();
         let mut open = Vec::new();
-        for index in 0..self.subpaths.len() {
-            match self.entered.open(index) {
-                Ok(()) => open.push(index),
+        let mut is_silent = false;
+        for (index, opened) in all.iter().zip(self.entered.open_all(&all)) {
+            match opened {
+                Ok(()) => open.push(*index),
                 Err(error) => {
-                    let is_over = is_over(&error);
-                    self.fail(index, error.into());
-                    if is_over {
-                        return Ok(true);
-                    }
+                    is_silent |= error.is_over();
+                    self.fail(*index, error.into());
                 }
             }
+        }
+        if is_silent {
+            return Ok(true);
         }
         // The mounts are open by now and keep their ids: what the table says of an id is said of the open mount.
         let table = self.refresh.process.mounts()?;
@@ -38,18 +40,16 @@ impl Round<'_, '_, '_> {
             open.into_iter().partition(|index| is_same_mount(self.subpaths[*index], &table));
         other.into_iter().for_each(|index| self.fail(index, NotReplaced::Changed));
         let attached = self.attach(&same)?;
-        attached.into_iter().for_each(|(index, method)| self.detach(index, method));
+        self.detach(&attached);
         Ok(false)
     }
 
     /// Attaches every new mount. Those of a volume that changed meanwhile are left to the next round.
     fn attach(&mut self, indices: &[usize]) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
-        let mut attached = Vec::new();
-        for index in indices.iter().copied() {
-            let method = match self.subpaths[index].state {
-                SubpathState::Covering(_) => Ok(AttachMethod::Finished),
-                SubpathState::Stale | SubpathState::Current | SubpathState::Hidden => self.attach_one(index),
-            };
+        let (finished, new): (Vec<usize>, Vec<usize>) =
+            indices.iter().partition(|index| matches!(self.subpaths[**index].state, SubpathState::Covering(_)));
+        let mut attached: Vec<_> = finished.into_iter().map(|index| (index, AttachMethod::Finished)).collect();
+        for (index, method) in self.attach_new(&new) {
             match method {
                 Ok(method) => attached.push((index, method)),
                 Err(error) if error.is_target_gone() => {}
@@ -73,32 +73,39 @@ impl Round<'_, '_, '_> {
     }
 
     /// The kernel's own method first; which kernels have it is found by trying.
-    fn attach_one(&self, index: usize) -> Result<AttachMethod, EnterError> {
-        let tucked = || self.entered.tuck(index).map(|()| AttachMethod::Tucked);
+    fn attach_new(&self, indices: &[usize]) -> Vec<(usize, Result<AttachMethod, EnterError>)> {
+        let tucked = |index| self.entered.tuck(index).map(|()| AttachMethod::Tucked);
         if fault::denies_beneath() {
-            return tucked();
+            return indices.iter().map(|index| (*index, tucked(*index))).collect();
         }
-        match self.entered.attach_beneath(index) {
-            Ok(()) => Ok(AttachMethod::Beneath),
-            Err(error) if error.is_not_possible() => tucked(),
-            Err(error) => Err(error),
+        let results = indices.iter().zip(self.entered.attach_all_beneath(indices));
+        let attached = results.map(|(index, result)| match result {
+            Err(error) if error.is_not_possible() => (*index, tucked(*index)),
+            result => (*index, result.map(|()| AttachMethod::Beneath)),
+        });
+        attached.collect()
+    }
+
+    fn detach(&mut self, attached: &[(usize, AttachMethod)]) {
+        let indices: Vec<usize> = attached.iter().map(|(index, _)| *index).collect();
+        for ((index, method), detached) in attached.iter().zip(self.entered.detach_all(&indices)) {
+            match detached.and_then(|()| self.keep_propagation(*index, *method)) {
+                Ok(()) => {
+                    self.refresh.methods.insert(self.subpaths[*index].mount.mount_point.clone(), *method);
+                    self.touch(*index);
+                }
+                Err(error) => self.fail(*index, error.into()),
+            }
         }
     }
 
-    fn detach(&mut self, index: usize, method: AttachMethod) {
-        // What is attached to a shared mount becomes shared.
+    /// A mount that is attached to a shared one becomes shared.
+    fn keep_propagation(&self, index: usize, method: AttachMethod) -> Result<(), EnterError> {
         let on_shared = self.subpaths[index].parent.as_ref().is_some_and(|it| it.propagation.peer_group.is_some());
-        let done = self.entered.detach(index).and_then(|()| match method {
+        match method {
             AttachMethod::Beneath if !on_shared => Ok(()),
             AttachMethod::Finished => Ok(()),
             AttachMethod::Beneath | AttachMethod::Tucked => self.entered.set_propagation(index),
-        });
-        match done {
-            Ok(()) => {
-                self.refresh.methods.insert(self.subpaths[index].mount.mount_point.clone(), method);
-                self.touch(index);
-            }
-            Err(error) => self.fail(index, error.into()),
         }
     }
 
@@ -113,11 +120,6 @@ impl Round<'_, '_, '_> {
     fn fail(&mut self, index: usize, why: NotReplaced) {
         self.refresh.fail(self.subpaths[index], Failure::NotReplaced(why));
     }
-}
-
-/// True if the child serves no further request.
-fn is_over(error: &EnterError) -> bool {
-    matches!(error, EnterError::Silent(_) | EnterError::Ended)
 }
 
 /// True if the mount of this id still shows the same part of the same volume at the same place.

@@ -1,47 +1,81 @@
 //! The fork of the child, and its calls that Rust cannot check.
 //!
-//! The process that forks has threads. So the child uses neither the heap nor a lock, and never returns to the caller's code.
+//! The process that forks has threads. So the child uses neither the heap nor a lock, and never returns to the caller's code. It is
+//! forked once, without SIGCHLD: a second fork would copy the agent's page tables twice, and every copy makes all threads of
+//! the agent fault on the pages that they write next.
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use nix::libc;
-use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, fork};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Signal, pidfd_send_signal};
 use rustix::thread::UnshareFlags;
 
-/// Runs `work` in a child that init reaps, and returns its pidfd.
-pub(super) fn start(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Option<OwnedFd>> {
-    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    // SAFETY: the first child makes plain syscalls and ends. The second one does, too: `work` uses neither the heap nor a
-    // lock, and never returns to the caller's code.
-    match unsafe { fork() }? {
-        ForkResult::Parent { child } => {
-            drop(write);
-            waitpid(child, None)?;
-            let mut bytes = [0; 4];
-            if rustix::io::read(&read, &mut bytes)? != bytes.len() {
-                return Err(io::Error::other("it could not fork"));
-            }
-            let pid = Pid::from_raw(i32::from_ne_bytes(bytes)).ok_or(io::ErrorKind::InvalidData)?;
-            Ok(pidfd_open(pid, PidfdFlags::empty()).ok())
-        }
-        ForkResult::Child => {
-            // SAFETY: as above.
-            if let Ok(ForkResult::Child) = unsafe { fork() } {
+use super::is_readable;
+
+/// Limit of the wait for a child that was killed, or whose socket is closed.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A child process. It is reaped when this value ends, if it ends soon; otherwise when the agent ends.
+#[derive(Debug)]
+pub(super) struct ChildProcess(OwnedFd);
+
+impl ChildProcess {
+    /// Runs `work` in a child.
+    pub(super) fn start(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Self> {
+        let mut pidfd: RawFd = -1;
+        // SAFETY: without a stack of its own the child goes on with a copy of this one, as after fork(2). It makes plain syscalls,
+        // uses neither the heap nor a lock, and never returns to the caller's code. The kernel writes the pidfd before it returns.
+        match unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PIDFD, 0, &raw mut pidfd, 0, 0) } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
                 // SAFETY: plain syscalls. Nothing of the container may look into this copy of the agent.
                 unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
-                let _ = rustix::io::write(&write, &std::process::id().to_ne_bytes());
                 close_others(kept);
                 work();
+                // SAFETY: ends the process without running what its copy of this one has registered.
+                unsafe { libc::_exit(0) }
             }
-            // SAFETY: ends the process without running what its copy of this one has registered.
-            unsafe { libc::_exit(0) }
+            // SAFETY: the descriptor is new, and no other value owns it.
+            _ => Ok(Self(unsafe { OwnedFd::from_raw_fd(pidfd) })),
         }
+    }
+
+    /// Kills it, if it has not ended.
+    pub(super) fn kill(&self) {
+        let _ = pidfd_send_signal(&self.0, Signal::KILL);
+    }
+
+    /// True until it ends.
+    pub(super) fn is_alive(&self) -> bool {
+        !is_readable(self.as_fd(), Duration::ZERO)
+    }
+
+    fn reap(&self) {
+        // SAFETY: the kernel fills the structure, which nothing reads. `__WALL`: a child without SIGCHLD is not waited for otherwise.
+        unsafe {
+            let mut info: libc::siginfo_t = mem::zeroed();
+            let pidfd = self.0.as_raw_fd().unsigned_abs();
+            libc::waitid(libc::P_PIDFD, pidfd, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::__WALL);
+        }
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        if is_readable(self.as_fd(), PATIENCE) {
+            self.reap();
+        }
+    }
+}
+
+impl AsFd for ChildProcess {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Signal, pidfd_send_signal};
 
 use self::child::{Child, Opened};
+use self::fork::ChildProcess;
 use self::job::Job;
 use self::message::{Reply, Request};
 
@@ -34,6 +34,9 @@ pub use self::clone::{CloneError, NewMount, clone_like};
 pub use self::job::Replacement;
 pub use self::message::EnterStep;
 pub use self::process::{HeldProcess, MountsLock, ProcessError};
+
+/// Limit of requests that wait for the child. They and their replies fit into the buffers of the socket.
+const AHEAD: usize = 32;
 
 /// Limit of replacements of one child.
 pub const AT_A_TIME: usize = 256;
@@ -65,6 +68,11 @@ impl EnterError {
         matches!(Errno::from_io_error(source), Some(Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP))
     }
 
+    /// True if the child serves no further request.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::Silent(_) | Self::Ended)
+    }
+
     /// True if the new file was removed before it was attached: the volume changed again.
     pub fn is_target_gone(&self) -> bool {
         let Self::Failed(step, source) = self else { return false };
@@ -76,9 +84,10 @@ impl EnterError {
 /// A child in a container's mount namespace. It ends with this value.
 #[derive(Debug)]
 pub struct Entered {
+    /// Closed before the child is waited for: a child that is not killed ends by that.
     socket: OwnedFd,
-    /// `None` if it ended before its pidfd was opened.
-    child: Option<OwnedFd>,
+    /// `None` once it is abandoned.
+    child: Option<ChildProcess>,
     patience: Duration,
     /// It changed a propagation that it has yet to restore.
     is_tucking: Cell<bool>,
@@ -101,13 +110,13 @@ impl Entered {
             .map_err(|errno| EnterError::NoChild(errno.into()))?;
         let mut opened: Vec<Opened> = jobs.iter().map(|_| Opened::default()).collect();
         let kept = kept(&theirs, process, &jobs);
-        let child = fork::start(&kept, || {
+        let child = ChildProcess::start(&kept, || {
             let (socket, process) = (theirs.as_fd(), process.as_fd());
             Child { socket, process, jobs: &jobs, opened: &mut opened }.serve();
         })
         .map_err(EnterError::NoChild)?;
         drop(theirs);
-        let entered = Self { socket: ours, child, patience, is_tucking: Cell::new(false) };
+        let entered = Self { socket: ours, child: Some(child), patience, is_tucking: Cell::new(false) };
         entered.reply()?;
         Ok(entered)
     }
@@ -120,12 +129,22 @@ impl Entered {
         self.call(Request::Open, index)
     }
 
+    /// The same for several replacements, one result for each.
+    pub fn open_all(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
+        self.call_all(Request::Open, indices)
+    }
+
     /// Attaches the new mount beneath the stale one: `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn attach_beneath(&self, index: usize) -> Result<(), EnterError> {
         self.call(Request::AttachBeneath, index)
+    }
+
+    /// The same for several replacements, one result for each.
+    pub fn attach_all_beneath(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
+        self.call_all(Request::AttachBeneath, indices)
     }
 
     /// Attaches the new mount beneath the stale one through propagation. Success does not mean that it arrived.
@@ -145,6 +164,11 @@ impl Entered {
     /// The kernel's.
     pub fn detach(&self, index: usize) -> Result<(), EnterError> {
         self.call(Request::Detach, index)
+    }
+
+    /// The same for several replacements, one result for each.
+    pub fn detach_all(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
+        self.call_all(Request::Detach, indices)
     }
 
     /// Gives a tucked mount the propagation of the mount that it replaced, after that one was detached.
@@ -173,15 +197,36 @@ impl Entered {
     /// to restore a propagation ends by itself: the socket closes.
     fn kill(&self) {
         if let Some(child) = self.child.as_ref().filter(|_| !self.is_tucking.get()) {
-            let _ = pidfd_send_signal(child, Signal::KILL);
+            child.kill();
         }
     }
 
     fn call(&self, request: impl Fn(u16) -> Request, index: usize) -> Result<(), EnterError> {
+        self.send(request, index)?;
+        self.reply()
+    }
+
+    /// Sends requests ahead of their replies: the child and the caller need not take turns on a busy processor.
+    fn call_all(&self, request: impl Fn(u16) -> Request + Copy, indices: &[usize]) -> Vec<Result<(), EnterError>> {
+        let mut results = Vec::with_capacity(indices.len());
+        let mut is_over = false;
+        for some in indices.chunks(AHEAD) {
+            let sent: Vec<_> = some.iter().map(|index| self.send(request, *index)).collect();
+            for sent in sent {
+                // A child that gave one reply too late is not waited for a second time.
+                let result = if is_over { Err(EnterError::Ended) } else { sent.and_then(|()| self.reply()) };
+                is_over |= result.as_ref().is_err_and(EnterError::is_over);
+                results.push(result);
+            }
+        }
+        results
+    }
+
+    fn send(&self, request: impl Fn(u16) -> Request, index: usize) -> Result<(), EnterError> {
         let index = u16::try_from(index).map_err(|_| EnterError::Ended)?;
         rustix::net::send(&self.socket, &request(index).to_bytes(), rustix::net::SendFlags::NOSIGNAL)
             .map_err(|_| EnterError::Ended)?;
-        self.reply()
+        Ok(())
     }
 
     fn reply(&self) -> Result<(), EnterError> {
@@ -207,13 +252,13 @@ impl Drop for Entered {
 /// A child that was given up.
 #[derive(Debug)]
 pub struct Abandoned {
-    child: Option<OwnedFd>,
+    child: Option<ChildProcess>,
 }
 
 impl Abandoned {
     /// True until it ends.
     pub fn is_alive(&self) -> bool {
-        self.child.as_ref().is_some_and(|child| !is_readable(child.as_fd(), Duration::ZERO))
+        self.child.as_ref().is_some_and(ChildProcess::is_alive)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A container's init process, held by a pidfd: what is read of it belongs to it and to no later process of the same pid.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
@@ -86,7 +86,7 @@ impl HeldProcess {
     /// # Errors
     /// If it cannot be read, or the process ended.
     pub fn read(&self, name: &'static str) -> Result<Vec<u8>, ProcessError> {
-        let text = fs::read(format!("/proc/{}/{name}", self.pid));
+        let text = read_at_once(format!("/proc/{}/{name}", self.pid));
         // Read first, then checked: while the process lived, its pid was no other's.
         if !self.is_alive() {
             return Err(ProcessError::Ended(self.pid));
@@ -175,6 +175,13 @@ impl HeldProcess {
             source: errno.into(),
         })
     }
+}
+
+/// The content of a file of procfs, which has no size: a buffer that holds most of them saves a dozen short reads.
+fn read_at_once(path: String) -> io::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(16 * 1024);
+    File::open(path)?.read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// A lock that ends with this value, also if a process that was forked meanwhile has a copy of the descriptor.
