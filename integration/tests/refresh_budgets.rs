@@ -18,6 +18,9 @@ use k8s_cri::v1::MountPropagation::PropagationPrivate;
 const KEYS: [&str; 5] = ["0", "1", "2", "3", "4"];
 const UPDATES: u32 = 10;
 
+/// The updates of all files at once.
+const BURSTS: u32 = 5;
+
 #[test]
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).cri().story(story);
@@ -40,9 +43,14 @@ fn story(node: &Node) -> Result<()> {
         windows[windows.len() / 2],
         windows.last()
     );
-    let before = in_containers(&agent);
-    all_at_once(&started, account.as_ref())?;
-    println!("of it in the containers: {:?}", in_containers(&agent) - before);
+    let mut bursts = Vec::new();
+    for update in UPDATES + 1..=UPDATES + BURSTS {
+        // The agent also checks all containers after its start, and each volume again a moment after an update.
+        until_idle(&agent)?;
+        bursts.push(all_at_once(&started, update, account.as_ref())?);
+    }
+    bursts.sort();
+    println!("until the last one is read: median {:?}, longest {:?}", bursts[bursts.len() / 2], bursts.last());
     for pod in started {
         pod.end(node, &cri)?;
     }
@@ -85,7 +93,7 @@ impl RunningPod {
 
 /// The digits of a number as text that lives as long as the program: a volume's content is borrowed.
 fn content(number: u32) -> [(&'static str, &'static str); 5] {
-    const NUMBERS: [&str; 12] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11"];
+    const NUMBERS: [&str; 16] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];
     KEYS.map(|key| (key, NUMBERS[number as usize]))
 }
 
@@ -115,15 +123,18 @@ fn window_of(pod: &RunningPod, update: u32) -> Result<Duration> {
     })
 }
 
-fn all_at_once(pods: &[RunningPod], account: Option<&CpuAccount>) -> Result<()> {
+/// The time until the last file is read. The reader polls with pauses: on a node with two processors, one that spins takes half of
+/// them.
+fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -> Result<Duration> {
     let before = account.map(CpuAccount::used).transpose()?;
     let began = Instant::now();
-    pods.iter().try_for_each(|pod| pod.update(UPDATES + 1))?;
+    pods.iter().try_for_each(|pod| pod.update(update))?;
     let written = began.elapsed();
-    let text = (UPDATES + 1).to_string();
+    let text = update.to_string();
     for file in pods.iter().flat_map(|pod| &pod.files) {
         while fs::read_to_string(file)? != text {
             ensure!(began.elapsed() < Duration::from_secs(60), "{} stays old", file.display());
+            thread::sleep(Duration::from_millis(1));
         }
     }
     let (all, files) = (began.elapsed(), pods.len() * KEYS.len());
@@ -132,15 +143,28 @@ fn all_at_once(pods: &[RunningPod], account: Option<&CpuAccount>) -> Result<()> 
         println!("processor time: {:?} for each file", (account.used()? - before) / files as u32);
     }
     ensure!(all < written + Duration::from_secs(10), "{all:?}");
-    Ok(())
+    Ok(all)
 }
 
-/// The time that refreshes took, one after the other. The rest are queries to the CRI and re-binds on the host.
-fn in_containers(agent: &Agent) -> Duration {
-    Duration::from_secs_f64(agent.figure("bindguard_refresh_seconds_sum"))
+/// Waits until no volume was checked for a second.
+fn until_idle(agent: &Agent) -> Result<()> {
+    let mut used = processor_time(agent)?;
+    until("the agent is idle", || {
+        thread::sleep(Duration::from_secs(1));
+        let now = processor_time(agent)?;
+        let before = std::mem::replace(&mut used, now);
+        Ok(now == before)
+    })
 }
 
-/// The processor time of the agent and its children, which init reaps.
+/// The ticks of the agent's own threads: proc_pid_stat(5).
+fn processor_time(agent: &Agent) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid())).context("read the agent's processor time")?;
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    fields.map(|ticks| Ok(ticks.parse::<u64>()?)).sum()
+}
+
+/// The processor time of the agent and its children.
 struct CpuAccount(PathBuf);
 
 impl CpuAccount {

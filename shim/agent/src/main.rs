@@ -18,6 +18,7 @@ mod node_state;
 mod nri;
 mod pod_refreshes;
 mod pods;
+mod refresh_queue;
 mod refresher;
 mod reporting;
 mod roots;

@@ -1,61 +1,95 @@
 //! Refreshes the running containers of pods that opted in, after the host's subpaths of a volume became current.
+//!
+//! Several pods at a time: most of a refresh is a wait, for the kernel's RCU grace period after each detach and for a processor.
+//! Workers start when there is work, and end when there is none: an idle agent keeps no stacks for them.
 
-use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Scope};
+use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::{PodVolumes, VolumeOfPod};
+use tracing::error;
 
 use crate::events::PodIdentity;
 use crate::pods::{OptedIn, PodLookup};
+use crate::refresh_queue::{Planned, RefreshQueue};
 use crate::refresher::{Container, Refresher};
+
+/// Limit of pods that are refreshed at a time.
+const SIDE_BY_SIDE: usize = 8;
 
 /// The volumes whose containers are to be refreshed.
 #[derive(Debug, Clone)]
-pub struct Refreshes(Sender<VolumeOfPod>);
+pub struct Refreshes(Sender<Planned>);
 
 impl Refreshes {
     /// Plans the refresh of a volume's containers.
     pub fn plan(&self, volume: VolumeOfPod) {
         // Without the thread there is no refresh; its panic was reported.
-        let _ = self.0.send(volume);
+        let _ = self.0.send(Planned { volume, at: Instant::now() });
     }
 }
 
 /// Both ends of the plan.
-pub fn refreshes() -> (Refreshes, Receiver<VolumeOfPod>) {
+pub fn refreshes() -> (Refreshes, Receiver<Planned>) {
     let (plan, planned) = channel();
     (Refreshes(plan), planned)
 }
 
-/// Works in a thread of its own.
+/// Starts the workers, from a thread of its own.
 #[derive(Debug)]
 pub struct PodRefreshes<'a> {
     pods: &'a PodLookup,
     refresher: Refresher<'a>,
+    queue: Mutex<RefreshQueue>,
 }
 
 impl<'a> PodRefreshes<'a> {
     /// Refreshes with this refresher the containers of these pods.
     pub fn new(pods: &'a PodLookup, refresher: Refresher<'a>) -> Self {
-        Self { pods, refresher }
+        Self { pods, refresher, queue: Mutex::default() }
     }
 
     /// Refreshes what is planned, until no plan can come any more.
-    pub fn run(&mut self, planned: &Receiver<VolumeOfPod>) {
-        while let Ok(first) = planned.recv() {
-            // Of many plans for one pod, one refresh does them all.
-            let mut due = VecDeque::from([first]);
-            due.extend(planned.try_iter());
-            while let Some(volume) = due.pop_front() {
-                due.retain(|other| other.pod_directory() != volume.pod_directory());
-                self.refresh_pod(&volume);
+    pub fn run(&self, planned: &Receiver<Planned>) {
+        thread::scope(|scope| {
+            for planned in planned {
+                let needs_worker = self.queue().add(planned, SIDE_BY_SIDE);
+                if needs_worker {
+                    self.start_worker(scope);
+                }
             }
+        });
+    }
+
+    fn start_worker<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let worker = thread::Builder::new().name("refresh-pod".to_owned());
+        if worker.spawn_scoped(scope, || self.work()).is_err() {
+            // The limit of threads is reached: later, and one after the other.
+            self.work();
         }
     }
 
-    fn refresh_pod(&mut self, volume: &VolumeOfPod) {
-        let opted_in = match self.pods.opted_in(&volume.pod_uid) {
+    fn work(&self) {
+        let mut next = self.queue().next(None);
+        while let Some(planned) = next {
+            if catch_unwind(AssertUnwindSafe(|| self.refresh_pod(&planned))).is_err() {
+                error!("refresh the containers of pod {}: the thread panicked", planned.volume.pod_uid);
+                self.refresher.count_restart();
+            }
+            next = self.queue().next(Some(&planned));
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, RefreshQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refresh_pod(&self, Planned { volume, at }: &Planned) {
+        let opted_in = match self.pods.opted_in(&volume.pod_uid, *at) {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return,
             // One warning for the node, not one for each pod.
@@ -74,7 +108,7 @@ impl<'a> PodRefreshes<'a> {
         self.refresher.warn(&volume.pod_uid, warnings);
     }
 
-    fn refresh(&mut self, uid: &str, opted_in: &OptedIn, container: &Container, volumes: &PodVolumes) -> Vec<String> {
+    fn refresh(&self, uid: &str, opted_in: &OptedIn, container: &Container, volumes: &PodVolumes) -> Vec<String> {
         let (namespace, pod) = (opted_in.pod.namespace.clone(), opted_in.pod.name.clone());
         let pod = PodIdentity { namespace, name: pod, uid: uid.to_owned() };
         let name = format!("{}/{} container {}", opted_in.pod.namespace, opted_in.pod.name, container.name);

@@ -1,8 +1,10 @@
-//! Refreshes running containers one after the other, and reports what could not be done.
+//! Refreshes running containers, and reports what could not be done.
 //!
-//! Each has a thread of its own: a container can make its own refresh wait, and must not delay the host's re-binds.
+//! Several threads may use one refresher, each for another container: a container can make its own refresh wait, and must not
+//! delay the host's re-binds.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
@@ -31,12 +33,19 @@ pub struct Container {
     pub pod: Option<(PodIdentity, String)>,
 }
 
-/// Works in a thread of its own.
+/// Refreshes containers, and remembers what is known of each.
 #[derive(Debug)]
 pub struct Refresher<'a> {
     metrics: &'a Metrics,
     reporting: &'a Reporting,
     policy: &'a Policy,
+    /// Locked for a look-up, never during a refresh.
+    known: Mutex<Known>,
+}
+
+/// The findings of earlier refreshes.
+#[derive(Debug, Default)]
+struct Known {
     /// Children that hang in a container, by its id: no other one is started there.
     abandoned: HashMap<String, Abandoned>,
     warned: HashMap<String, Vec<String>>,
@@ -48,15 +57,13 @@ pub struct Refresher<'a> {
 impl<'a> Refresher<'a> {
     /// A refresher that has done nothing.
     pub fn new(metrics: &'a Metrics, reporting: &'a Reporting, policy: &'a Policy) -> Self {
-        let (abandoned, warned, standing, left) = Default::default();
-        Self { metrics, reporting, policy, abandoned, warned, standing, left }
+        Self { metrics, reporting, policy, known: Mutex::default() }
     }
 
     /// Refreshes one container, and returns what could not be done.
-    pub fn refresh(&mut self, container: &Container, files: &dyn CurrentFiles, notify: Notify) -> Vec<String> {
+    pub fn refresh(&self, container: &Container, files: &dyn CurrentFiles, notify: Notify) -> Vec<String> {
         let name = &container.name;
-        self.abandoned.retain(|_, child| child.is_alive());
-        if self.abandoned.contains_key(&container.id) {
+        if self.known().has_abandoned(&container.id) {
             return vec![format!("refresh {name}: an earlier refresh still hangs in it")];
         }
         let start = Instant::now();
@@ -80,24 +87,20 @@ impl<'a> Refresher<'a> {
         }
         let warnings = self.report(name, &refreshed);
         if let Some((pod, name)) = &container.pod {
-            self.reporting.refreshed(pod, (&container.id, name), &refreshed, &mut self.standing);
+            self.reporting.refreshed(pod, (&container.id, name), &refreshed, &mut self.known().standing);
         }
         self.record(container, notify, &refreshed, start.elapsed());
-        self.abandoned.extend(refreshed.abandoned.map(|child| (container.id.clone(), child)));
+        self.known().abandoned.extend(refreshed.abandoned.map(|child| (container.id.clone(), child)));
         warnings
     }
 
     /// Journals what changed: a mount or a notification, or the reason for which a mount is still stale.
-    fn record(&mut self, container: &Container, notify: Notify, refreshed: &Refreshed, took: Duration) {
+    fn record(&self, container: &Container, notify: Notify, refreshed: &Refreshed, took: Duration) {
         let mounts: Vec<_> = refreshed.mounts.iter().map(RefreshedMount::from).collect();
         let is_left = |mount: &&RefreshedMount| !mount.outcome.is_replaced() && mount.outcome != MountResult::Restless;
         let left: Vec<_> = mounts.iter().filter(is_left).cloned().collect();
-        let known = self.left.remove(&container.id).unwrap_or_default();
-        let is_news = refreshed.replaced() > 0 || refreshed.not_notified.is_some() || left != known;
-        if !left.is_empty() {
-            self.left.insert(container.id.clone(), left);
-        }
-        if is_news {
+        let is_changed = self.known().leaves(&container.id, left);
+        if refreshed.replaced() > 0 || refreshed.not_notified.is_some() || is_changed {
             let mut line = line_about(container);
             line.mounts = mounts;
             line.notification = refreshed.notification(notify);
@@ -145,9 +148,39 @@ impl<'a> Refresher<'a> {
     }
 
     /// Logs the warnings that are new for this pod or container.
-    pub fn warn(&mut self, about: &str, warnings: Vec<String>) {
-        let known = self.warned.remove(about).unwrap_or_default();
-        warnings.iter().filter(|warning| !known.contains(warning)).for_each(|warning| warn!("{warning}"));
+    pub fn warn(&self, about: &str, warnings: Vec<String>) {
+        self.known().warn(about, warnings);
+    }
+
+    /// Counts a thread that goes on after a panic.
+    pub fn count_restart(&self) {
+        self.metrics.restarts.inc();
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn has_abandoned(&mut self, id: &str) -> bool {
+        self.abandoned.retain(|_, child| child.is_alive());
+        self.abandoned.contains_key(id)
+    }
+
+    /// Remembers the mounts that a container has left, and returns true if they are others than before.
+    fn leaves(&mut self, id: &str, left: Vec<RefreshedMount>) -> bool {
+        let before = self.left.remove(id).unwrap_or_default();
+        let is_changed = left != before;
+        if !left.is_empty() {
+            self.left.insert(id.to_owned(), left);
+        }
+        is_changed
+    }
+
+    fn warn(&mut self, about: &str, warnings: Vec<String>) {
+        let before = self.warned.remove(about).unwrap_or_default();
+        warnings.iter().filter(|warning| !before.contains(warning)).for_each(|warning| warn!("{warning}"));
         if !warnings.is_empty() {
             self.warned.insert(about.to_owned(), warnings);
         }

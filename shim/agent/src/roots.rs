@@ -1,4 +1,4 @@
-//! The threads of each kubelet root: one follows its volumes, one refreshes its containers.
+//! The threads of each kubelet root: one follows its volumes, one starts the refreshes of its containers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -67,8 +67,8 @@ impl KubeletRoots {
             return;
         }
         self.again_and_again("follow the containers of Docker and Podman", || {
-            let mut refresher = Refresher::new(&self.served.metrics, &self.served.reporting, policy);
-            engines::follow(mode, self.config.agent().survey, &mut refresher)
+            let refresher = Refresher::new(&self.served.metrics, &self.served.reporting, policy);
+            engines::follow(mode, self.config.agent().survey, &refresher)
         });
     }
 
@@ -80,7 +80,7 @@ impl KubeletRoots {
             spawn("refresh", move || {
                 let served = &refreshing.served;
                 let refresher = Refresher::new(&served.metrics, &served.reporting, refreshing.config.policy());
-                let mut refreshes = PodRefreshes::new(&refreshing.pods, refresher);
+                let refreshes = PodRefreshes::new(&refreshing.pods, refresher);
                 refreshing.again_and_again("refresh containers", || {
                     refreshes.run(&planned);
                     Ok(())

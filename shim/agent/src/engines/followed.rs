@@ -41,7 +41,7 @@ impl Followed {
     }
 
     /// Finds the containers that opted in, watches the directories of their files, and refreshes each.
-    pub fn survey(&mut self, watches: &mut Watches, refresher: &mut Refresher<'_>) {
+    pub fn survey(&mut self, watches: &mut Watches, refresher: &Refresher<'_>) {
         let mut warnings = Vec::new();
         let folders = state_folders(&self.root);
         let before = watches.begin();
@@ -63,7 +63,7 @@ impl Followed {
     }
 
     /// Refreshes a container, if it still runs.
-    pub fn refresh(&self, id: &str, refresher: &mut Refresher<'_>) {
+    pub fn refresh(&self, id: &str, refresher: &Refresher<'_>) {
         let Some(opted_in) = self.containers.get(id) else { return };
         let (files, errors) = BoundFiles::open(opted_in.binds.clone());
         let mut warnings = opted_in.problems.clone();

@@ -31,7 +31,7 @@ use crate::watch::Inotify;
 ///
 /// # Errors
 /// If there is no inotify instance, or it fails.
-pub fn follow(mode: RefreshMode, interval: Duration, refresher: &mut Refresher<'_>) -> io::Result<()> {
+pub fn follow(mode: RefreshMode, interval: Duration, refresher: &Refresher<'_>) -> io::Result<()> {
     let mut watches = Watches::new(Inotify::new()?);
     let mut followed = Followed::new(Path::new("/"), mode);
     let mut schedule = Schedule::new(interval, Instant::now());

@@ -1,9 +1,9 @@
-//! Queries to the CRI about one pod: its annotations, its running containers and their init processes.
+//! Queries to the CRI: pods with their annotations, running containers and their init processes.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindguard_core::refresh_request::RefreshRequest;
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName, Pods as PodsOfNode};
@@ -20,7 +20,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
 use super::Pod;
-use crate::refresher::Container;
+use super::listing::{Listing, NamedContainer};
 
 /// The label with which the kubelet marks a sandbox (`pkg/kubelet/types/labels.go`).
 const POD_UID: &str = "io.kubernetes.pod.uid";
@@ -68,15 +68,22 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn pod(&self, uid: &str) -> Result<Option<Pod>, CriError> {
-        let filter = PodSandboxFilter {
-            state: Some(PodSandboxStateValue { state: PodSandboxState::SandboxReady.into() }),
-            label_selector: HashMap::from([(POD_UID.to_owned(), uid.to_owned())]),
-            ..PodSandboxFilter::default()
-        };
-        let request = ListPodSandboxRequest { filter: Some(filter) };
-        let answer = self.client.clone().list_pod_sandbox(request).await;
-        let items = answer.map_err(failed("ListPodSandbox"))?.into_inner().items;
-        Ok(items.into_iter().max_by_key(|sandbox| sandbox.created_at).map(Pod::from))
+        let label = HashMap::from([(POD_UID.to_owned(), uid.to_owned())]);
+        Ok(newest(self.sandboxes(label).await?).remove(uid))
+    }
+
+    /// All running pods with their running containers.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub async fn listing(&self) -> Result<Listing, CriError> {
+        let began = Instant::now();
+        let pods = newest(self.sandboxes(HashMap::new()).await?);
+        let mut containers: HashMap<String, Vec<NamedContainer>> = HashMap::new();
+        for listed in self.running(String::new()).await? {
+            containers.entry(listed.pod_sandbox_id.clone()).or_default().push(listed.into());
+        }
+        Ok(Listing::new(began, pods, containers))
     }
 
     /// All pods with their containers, for a survey of the node.
@@ -91,26 +98,28 @@ impl Cri {
         Ok(from_lists(sandboxes, containers))
     }
 
-    /// The running containers of a sandbox. One that ends meanwhile is left out.
+    /// The running containers of a sandbox.
     ///
     /// # Errors
     /// If the CRI does not answer.
-    pub async fn containers(&self, sandbox: &str) -> Result<Vec<Container>, CriError> {
-        let filter = ContainerFilter {
-            state: Some(ContainerStateValue { state: CriContainerState::ContainerRunning.into() }),
-            pod_sandbox_id: sandbox.to_owned(),
-            ..ContainerFilter::default()
-        };
-        let request = ListContainersRequest { filter: Some(filter) };
-        let answer = self.client.clone().list_containers(request).await;
-        let mut containers = Vec::new();
-        for listed in answer.map_err(failed("ListContainers"))?.into_inner().containers {
-            let name = listed.metadata.unwrap_or_default().name;
-            if let Some(pid) = self.pid(&listed.id).await? {
-                containers.push(Container { id: listed.id, name, pid, pod: None });
-            }
-        }
-        Ok(containers)
+    pub async fn containers(&self, sandbox: &str) -> Result<Vec<NamedContainer>, CriError> {
+        Ok(self.running(sandbox.to_owned()).await?.into_iter().map(NamedContainer::from).collect())
+    }
+
+    /// The ready sandboxes with these labels.
+    async fn sandboxes(&self, label_selector: HashMap<String, String>) -> Result<Vec<PodSandbox>, CriError> {
+        let state = Some(PodSandboxStateValue { state: PodSandboxState::SandboxReady.into() });
+        let filter = PodSandboxFilter { state, label_selector, ..PodSandboxFilter::default() };
+        let answer = self.client.clone().list_pod_sandbox(ListPodSandboxRequest { filter: Some(filter) }).await;
+        Ok(answer.map_err(failed("ListPodSandbox"))?.into_inner().items)
+    }
+
+    /// The running containers of a sandbox, or of all if its id is empty.
+    async fn running(&self, pod_sandbox_id: String) -> Result<Vec<ListedContainer>, CriError> {
+        let state = Some(ContainerStateValue { state: CriContainerState::ContainerRunning.into() });
+        let filter = ContainerFilter { state, pod_sandbox_id, ..ContainerFilter::default() };
+        let answer = self.client.clone().list_containers(ListContainersRequest { filter: Some(filter) }).await;
+        Ok(answer.map_err(failed("ListContainers"))?.into_inner().containers)
     }
 
     /// The configuration that the CRI plugin of containerd reports; `None` if the runtime is another one.
@@ -123,7 +132,10 @@ impl Cri {
     }
 
     /// The pid of a container's init; `None` if it ended, or the runtime has no such process, as with a virtual machine.
-    async fn pid(&self, id: &str) -> Result<Option<u32>, CriError> {
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub async fn pid(&self, id: &str) -> Result<Option<u32>, CriError> {
         let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
         let answer = match self.client.clone().container_status(request).await {
             Err(status) if status.code() == tonic::Code::NotFound => return Ok(None),
@@ -138,6 +150,19 @@ impl Cri {
 #[derive(Debug, Deserialize)]
 struct Info {
     pid: Option<u32>,
+}
+
+/// The pods of these sandboxes by their uids. Of two sandboxes of one pod the newer one counts.
+fn newest(mut sandboxes: Vec<PodSandbox>) -> HashMap<String, Pod> {
+    sandboxes.sort_by_key(|sandbox| sandbox.created_at);
+    let by_uid = |sandbox: PodSandbox| Some((sandbox.labels.get(POD_UID)?.clone(), Pod::from(sandbox)));
+    sandboxes.into_iter().filter_map(by_uid).collect()
+}
+
+impl From<ListedContainer> for NamedContainer {
+    fn from(listed: ListedContainer) -> Self {
+        Self { id: listed.id, name: listed.metadata.unwrap_or_default().name }
+    }
 }
 
 impl From<PodSandbox> for Pod {

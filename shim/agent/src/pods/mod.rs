@@ -3,6 +3,8 @@
 //! Threads send a question, the main thread's tokio answers: a runtime that hangs costs a thread its time limit, and the agent nothing.
 
 mod cri;
+mod listing;
+mod pids;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -13,6 +15,10 @@ use bindguard_config::RefreshMode;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
 use bindguard_operator::pods::Pods as PodsOfNode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::timeout;
+
+use self::listing::Listing;
+use self::pids::Pids;
 
 pub use self::cri::{Cri, CriError};
 
@@ -24,6 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The time for which a pod without a request is not queried again: its annotations are fixed, but a sandbox of the same
 /// uid can be created again.
 const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// The time for which a listing of all pods is kept after the last question.
+const LISTING_KEPT: Duration = Duration::from_secs(1);
 
 /// A pod.
 #[derive(Debug, Clone)]
@@ -60,7 +69,7 @@ pub struct PodLookup {
 /// A question to the CRI, and the way back.
 #[derive(Debug)]
 enum Question {
-    OptedIn(String, Sender<Answer>),
+    OptedIn { uid: String, update: Instant, reply: Sender<Answer> },
     All(Sender<Result<PodsOfNode, CriError>>),
 }
 
@@ -73,12 +82,12 @@ impl PodLookup {
         self.query(Question::All)
     }
 
-    /// The pod with this uid, if it requested refreshes. Waits.
+    /// The pod with this uid, if it requested refreshes, with its containers at the moment of an update or later. Waits.
     ///
     /// # Errors
     /// If the CRI does not answer.
-    pub fn opted_in(&self, uid: &str) -> Answer {
-        self.query(|reply| Question::OptedIn(uid.to_owned(), reply))
+    pub fn opted_in(&self, uid: &str, update: Instant) -> Answer {
+        self.query(|reply| Question::OptedIn { uid: uid.to_owned(), update, reply })
     }
 
     fn query<A>(&self, question: impl FnOnce(Sender<Result<A, CriError>>) -> Question) -> Result<A, CriError> {
@@ -95,41 +104,62 @@ pub struct Answering {
     mode: RefreshMode,
     questions: UnboundedReceiver<Question>,
     without_request: HashMap<String, Instant>,
+    listing: Option<Listing>,
+    pids: Pids,
 }
 
 /// Both ends of the questions to the CRI at this socket.
 pub fn pods(socket: &Path, mode: RefreshMode) -> (PodLookup, Answering) {
     let (ask, questions) = unbounded_channel();
-    (PodLookup { questions: ask }, Answering { cri: Cri::of(socket), mode, questions, without_request: HashMap::new() })
+    let (without_request, listing, pids) = Default::default();
+    (PodLookup { questions: ask }, Answering { cri: Cri::of(socket), mode, questions, without_request, listing, pids })
 }
 
 impl Answering {
     /// Answers until no thread can send a question any more.
     pub async fn run(mut self) {
-        while let Some(question) = self.questions.recv().await {
+        while let Some(question) = self.next().await {
             // A thread that did not wait any longer needs no answer.
             match question {
-                Question::OptedIn(uid, reply) => drop(reply.send(self.answer(&uid).await)),
+                Question::OptedIn { uid, update, reply } => drop(reply.send(self.answer(&uid, update).await)),
                 Question::All(reply) => drop(reply.send(self.all().await)),
             }
         }
     }
 
-    async fn all(&self) -> Result<PodsOfNode, CriError> {
+    /// The next question. The listing of many pods is dropped when none comes.
+    async fn next(&mut self) -> Option<Question> {
+        if self.listing.is_some() {
+            match timeout(LISTING_KEPT, self.questions.recv()).await {
+                Ok(question) => return question,
+                Err(_) => self.listing = None,
+            }
+        }
+        self.questions.recv().await
+    }
+
+    async fn all(&mut self) -> Result<PodsOfNode, CriError> {
         let mut pods = self.cri.pods_of_node().await?;
+        self.pids.forget_others(|id| pods.containers.iter().any(|container| container.id == id));
         if self.mode == RefreshMode::All {
             pods.opt_all_in();
         }
         Ok(pods)
     }
 
-    async fn answer(&mut self, uid: &str) -> Answer {
+    async fn answer(&mut self, uid: &str, update: Instant) -> Answer {
         let now = Instant::now();
         self.without_request.retain(|_, until| *until > now);
         if self.without_request.contains_key(uid) {
             return Ok(None);
         }
-        let Some(pod) = self.cri.pod(uid).await? else { return Ok(None) };
+        self.list_if_many_wait(update).await?;
+        let listing = self.listing.as_ref().filter(|listing| listing.is_enough_for(update));
+        let pod = match listing {
+            Some(listing) => listing.pod(uid).cloned(),
+            None => self.cri.pod(uid).await?,
+        };
+        let Some(pod) = pod else { return Ok(None) };
         let mut request = RefreshRequest::from_annotations(|name| pod.annotations.get(name).map(String::as_str));
         if self.mode == RefreshMode::All {
             request.containers = OptIn::All;
@@ -138,8 +168,23 @@ impl Answering {
             self.without_request.insert(uid.to_owned(), now + REMEMBERED);
             return Ok(None);
         }
-        let mut containers = self.cri.containers(&pod.sandbox).await?;
-        containers.retain(|container| request.containers.includes(&container.name));
+        let mut named = match listing {
+            Some(listing) => listing.containers(&pod.sandbox).to_vec(),
+            None => self.cri.containers(&pod.sandbox).await?,
+        };
+        named.retain(|container| request.containers.includes(&container.name));
+        let containers = self.pids.add(&self.cri, named).await?;
         Ok(Some(OptedIn { pod, request, containers }))
+    }
+
+    /// One listing answers all questions that wait, and those that follow about updates before it.
+    async fn list_if_many_wait(&mut self, update: Instant) -> Result<(), CriError> {
+        let is_enough = self.listing.as_ref().is_some_and(|listing| listing.is_enough_for(update));
+        if !is_enough && !self.questions.is_empty() {
+            let listing = self.cri.listing().await?;
+            self.pids.forget_others(|id| listing.is_running(id));
+            self.listing = Some(listing);
+        }
+        Ok(())
     }
 }

@@ -1,0 +1,110 @@
+//! The volumes whose containers wait for a refresh, and the pods that are refreshed at this moment.
+//!
+//! Several workers take from it. A pod has one worker at a time: so no container is refreshed twice at once, and the updates of a
+//! volume arrive in their order.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use bindguard_guard::refresh::VolumeOfPod;
+
+/// A volume whose containers are to be refreshed, and when that was planned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planned {
+    /// The volume.
+    pub volume: VolumeOfPod,
+    /// A moment after the update of the volume, and after the re-bind of its subpaths on the host.
+    pub at: Instant,
+}
+
+/// The plans that wait, the pods that are refreshed, and the number of workers.
+#[derive(Debug, Default)]
+pub struct RefreshQueue {
+    waiting: Vec<Planned>,
+    /// The directories of the pods that have a worker.
+    busy: HashSet<PathBuf>,
+    workers: usize,
+}
+
+impl RefreshQueue {
+    /// Adds a volume, and counts a further worker if that helps. Returns true if the caller has to start it.
+    pub fn add(&mut self, planned: Planned, limit: usize) -> bool {
+        // The worker of a busy pod takes the pod's next plan itself.
+        let is_busy = self.busy.contains(&planned.volume.pod_directory());
+        self.waiting.push(planned);
+        let helps = !is_busy && self.workers < limit;
+        self.workers += usize::from(helps);
+        helps
+    }
+
+    /// A plan for the worker that returns from `done`, or has just started. `None` ends the worker. Of many plans for one pod, one
+    /// refresh does them all.
+    pub fn next(&mut self, done: Option<&Planned>) -> Option<Planned> {
+        if let Some(done) = done {
+            self.busy.remove(&done.volume.pod_directory());
+        }
+        let free = self.waiting.iter().position(|planned| !self.busy.contains(&planned.volume.pod_directory()));
+        let Some(mut next) = free.map(|index| self.waiting.remove(index)) else {
+            self.workers -= 1;
+            return None;
+        };
+        let pod = next.volume.pod_directory();
+        let same_pod = self.waiting.extract_if(.., |other| other.volume.pod_directory() == pod);
+        next.at = same_pod.map(|other| other.at).fold(next.at, Instant::max);
+        self.busy.insert(pod);
+        Some(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::time::Duration;
+
+    use super::*;
+
+    fn planned(pod: &str, volume: &str, at: Instant) -> Planned {
+        let volume = VolumeOfPod { kubelet_root: "/k".into(), pod_uid: pod.to_owned(), volume: volume.to_owned() };
+        Planned { volume, at }
+    }
+
+    #[test]
+    fn a_pod_has_one_worker_at_a_time() {
+        let (mut queue, now) = (RefreshQueue::default(), Instant::now());
+        assert!(queue.add(planned("a", "1", now), 2));
+        let first = queue.next(None).unwrap();
+        assert!(!queue.add(planned("a", "2", now), 2), "its worker takes it");
+        assert!(queue.add(planned("b", "1", now), 2));
+        let second = queue.next(None).unwrap();
+        assert_eq!((first.volume.pod_uid.as_str(), second.volume.pod_uid.as_str()), ("a", "b"));
+        assert_eq!(queue.next(Some(&second)), None, "the other pod is busy");
+        assert_eq!(queue.next(Some(&first)).unwrap().volume.volume, "2");
+    }
+
+    #[test]
+    fn one_refresh_does_all_plans_of_a_pod() {
+        let (mut queue, now) = (RefreshQueue::default(), Instant::now());
+        let later = now + Duration::from_secs(1);
+        queue.add(planned("a", "1", now), 1);
+        queue.add(planned("b", "1", now), 1);
+        queue.add(planned("a", "2", later), 1);
+        let first = queue.next(None).unwrap();
+        assert_eq!((first.volume.pod_uid.as_str(), first.at), ("a", later));
+        let second = queue.next(Some(&first)).unwrap();
+        assert_eq!(second.volume.pod_uid, "b");
+        assert_eq!(queue.next(Some(&second)), None);
+    }
+
+    #[test]
+    fn workers_are_few_and_end() {
+        let (mut queue, now) = (RefreshQueue::default(), Instant::now());
+        let started = ["a", "b", "c"].map(|pod| queue.add(planned(pod, "1", now), 2));
+        assert_eq!(started, [true, true, false]);
+        let (first, second) = (queue.next(None).unwrap(), queue.next(None).unwrap());
+        let third = queue.next(Some(&first)).unwrap();
+        assert_eq!((queue.next(Some(&second)), queue.next(Some(&third))), (None, None));
+        assert!(queue.add(planned("a", "1", now), 1), "both ended");
+    }
+}
