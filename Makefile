@@ -215,7 +215,7 @@ SYSCALLS := mounts swap target enter enter_hostile refresh refresh_files refresh
   mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
   volumes_mounted_anew written_by_containers
 SYSCALLS_9P := ninep
-STORIES := configmap_update_then_restart containerd_as_a_service cri_pods limits_by_hand oom_event_before_exit \
+STORIES := configmap_update_then_restart containerd_as_a_service cri_pods crun_killed_before_its_record limits_by_hand oom_event_before_exit \
   resources_of_a_running_pod shim_killed_in_create shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
 programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
 

@@ -11,6 +11,9 @@ use crate::node::Node;
 use crate::systemd;
 use crate::waiting::until;
 
+/// crun keeps one empty folder in its root, for all containers.
+const KEPT_BY_CRUN: &str = ".empty-directory";
+
 /// The things on a node that come and go with containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftovers {
@@ -38,7 +41,11 @@ impl Leftovers {
             zombies: zombies_of(&processes),
             processes: processes.len(),
             cgroups: cgroups_of(name),
-            folders: of_containerd("runc").into_iter().chain(of_containerd("io.containerd.runtime.v2.task")).collect(),
+            folders: of_containerd("runc")
+                .into_iter()
+                .chain(of_containerd("io.containerd.runtime.v2.task"))
+                .filter(|folder| !folder.ends_with(KEPT_BY_CRUN))
+                .collect(),
             files: files_below(Path::new("/run")),
         })
     }
@@ -95,9 +102,11 @@ fn files_below(folder: &Path) -> BTreeSet<PathBuf> {
     for path in entries(folder) {
         let is_folder = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
         // the journal and the logs of pods stay, and containerd's own sockets are created again when it is started again;
-        // the fifos are made by a client, and stay when the shim dies while the client is about to open them
-        let stays =
-            ["/run/bindguard", "/run/containerd/fifo", "/run/pods"].iter().any(|folder| path == Path::new(folder));
+        // the fifos are made by a client, and stay when the shim dies while the client is about to open them; systemd's own are
+        // the machine's
+        let stays = ["/run/bindguard", "/run/containerd/fifo", "/run/pods", "/run/systemd", "/run/dbus"]
+            .iter()
+            .any(|folder| path == Path::new(folder));
         let is_containerds = path.parent() == Some(Path::new("/run/containerd")) && !is_folder;
         match () {
             () if stays || is_containerds => {}

@@ -1,6 +1,5 @@
 //! With systemd as cgroup manager, the shim is SIGKILLed at many moments of a create: no scope stays, and the name can be used
-//! again. systemd starts a scope asynchronously, so the runtime may die before the scope has a process. With runc: a crun that is
-//! killed in its create can leave the init waiting, and a scope with a process is never stopped.
+//! again. systemd starts a scope asynchronously, so the runtime may die before the scope has a process.
 
 use std::thread;
 use std::time::Duration;
@@ -10,14 +9,14 @@ use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::systemd::{slice_members, units};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Node, Setup, on_every_generation};
+use bindguard_integration::{Node, Setup, on_every_generation_with_systemd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// From before the runtime starts until after it has ended.
 const DELAYS_MS: [u64; 12] = [0, 25, 50, 75, 100, 150, 200, 250, 300, 400, 500, 700];
 
-on_every_generation!(|generation| Setup::on(generation).systemd().story(story));
+on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 
 fn story(node: &Node) -> Result<()> {
     let before = Leftovers::of(node)?;

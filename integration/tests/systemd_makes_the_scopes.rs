@@ -2,6 +2,7 @@
 //! the scope, too, and the scope goes with the container, whichever process ends it.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
@@ -9,18 +10,13 @@ use bindguard_integration::process::{host, run};
 use bindguard_integration::shim::Shim;
 use bindguard_integration::systemd::{property, units};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Node, Runtime, Setup, on_every_generation, on_every_generation_with_systemd};
 use serde_json::json;
 
 const AT_THE_START: u64 = 64 << 20;
 const UPDATED: u64 = 96 << 20;
 
-// With runc: crun puts the processes into a cgroup below the scope.
-mod with_systemd {
-    use super::*;
-
-    on_every_generation!(|generation| Setup::on(generation).systemd().story(containers_are_scopes));
-}
+on_every_generation_with_systemd!(|setup: Setup| setup.story(containers_are_scopes));
 
 fn containers_are_scopes(node: &Node) -> Result<()> {
     let before = Leftovers::of(node)?;
@@ -77,9 +73,9 @@ fn lives_in_its_scope(node: &Node, runtime: Runtime) -> Result<()> {
     ensure!(limit(&place)? == AT_THE_START.to_string());
 
     run(ctr.command(&["task", "exec", "--detach", "--exec-id", "more", "web", "sleep", "1000000"]))?.success()?;
-    let members = fs::read_to_string(format!("/sys/fs/cgroup{place}/cgroup.procs")).context("read its members")?;
-    ensure!(members.lines().count() == 2, "an init and an exec are not both in {place}: {members:?}");
-    ensure!(members.lines().any(|pid| ctr.pid("web").is_ok_and(|init| pid == init.to_string())), "{members:?}");
+    let members = members(&place)?;
+    ensure!(members.len() == 2, "an init and an exec are not both in {place}: {members:?}");
+    ensure!(members.contains(&ctr.pid("web")?), "{members:?}");
 
     // the stock shim's own socket is not used
     if runtime == Runtime::Bindguard {
@@ -121,6 +117,15 @@ fn scope(node: &Node, id: &str) -> String {
 /// The cgroup of a scope.
 fn place(node: &Node, scope: &str) -> Result<String> {
     Ok(format!("/{}/{scope}", node.slice().context("the node's slice")?))
+}
+
+/// The processes of a scope. crun makes the cgroup `container` within the scope, for the container's processes.
+fn members(place: &str) -> Result<Vec<u32>> {
+    let folder = Path::new("/sys/fs/cgroup").join(&place[1..]);
+    let of_crun = folder.join("container");
+    let file = if of_crun.exists() { of_crun } else { folder }.join("cgroup.procs");
+    let pids = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    pids.lines().map(|pid| pid.parse().context("read a pid")).collect()
 }
 
 fn limit(place: &str) -> Result<String> {

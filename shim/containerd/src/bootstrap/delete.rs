@@ -89,8 +89,7 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
         ShimSpec::default()
     });
     let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), Arc::new(Exits::default()));
-    let (rootfs, cgroups_path) = (bundle.rootfs(), spec.cgroups_path());
-    Rollback { runtime: &runtime, id, rootfs, cgroups_path }.run().await;
+    Rollback { runtime: &runtime, id, bundle, cgroups_path: spec.cgroups_path() }.run().await;
 }
 
 /// Returns true if no server listens on it any more.

@@ -2,31 +2,38 @@
 //!
 //! A runtime makes the cgroup before it writes its state. If it is killed in between, it has no record of the container, and no
 //! `delete` of it finds the cgroup. The spec still names it. rmdir(2) removes an empty cgroup only, so a cgroup with processes
-//! or other cgroups in it is never touched.
+//! or other cgroups in it stays. Of the processes, only the init of this create is ended.
 
 use std::fs;
 use std::io;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::hierarchies::hierarchies;
 use super::scope::Scope;
+use super::waiting_init::end_waiting_init;
 
 /// A process that the dead runtime forked sees the end of its pipe, and then ends.
 const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Removes the empty cgroup that a spec names by `cgroupsPath`, in every hierarchy. With a path in systemd's form it stops the
-/// scope.
-pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str) {
-    if let Some(scope) = Scope::of(cgroups_path) {
-        return scope.stop_if_empty().await;
+/// Ends the init that a killed runtime left waiting, and removes the empty cgroup that a spec names by `cgroupsPath`, in every
+/// hierarchy. With a path in systemd's form it stops the scope. `bundle` is the container's.
+pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str, bundle: &Path) {
+    let scope = Scope::of(cgroups_path);
+    let Some(path) = scope.as_ref().map(Scope::path).or_else(|| below_the_root(cgroups_path)) else { return };
+    let directories: Vec<PathBuf> = hierarchies().iter().map(|hierarchy| hierarchy.join(path)).collect();
+    end_waiting_init(&directories, bundle);
+    match scope {
+        Some(scope) => scope.stop_if_empty().await,
+        None => remove_empty(&directories).await,
     }
-    let Some(path) = below_the_root(cgroups_path) else { return };
-    for hierarchy in hierarchies() {
-        let directory = hierarchy.join(path);
+}
+
+async fn remove_empty(directories: &[PathBuf]) {
+    for directory in directories {
         for _ in 0..TRIES {
-            match fs::remove_dir(&directory) {
+            match fs::remove_dir(directory) {
                 Ok(()) => tracing::debug!(cgroup = %directory.display(), "removed what a killed runtime left"),
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     tokio::time::sleep(PAUSE).await;

@@ -26,6 +26,7 @@ mod scope;
 mod text;
 mod v1;
 mod v2;
+mod waiting_init;
 
 use std::io;
 use std::path::PathBuf;

@@ -24,7 +24,6 @@ const USUAL_SLICE: &str = "system.slice";
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Scope {
     unit: String,
-    /// Its cgroup below each hierarchy.
     path: PathBuf,
 }
 
@@ -39,6 +38,11 @@ impl Scope {
         }
         let unit = format!("{prefix}-{name}.scope");
         Some(Self { path: path_of_slice(if slice.is_empty() { USUAL_SLICE } else { slice })?.join(&unit), unit })
+    }
+
+    /// Its cgroup below each hierarchy.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Stops it, if it stays without a process.

@@ -4,7 +4,6 @@
 //! the runtime began is deleted.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bindguard_core::error_chain;
@@ -30,19 +29,19 @@ pub(crate) struct Rollback<'a> {
     pub(crate) runtime: &'a Runtime,
     /// The container.
     pub(crate) id: &'a str,
-    /// The path at which its root filesystem is, or may be, mounted.
-    pub(crate) rootfs: PathBuf,
+    /// Its bundle, in which its root filesystem is, or may be, mounted.
+    pub(crate) bundle: &'a Bundle,
     /// The path of its cgroup in the spec.
     pub(crate) cgroups_path: &'a str,
 }
 
 impl Rollback<'_> {
-    /// Removes the container from the runtime, in any state, and also the parts that the runtime no longer knows: its cgroup,
-    /// its root filesystem.
+    /// Removes the container from the runtime, in any state, and also the parts that the runtime no longer knows: its init, its
+    /// cgroup, its root filesystem.
     pub(crate) async fn run(self) {
         self.runtime.remove_failed_create(self.id).await;
-        remove_leftover_cgroup(self.cgroups_path).await;
-        if let Err(error) = rootfs::unmount(self.rootfs).await {
+        remove_leftover_cgroup(self.cgroups_path, self.bundle.path()).await;
+        if let Err(error) = rootfs::unmount(self.bundle.rootfs()).await {
             tracing::warn!(id = self.id, error = error_chain(&error), "the root filesystem stays mounted");
         }
     }
@@ -79,8 +78,8 @@ impl Task {
                 Ok(task)
             }
             Err(error) => {
-                let (rootfs, cgroups_path) = (task.bundle.rootfs(), spec.cgroups_path());
-                Rollback { runtime: &task.runtime, id: &task.id, rootfs, cgroups_path }.run().await;
+                let (bundle, cgroups_path) = (&task.bundle, spec.cgroups_path());
+                Rollback { runtime: &task.runtime, id: &task.id, bundle, cgroups_path }.run().await;
                 Err(error)
             }
         }
