@@ -229,6 +229,17 @@ mod tests {
     }
 
     #[test]
+    fn similar_events_are_combined_across_steps_of_the_wall_clock() {
+        let mut correlator = Correlator::default();
+        let clocks = [1_800_000_000, 1_800_003_600, 1_799_996_400].map(Duration::from_secs);
+        let messages = (0..10).zip(clocks.into_iter().cycle()).filter_map(|(number, since_epoch)| {
+            let now = Moment { since_epoch, uptime: Duration::from_secs(number) };
+            correlator.correlate(occurrence("u", &number.to_string()), pod("u"), now).map(|event| event.message)
+        });
+        assert_eq!(messages.last().as_deref(), Some("(combined from similar events): 9"));
+    }
+
+    #[test]
     fn a_long_message_is_cut_to_what_the_api_accepts() {
         let event = correlate(&mut Correlator::default(), "u", &"x".repeat(5000), 0).unwrap();
         assert!(event.message.len() <= 1024);
