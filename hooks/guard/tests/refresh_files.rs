@@ -18,7 +18,8 @@ use std::process::Command;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, RefreshOutcome, Refreshed, refresh_container,
+    BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, RefreshOutcome, Refreshed, TuckRecords,
+    refresh_container,
 };
 use live::{Container, Inside};
 use nix::mount::{MsFlags, mount};
@@ -58,7 +59,8 @@ impl Scene {
         let spec = spec(&[(&self.at("app.conf"), PLACE)]);
         let (files, errors) = BoundFiles::open(FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()));
         assert!(errors.is_empty(), "{errors:?}");
-        refresh_container(&container.process, &files, RefreshAct::Replace(Notify::None)).unwrap()
+        let records = TuckRecords::at(&self.folder.path().join("tucks"));
+        refresh_container(&container.process, &files, RefreshAct::Replace(Notify::None), &records).unwrap()
     }
 }
 
@@ -223,7 +225,7 @@ fn a_sandbox_is_never_entered() {
     let refused = |mut command: Command| {
         let mut program = command.spawn().unwrap();
         let process = HeldProcess::open(program.id()).unwrap();
-        let refused = refresh_container(&process, &files, RefreshAct::Replace(Notify::None));
+        let refused = refresh_container(&process, &files, RefreshAct::Replace(Notify::None), &TuckRecords::default());
         program.kill().unwrap();
         program.wait().unwrap();
         refused.unwrap_err()

@@ -14,7 +14,9 @@ use std::fs;
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{PodVolumes, RefreshAct, RefreshError, refresh_container};
-use refresh_scene::{Scene, can_run, rounds};
+use live::Container;
+use nix::mount::MsFlags;
+use refresh_scene::{Scene, can_run, rounds, supervised};
 
 /// The agent and an operator at once: the second one waits for the lock. So does one whose container holds the lock of its own
 /// namespace: that costs a second, and its own refresh.
@@ -30,7 +32,8 @@ fn a_container_that_locks_itself_is_told() {
     let _other = scene.start(1);
     scene.pod.update(1);
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
-    let refresh = || refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None));
+    let refresh =
+        || refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None), &scene.records());
     assert!(matches!(refresh(), Err(RefreshError::Locked(_))));
     drop(lock);
     assert!(refresh().unwrap().is_current());
@@ -72,6 +75,101 @@ fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
     assert_eq!((seen.failed, seen.empty, seen.older, seen.last), (0, 0, 0, 150), "{seen:?}");
 }
 
+/// Killed with its child before each of its mount calls, as by a cgroup's end, on a kernel that tucks: for a moment the container's
+/// root is shared, and then the new mount.
+#[test]
+fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propagation() {
+    if !can_run() {
+        return;
+    }
+    let (scene, mut version) = (Scene::with_keys(2), 0);
+    for parent in [MsFlags::MS_PRIVATE, MsFlags::MS_SLAVE, MsFlags::MS_SHARED] {
+        let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
+            live::change("/".as_ref(), MsFlags::MS_SHARED);
+            live::change("/".as_ref(), parent);
+        });
+        let look = || {
+            let propagation = ["/", "/etc/app/0", "/etc/app/1"].map(|place| container.propagation_at(place));
+            (container.mounts(), propagation)
+        };
+        let (before, mut left_changed) = (look(), 0);
+        for calls in 0.. {
+            assert!(calls < 200, "it makes new calls without an end");
+            version += 1;
+            scene.pod.update(version);
+            scene.rebind();
+            let refresh = || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
+            let has_ended = supervised::killed_after(calls, refresh);
+            let content = container.read("etc/app/0");
+            assert!(content.is_some_and(|content| !content.is_empty()), "after {calls} calls");
+            left_changed += u32::from(look().1 != before.1);
+            let next = scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
+            assert!(next.is_current(), "after {calls} calls: {next:?}");
+            assert_eq!(look(), before, "after {calls} calls");
+            assert_eq!(container.read("etc/app/1"), Some(version.to_string()));
+            if has_ended {
+                break;
+            }
+        }
+        assert!(parent == MsFlags::MS_SHARED || left_changed > 2, "no kill was in a tuck: {left_changed}");
+        let left = fs::read_dir(scene.records().directory()).map_or(0, Iterator::count);
+        assert_eq!(left, 0, "records are left");
+        let seen = container.stop();
+        assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
+    }
+}
+
+/// The kubelet's clean-up detaches the stale mount in the next refresh's place.
+#[test]
+fn killed_in_a_tuck_and_cleaned_up_by_the_kubelet_keeps_one_mount() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let container = scene.start(1);
+    let look = || (container.mounts(), ["/", "/etc/app/0"].map(|place| container.propagation_at(place)));
+    let before = look();
+    for calls in 0..40 {
+        scene.pod.update(2 * calls + 1);
+        scene.rebind();
+        let refresh = || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
+        supervised::killed_after(calls as u32, refresh);
+        // The kernel detaches the mounts of a file that is removed.
+        scene.pod.update(2 * calls + 2);
+        scene.rebind();
+        let next = scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
+        assert!(next.is_current(), "after {calls} calls: {next:?}");
+        assert_eq!(look(), before, "after {calls} calls");
+    }
+}
+
+/// The pid of a container that ended belongs to another one now, and a container shares its root itself.
+#[test]
+fn a_record_changes_no_mount_that_the_refresh_did_not_share() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
+        live::change("/".as_ref(), MsFlags::MS_SHARED);
+    });
+    let before = (container.mounts(), container.propagation_at("/"));
+    let table = String::from_utf8(container.process.read("mountinfo").unwrap()).unwrap();
+    let private: String = table.lines().map(|line| without_peers(line) + "\n").collect();
+    assert_ne!(private, table);
+    let record = scene.records().directory().join(container.process.pid().to_string());
+    fs::create_dir_all(record.parent().unwrap()).unwrap();
+    fs::write(&record, format!("{}\n{private}", container.process.start_time().unwrap() - 1)).unwrap();
+    scene.pod.update(1);
+    assert!(scene.refresh(&container).is_current());
+    assert_eq!((container.mounts(), container.propagation_at("/")), before);
+    assert!(record.symlink_metadata().is_err(), "the record of another process is kept");
+}
+
+fn without_peers(line: &str) -> String {
+    line.split(' ').filter(|field| !field.starts_with("shared:")).collect::<Vec<_>>().join(" ")
+}
+
 /// Containers that end at the very moment of their refresh.
 #[test]
 fn a_container_that_ends_meanwhile_leaves_nothing() {
@@ -95,7 +193,8 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
                 nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
             });
             // Either it was in time, or the reason is typed.
-            let _ = refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None));
+            let _ =
+                refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None), &scene.records());
         });
         drop(container);
         scene.rebind();
@@ -115,6 +214,7 @@ fn a_container_that_ended_is_an_error_and_nothing_more() {
         .unwrap();
     while container.process.is_alive() {}
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
-    let error = refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None)).unwrap_err();
+    let error = refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None), &scene.records())
+        .unwrap_err();
     assert_eq!(error.to_string(), format!("process {} ended", container.process.pid()));
 }

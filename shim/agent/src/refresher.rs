@@ -12,7 +12,8 @@ use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, Container as ContainerNames, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, NotReplaced, RefreshAct, RefreshOutcome, Refreshed, refresh_container,
+    Abandoned, CurrentFiles, HeldProcess, NotReplaced, RefreshAct, RefreshOutcome, Refreshed, TuckRecords,
+    refresh_container,
 };
 use tracing::{info, warn};
 
@@ -39,6 +40,7 @@ pub struct Refresher<'a> {
     metrics: &'a Metrics,
     reporting: &'a Reporting,
     policy: &'a Policy,
+    records: TuckRecords,
     /// Locked for a look-up, never during a refresh.
     known: Mutex<Known>,
 }
@@ -57,7 +59,7 @@ struct Known {
 impl<'a> Refresher<'a> {
     /// A refresher that has done nothing.
     pub fn new(metrics: &'a Metrics, reporting: &'a Reporting, policy: &'a Policy) -> Self {
-        Self { metrics, reporting, policy, known: Mutex::default() }
+        Self { metrics, reporting, policy, records: TuckRecords::default(), known: Mutex::default() }
     }
 
     /// Refreshes one container, and returns what could not be done.
@@ -68,7 +70,7 @@ impl<'a> Refresher<'a> {
         }
         let start = Instant::now();
         let refreshed = match held(container) {
-            Ok(process) => refresh_container(&process, files, self.act(notify)),
+            Ok(process) => refresh_container(&process, files, self.act(notify), &self.records),
             Err(None) => return Vec::new(),
             Err(Some(why)) => return vec![format!("refresh {name}: {why}")],
         };

@@ -5,6 +5,7 @@
 //! roots of mount tables, and open nothing.
 
 mod files;
+mod interrupted;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use crate::mount_table::{MountEntry, MountId, MountTable};
 
 pub use files::{BoundFile, files_in_container};
+pub use interrupted::left_shared;
 pub use volumes::{PodVolume, subpaths_in_container};
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on the host.

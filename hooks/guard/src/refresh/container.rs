@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_sys::enter::{
@@ -27,6 +28,7 @@ use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
 use super::outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
+use super::records::TuckRecords;
 use super::round::Round;
 use super::sandbox::refuse_sandbox;
 
@@ -40,7 +42,7 @@ const FAILURES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Time limit of one step in the container.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The extent of a refresh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +53,7 @@ pub enum RefreshAct {
     Replace(Notify),
 }
 
-/// Refreshes the container with this init process, as far as it shows these files.
+/// Refreshes the container with this init process, as far as it shows these files. `records` are those of interrupted refreshes.
 ///
 /// # Errors
 /// If the process ended, its mount table cannot be read, or it is no process of a container.
@@ -59,9 +61,10 @@ pub fn refresh_container(
     process: &HeldProcess,
     volumes: &dyn CurrentFiles,
     act: RefreshAct,
+    records: &TuckRecords,
 ) -> Result<Refreshed, RefreshError> {
     refuse_sandbox(process)?;
-    let mut refresh = ContainerRefresh::new(process, volumes);
+    let mut refresh = ContainerRefresh::new(process, volumes, records);
     refresh.notify = match act {
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
@@ -73,7 +76,7 @@ pub fn refresh_container(
     // kernel needs longer to print a table than for all other steps.
     let mut lock = process.try_lock_mounts()?;
     let mut subpaths = refresh.find()?;
-    if refresh.due(&subpaths).is_empty() {
+    if refresh.due(&subpaths).is_empty() && !records.has(process) {
         return Ok(refresh.into_report(subpaths, not_replaced));
     }
     if lock.is_none() {
@@ -87,6 +90,9 @@ pub fn refresh_container(
         }
         refresh.replace(&due)?;
         subpaths = refresh.find()?;
+    }
+    if refresh.abandoned.is_none() {
+        refresh.restore_propagation()?;
     }
     refresh.signal();
     drop(lock);
@@ -114,13 +120,14 @@ fn wait_for_lock(process: &HeldProcess) -> Result<MountsLock, RefreshError> {
 pub(super) struct ContainerRefresh<'a> {
     pub(super) process: &'a HeldProcess,
     volumes: &'a dyn CurrentFiles,
+    pub(super) records: &'a TuckRecords,
     /// The method that replaced the mount at each mount point.
     pub(super) methods: BTreeMap<PathBuf, AttachMethod>,
     /// The failures at each mount point, and the last reason.
     failures: BTreeMap<PathBuf, (u32, Failure)>,
     pub(super) notify: Notify,
     pub(super) not_notified: Option<NotNotified>,
-    abandoned: Option<Abandoned>,
+    pub(super) abandoned: Option<Abandoned>,
 }
 
 /// The reason for which a mount is not replaced in this round.
@@ -131,9 +138,9 @@ pub(super) enum Failure {
 }
 
 impl<'a> ContainerRefresh<'a> {
-    fn new(process: &'a HeldProcess, volumes: &'a dyn CurrentFiles) -> Self {
+    fn new(process: &'a HeldProcess, volumes: &'a dyn CurrentFiles, records: &'a TuckRecords) -> Self {
         let (methods, failures) = Default::default();
-        Self { process, volumes, methods, failures, notify: Notify::None, not_notified: None, abandoned: None }
+        Self { process, volumes, records, methods, failures, notify: Notify::None, not_notified: None, abandoned: None }
     }
 
     /// One signal for one update, after all files are new.
@@ -144,7 +151,11 @@ impl<'a> ContainerRefresh<'a> {
     }
 
     fn find(&self) -> Result<Vec<SubpathInContainer>, RefreshError> {
-        Ok(self.volumes.shown_in(&self.process.mounts()?))
+        Ok(self.shown_in(&self.process.mounts()?))
+    }
+
+    pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
+        self.volumes.shown_in(table)
     }
 
     /// The stale mounts that are worth another round.

@@ -9,6 +9,8 @@ mod current_files;
 mod files;
 mod host;
 mod outcome;
+mod records;
+mod restore;
 mod round;
 mod sandbox;
 mod volumes;
@@ -18,6 +20,7 @@ pub use current_files::CurrentFiles;
 pub use files::{BoundFileError, BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
+pub use records::{TuckRecordError, TuckRecords};
 pub use volumes::{PodVolumes, VolumesError};
 
 /// A container's init process, held so that no other process is taken for it; and a child that hangs in a container.

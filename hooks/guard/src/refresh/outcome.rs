@@ -12,6 +12,8 @@ use bindguard_sys::enter::{Abandoned, CloneError, EnterError, ProcessError};
 
 pub use bindguard_core::report::AttachMethod;
 
+use super::records::TuckRecordError;
+
 /// One stale mount of a container, and what was done about it.
 #[derive(Debug)]
 pub struct MountRefresh {
@@ -58,6 +60,9 @@ pub enum NotReplaced {
     /// The mount point shows another mount than a moment before.
     #[error("the mount table of the container changed meanwhile")]
     Changed,
+    /// The mount table could not be recorded: without a record nothing is made shared.
+    #[error(transparent)]
+    NotRecorded(Arc<TuckRecordError>),
     /// The new mount did not arrive: the parent mount does not propagate.
     #[error("the new mount did not arrive beneath the stale one")]
     DidNotArrive,

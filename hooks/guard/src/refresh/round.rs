@@ -1,5 +1,7 @@
 //! One visit of a child to a container: opens every stale mount, attaches every new one, then detaches the stale ones.
 
+use std::sync::Arc;
+
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::Notify;
@@ -49,41 +51,62 @@ impl Round<'_, '_, '_> {
         let (finished, new): (Vec<usize>, Vec<usize>) =
             indices.iter().partition(|index| matches!(self.subpaths[**index].state, SubpathState::Covering(_)));
         let mut attached: Vec<_> = finished.into_iter().map(|index| (index, AttachMethod::Finished)).collect();
-        for (index, method) in self.attach_new(&new) {
-            match method {
-                Ok(method) => attached.push((index, method)),
+        let mut impossible = Vec::new();
+        for (index, result) in self.attach_beneath(&new) {
+            match result {
+                Ok(()) => attached.push((index, AttachMethod::Beneath)),
+                Err(error) if error.is_target_gone() => {}
+                Err(error) if error.is_not_possible() => impossible.push(index),
+                Err(error) => self.fail(index, error.into()),
+            }
+        }
+        attached.extend(self.tuck(&impossible)?);
+        Ok(attached)
+    }
+
+    /// The kernel's own method; which kernels have it is found by trying.
+    fn attach_beneath(&self, indices: &[usize]) -> Vec<(usize, Result<(), EnterError>)> {
+        let results = match fault::denies_beneath() {
+            true => indices.iter().map(|_| Err(EnterError::no_such_method())).collect(),
+            false => self.entered.attach_all_beneath(indices),
+        };
+        indices.iter().copied().zip(results).collect()
+    }
+
+    /// The way for kernels before 6.5. Mounts become shared for a moment: the record of their propagation comes first.
+    fn tuck(&mut self, indices: &[usize]) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
+        if indices.is_empty() {
+            return Ok(Vec::new());
+        }
+        if let Err(error) = self.refresh.records.keep(self.refresh.process) {
+            let error = Arc::new(error);
+            indices.iter().for_each(|index| self.fail(*index, NotReplaced::NotRecorded(Arc::clone(&error))));
+            return Ok(Vec::new());
+        }
+        let mut attached = Vec::new();
+        for index in indices.iter().copied() {
+            match self.entered.tuck(index) {
+                Ok(()) => attached.push((index, AttachMethod::Tucked)),
                 Err(error) if error.is_target_gone() => {}
                 Err(error) => self.fail(index, error.into()),
             }
         }
-        if attached.iter().any(|(_, method)| *method == AttachMethod::Tucked) {
-            let table = self.refresh.process.mounts()?;
-            let arrived = |subpath: &SubpathInContainer| {
-                let stale = table.mount(subpath.mount.id);
-                let parent = stale.and_then(|stale| table.mount(stale.parent));
-                // A stale mount that is gone was detached by the kernel: the file beneath was removed.
-                stale.is_none() || parent.is_some_and(|parent| parent.mount_point == subpath.mount.mount_point)
-            };
-            let lost = attached
-                .extract_if(.., |(index, method)| *method == AttachMethod::Tucked && !arrived(self.subpaths[*index]));
-            let lost: Vec<usize> = lost.map(|(index, _)| index).collect();
-            lost.into_iter().for_each(|index| self.fail(index, NotReplaced::DidNotArrive));
-        }
+        self.remove_lost(&mut attached)?;
         Ok(attached)
     }
 
-    /// The kernel's own method first; which kernels have it is found by trying.
-    fn attach_new(&self, indices: &[usize]) -> Vec<(usize, Result<AttachMethod, EnterError>)> {
-        let tucked = |index| self.entered.tuck(index).map(|()| AttachMethod::Tucked);
-        if fault::denies_beneath() {
-            return indices.iter().map(|index| (*index, tucked(*index))).collect();
-        }
-        let results = indices.iter().zip(self.entered.attach_all_beneath(indices));
-        let attached = results.map(|(index, result)| match result {
-            Err(error) if error.is_not_possible() => (*index, tucked(*index)),
-            result => (*index, result.map(|()| AttachMethod::Beneath)),
-        });
-        attached.collect()
+    /// Success of a tuck does not mean that the mount arrived.
+    fn remove_lost(&mut self, tucked: &mut Vec<(usize, AttachMethod)>) -> Result<(), RefreshError> {
+        let table = self.refresh.process.mounts()?;
+        let arrived = |subpath: &SubpathInContainer| {
+            let stale = table.mount(subpath.mount.id);
+            let parent = stale.and_then(|stale| table.mount(stale.parent));
+            // A stale mount that is gone was detached by the kernel: the file beneath was removed.
+            stale.is_none() || parent.is_some_and(|parent| parent.mount_point == subpath.mount.mount_point)
+        };
+        let lost: Vec<_> = tucked.extract_if(.., |(index, _)| !arrived(self.subpaths[*index])).collect();
+        lost.into_iter().for_each(|(index, _)| self.fail(index, NotReplaced::DidNotArrive));
+        Ok(())
     }
 
     fn detach(&mut self, attached: &[(usize, AttachMethod)]) {

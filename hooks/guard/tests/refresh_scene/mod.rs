@@ -4,8 +4,11 @@ use std::fs;
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    AttachMethod, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, VolumeOfPod, rebind_volume, refresh_container,
+    AttachMethod, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, TuckRecords, VolumeOfPod, rebind_volume,
+    refresh_container,
 };
+
+pub mod supervised;
 
 use crate::live::{self, Container, Inside};
 use crate::pod::{Pod, own_namespace};
@@ -37,6 +40,11 @@ impl Scene {
         self.refresh_only(container, RefreshAct::Replace(Notify::None))
     }
 
+    /// Records of their own, in the folder of the pod's kubelet.
+    pub fn records(&self) -> TuckRecords {
+        TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"))
+    }
+
     pub fn rebind(&self) {
         let kubelet_root = self.pod.places().kubelet_roots[0].clone();
         let volume = VolumeOfPod { kubelet_root, pod_uid: "uid-1".to_owned(), volume: "conf".to_owned() };
@@ -46,7 +54,7 @@ impl Scene {
 
     pub fn refresh_only(&self, container: &Container, act: RefreshAct) -> Refreshed {
         let volumes = PodVolumes::open(&self.pod.directory()).unwrap();
-        refresh_container(&container.process, &volumes, act).unwrap()
+        refresh_container(&container.process, &volumes, act, &self.records()).unwrap()
     }
 }
 

@@ -84,6 +84,7 @@ impl Child<'_> {
             Request::Detach(index) => self.detach(index, own),
             Request::SetPropagation(index) => self.set_propagation(index, own),
             Request::Touch(index) => self.touch(index),
+            Request::Restore(index) => self.restore_open(index, own),
         }
     }
 
@@ -179,6 +180,15 @@ impl Child<'_> {
         let (parent, folder) =
             job.parent.as_ref().zip(opened.folder.as_ref()).ok_or((EnterStep::CopyForTouch, Errno::BADF))?;
         touch_beneath(folder, &parent.name).map(|()| Reply::Done)
+    }
+
+    /// The mount itself that was opened gets the propagation that its job names.
+    fn restore_open(&self, index: u16, own: BorrowedFd<'_>) -> Done {
+        const STEP: EnterStep = EnterStep::SetPropagation;
+        let (job, opened) = self.job(index)?;
+        let mount = opened.stale.as_ref().ok_or((STEP, Errno::BADF))?;
+        change(own, mount.as_raw_fd(), job.propagation).map_err(at(STEP))?;
+        Ok(Reply::Done)
     }
 
     /// A tucked mount arrives as a shared one; it gets the propagation of the mount that it replaced.

@@ -11,6 +11,7 @@ pub(super) enum Request {
     Detach(u16),
     SetPropagation(u16),
     Touch(u16),
+    Restore(u16),
 }
 
 impl Request {
@@ -24,6 +25,7 @@ impl Request {
             Self::Detach(index) => (3, index),
             Self::SetPropagation(index) => (4, index),
             Self::Touch(index) => (5, index),
+            Self::Restore(index) => (6, index),
         };
         let [low, high] = index.to_le_bytes();
         [code, low, high]
@@ -38,6 +40,7 @@ impl Request {
             3 => Self::Detach(index),
             4 => Self::SetPropagation(index),
             5 => Self::Touch(index),
+            6 => Self::Restore(index),
             _ => return None,
         })
     }
@@ -154,6 +157,7 @@ mod tests {
             Request::Detach,
             Request::SetPropagation,
             Request::Touch,
+            Request::Restore,
         ] {
             let request = request(513);
             assert_eq!(Request::from_bytes(request.to_bytes()), Some(request));

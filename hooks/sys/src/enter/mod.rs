@@ -62,6 +62,11 @@ pub enum EnterError {
 }
 
 impl EnterError {
+    /// The error of a kernel without `MOVE_MOUNT_BENEATH`.
+    pub fn no_such_method() -> Self {
+        Self::Failed(EnterStep::AttachBeneath, Errno::INVAL.into())
+    }
+
     /// True if the kernel, or this mount, does not allow the step.
     pub fn is_not_possible(&self) -> bool {
         let Self::Failed(_, source) = self else { return false };
@@ -177,6 +182,14 @@ impl Entered {
     /// The kernel's.
     pub fn set_propagation(&self, index: usize) -> Result<(), EnterError> {
         self.call(Request::SetPropagation, index)
+    }
+
+    /// Gives an open mount itself the propagation of its line in the replacement.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn restore(&self, index: usize) -> Result<(), EnterError> {
+        self.call(Request::Restore, index)
     }
 
     /// Sets the times of the file beneath the mount, so that programs that watch its folder get an event.

@@ -94,6 +94,19 @@ impl HeldProcess {
         text.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
     }
 
+    /// The time of its start, in ticks since the boot: field 22 of proc_pid_stat(5).
+    ///
+    /// # Errors
+    /// As [`HeldProcess::read`].
+    pub fn start_time(&self) -> Result<u64, ProcessError> {
+        let name = "stat";
+        let text = String::from_utf8_lossy(&self.read(name)?).into_owned();
+        // The name of the program may have spaces and parentheses.
+        let field = text.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
+        let invalid = || ProcessError::Read { pid: self.pid, name, source: io::ErrorKind::InvalidData.into() };
+        field.ok_or_else(invalid)
+    }
+
     /// True if its mount namespace is that of the calling thread. No container of runc or crun has such a process; the
     /// virtual machine of a sandbox such as Kata has.
     ///

@@ -8,7 +8,7 @@ use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::report::Container;
 use bindguard_core::spec::SpecView;
-use bindguard_guard::refresh::{BoundFiles, FileBind, HeldProcess, refresh_container};
+use bindguard_guard::refresh::{BoundFiles, FileBind, HeldProcess, TuckRecords, refresh_container};
 use bindguard_operator::engines::{EngineContainer, engine_containers, rootless_owner, state_folders};
 use bindguard_sys::bundle::read_spec;
 
@@ -45,7 +45,7 @@ pub(super) fn refresh(container: &EngineContainer, verb: &Refresh, config: &Conf
     let spec = SpecView::from_bytes(&bytes).with_context(doing)?;
     let (files, errors) = BoundFiles::open(FileBind::of_spec(&spec));
     let start = Instant::now();
-    let refreshed = refresh_container(&process, &files, verb.act()).with_context(doing)?;
+    let refreshed = refresh_container(&process, &files, verb.act(), &TuckRecords::default()).with_context(doing)?;
     let names = Container { name: Some(name.clone()), ..Container::default() };
     let line = verb.line(&container.id, names, &refreshed, start.elapsed());
     let mut report = RefreshReport::default();

@@ -14,7 +14,7 @@ use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, Container, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    HeldProcess, PodVolumes, RefreshAct, Refreshed, VolumeOfPod, rebind_volume, refresh_container,
+    HeldProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::kubelets_here;
@@ -153,7 +153,8 @@ impl Refresh {
         }
         let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
         let start = Instant::now();
-        let refreshed = refresh_container(&process, &volumes, self.act()).with_context(|| format!("refresh {name}"))?;
+        let refreshed = refresh_container(&process, &volumes, self.act(), &TuckRecords::default())
+            .with_context(|| format!("refresh {name}"))?;
         let line = self.line(&container.id, names_of(container), &refreshed, start.elapsed());
         report.add(&name, &line, refreshed.subpaths);
         record(journal, line)

@@ -1,0 +1,101 @@
+//! The mounts of a container that a killed refresh left shared.
+//!
+//! Before Linux 6.5 a refresh makes the mount around a stale file shared for a moment, and the new mount arrives as a shared one. The
+//! mount table of before shows their former propagation.
+
+use crate::mount_table::{MountEntry, MountTable};
+
+use super::SubpathInContainer;
+
+/// The mounts that are shared now and were not before, each with its former propagation. Only the subpaths and the mounts around
+/// them are compared: a refresh changes no other. A mount with a peer is left as it is: something else shared it.
+pub fn left_shared(before: &MountTable, now: &MountTable, subpaths: &[SubpathInContainer]) -> Vec<MountEntry> {
+    let mut left: Vec<MountEntry> = Vec::new();
+    for subpath in subpaths {
+        let former = before.stack_at(&subpath.mount.mount_point).find(|former| former.device == subpath.mount.device);
+        let around = around(subpath, now);
+        let former_around = around.and_then(|around| before.mount(around.id).filter(|former| is_same(former, around)));
+        let pairs = [(Some(&subpath.mount), former), (around, former_around)];
+        let found = pairs.into_iter().filter_map(|(mount, former)| was_not_shared(mount?, former?, now));
+        left.extend(found);
+    }
+    left.sort_by_key(|mount| mount.id);
+    left.dedup_by_key(|mount| mount.id);
+    left
+}
+
+/// The mount that contains the mount point.
+fn around<'t>(subpath: &'t SubpathInContainer, now: &'t MountTable) -> Option<&'t MountEntry> {
+    let mut mount = subpath.parent.as_ref()?;
+    while mount.mount_point == subpath.mount.mount_point {
+        mount = now.mount(mount.parent).filter(|parent| parent.id != mount.id)?;
+    }
+    Some(mount)
+}
+
+fn is_same(former: &MountEntry, now: &MountEntry) -> bool {
+    former.device == now.device && former.root.path == now.root.path && former.mount_point == now.mount_point
+}
+
+fn was_not_shared(mount: &MountEntry, former: &MountEntry, now: &MountTable) -> Option<MountEntry> {
+    let group = mount.propagation.peer_group.filter(|_| former.propagation.peer_group.is_none())?;
+    let is_peer = |other: &MountEntry| other.id != mount.id && other.propagation.peer_group == Some(group);
+    let is_alone = !now.entries().iter().any(is_peer);
+    is_alone.then(|| MountEntry { propagation: former.propagation.clone(), ..mount.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::refresh::SubpathState;
+
+    const PRIVATE: &str = "1 0 0:9 / / rw - overlay o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
+
+    /// The ids of the mounts that are left, and whether each was a slave, for the subpath that is mounted last.
+    fn left(before: &str, now: &str) -> Vec<(u32, bool)> {
+        let (before, now) = (table(before), table(now));
+        let mount = now.entries().last().unwrap().clone();
+        let subpath = SubpathInContainer {
+            parent: now.mount(mount.parent).cloned(),
+            mount,
+            volume: "/v".into(),
+            sub_path: "f".into(),
+            state: SubpathState::Stale,
+        };
+        let left = left_shared(&before, &now, &[subpath]);
+        left.iter().map(|mount| (mount.id.0, mount.propagation.master.is_some())).collect()
+    }
+
+    fn table(text: &str) -> MountTable {
+        MountTable::from_mountinfo(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_mount_that_became_shared_gets_its_former_propagation() {
+        let around =
+            "1 0 0:9 / / rw shared:7 - overlay o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
+        assert_eq!(left(PRIVATE, PRIVATE), []);
+        assert_eq!(left(PRIVATE, around), [(1, false)]);
+        assert_eq!(left(around, around), [], "it was shared before");
+        let slave = PRIVATE.replace("/ / rw -", "/ / rw master:3 -");
+        assert_eq!(left(&slave, &around.replace("shared:7", "shared:7 master:3")), [(1, true)]);
+        // The new mount has another id.
+        let new = "1 0 0:9 / / rw - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n";
+        assert_eq!(left(PRIVATE, new), [(5, false)]);
+        // Not yet detached: the lower mount is left to the next check.
+        let covering = "1 0 0:9 / / rw shared:7 - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n\
+                        2 5 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
+        assert_eq!(left(PRIVATE, covering), [(1, false)]);
+    }
+
+    #[test]
+    fn a_mount_of_something_else_stays_shared() {
+        let peer = "1 0 0:9 / / rw shared:7 - overlay o rw\n4 1 0:9 / /copy rw shared:7 - overlay o rw\n\
+                    2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
+        assert_eq!(left(PRIVATE, peer), [], "the container shares it");
+        let other = "1 0 0:8 / / rw shared:7 - tmpfs o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
+        assert_eq!(left(PRIVATE, other), [], "another mount got its id");
+        let another = "1 0 0:9 / / rw - overlay o rw\n5 1 8:2 /v/new/f /etc/f ro shared:8 - ext4 /dev/sdb1 rw\n";
+        assert_eq!(left(PRIVATE, another), [], "a mount of another volume");
+    }
+}

@@ -1,0 +1,114 @@
+//! Records of tucks: the mount table of a container before its mounts become shared for a moment.
+//!
+//! If the agent and its child are killed in that moment, the next refresh of the container restores the propagation from the record.
+//! A record lies in a directory of the host that no container reaches, and belongs to one process by its pid and its start time.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::mount_table::MountTable;
+use bindguard_sys::enter::{HeldProcess, ProcessError};
+
+/// The default directory. It is on a tmpfs: pids and mount ids begin anew with each boot.
+const DIRECTORY: &str = "/run/bindguard/tucks";
+
+/// The directory of the records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TuckRecords {
+    directory: PathBuf,
+}
+
+/// Why a record could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum TuckRecordError {
+    /// The container's mount table could not be read.
+    #[error("read the mount table before a tuck")]
+    Process(#[from] ProcessError),
+    /// The record could not be written.
+    #[error("record the mount table before a tuck: write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Default for TuckRecords {
+    fn default() -> Self {
+        Self::at(Path::new(DIRECTORY))
+    }
+}
+
+impl TuckRecords {
+    /// The records in this directory, which is made when the first one is written.
+    pub fn at(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// True if there is a record of a process with this pid.
+    pub(super) fn has(&self, process: &HeldProcess) -> bool {
+        self.path(process).symlink_metadata().is_ok()
+    }
+
+    /// Writes the mount table of a process, unless there is a record already: the older one is of before the kill.
+    ///
+    /// # Errors
+    /// If the process ended, or the disk is full.
+    pub(super) fn keep(&self, process: &HeldProcess) -> Result<(), TuckRecordError> {
+        if self.load(process)?.is_some() {
+            return Ok(());
+        }
+        let (path, new) = (self.path(process), self.directory.join(format!(".{}", process.pid())));
+        let mut text = format!("{}\n", process.start_time()?).into_bytes();
+        text.extend(process.read("mountinfo")?);
+        self.forget_ended();
+        let make = || DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
+        // Renamed: a kill in the middle leaves no half record.
+        let written = make().and_then(|()| fs::write(&new, text)).and_then(|()| fs::rename(&new, &path));
+        written.map_err(|source| TuckRecordError::Write { path, source })
+    }
+
+    /// The mount table of a process before its first tuck that was not completed. A record of an earlier process is removed.
+    ///
+    /// # Errors
+    /// If the process ended.
+    pub(super) fn load(&self, process: &HeldProcess) -> Result<Option<MountTable>, ProcessError> {
+        let Ok(text) = fs::read(self.path(process)) else { return Ok(None) };
+        let start_time = format!("{}\n", process.start_time()?);
+        let table = text.strip_prefix(start_time.as_bytes()).and_then(|rest| MountTable::from_mountinfo(rest).ok());
+        if table.is_none() {
+            self.forget(process);
+        }
+        Ok(table)
+    }
+
+    /// Removes the record of a process.
+    pub(super) fn forget(&self, process: &HeldProcess) {
+        // One that stays costs the next refresh a check.
+        let _ = fs::remove_file(self.path(process));
+    }
+
+    /// Removes the records of processes that ended.
+    fn forget_ended(&self) {
+        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|name| name.trim_start_matches('.').parse().ok());
+            if pid.is_some_and(|pid| HeldProcess::open(pid).is_err()) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    fn path(&self, process: &HeldProcess) -> PathBuf {
+        self.directory.join(process.pid().to_string())
+    }
+}
