@@ -45,7 +45,7 @@ export BINDGUARD_CONTAINERD
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
 .PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb package-files release image image-check \
-  image-folder faults soak refresh-apps kernels arm64 peer bench clean
+  image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
 
 all: build
 
@@ -256,7 +256,12 @@ peer: setup
 	@$(TOOLS)/bin/containerd-shim-runc-v2-rs -v 2>/dev/null | grep -qF 'Version: $(PEER)' || \
 	  cargo install --quiet --locked --root $(TOOLS) --version $(PEER) containerd-runc-shim
 
-bench: build matrix peer
+## two of it are the floor of a shim's `start`
+floor:
+	mkdir -p $(TOOLS)/bin
+	rustc --edition 2024 -C opt-level=s -C strip=symbols $(STATIC) -o $(TOOLS)/bin/empty-program integration/bench/floor/empty_program.rs
+
+bench: build matrix peer floor
 	cargo run --quiet --locked -p bindguard-integration --bin bench
 
 clean:

@@ -25,14 +25,16 @@ pub enum Candidate {
     Runc,
     /// crun by itself.
     Crun,
+    /// Two empty static programs, the first of which starts the second: the floor of `start` with its server.
+    EmptyPrograms,
 }
 
 impl Candidate {
     /// Every shim.
     pub const SHIMS: [Self; 5] = [Self::Bindguard, Self::Rust, Self::Go16, Self::Go17, Self::Go21];
     /// Everybody, in the order of the tables.
-    pub const ALL: [Self; 7] =
-        [Self::Bindguard, Self::Rust, Self::Go16, Self::Go17, Self::Go21, Self::Runc, Self::Crun];
+    pub const ALL: [Self; 8] =
+        [Self::Bindguard, Self::Rust, Self::Go16, Self::Go17, Self::Go21, Self::Runc, Self::Crun, Self::EmptyPrograms];
 
     /// As tables call it.
     pub fn title(self) -> &'static str {
@@ -44,6 +46,7 @@ impl Candidate {
             Self::Go21 => "Go 2.1",
             Self::Runc => "runc alone",
             Self::Crun => "crun alone",
+            Self::EmptyPrograms => "two empty programs",
         }
     }
 
@@ -51,14 +54,14 @@ impl Candidate {
     pub fn is_peer(self) -> bool {
         match self {
             Self::Rust | Self::Go16 | Self::Go17 | Self::Go21 => true,
-            Self::Bindguard | Self::Runc | Self::Crun => false,
+            Self::Bindguard | Self::Runc | Self::Crun | Self::EmptyPrograms => false,
         }
     }
 
     /// The runtime that containerd knows it by.
     pub fn runtime(self) -> Runtime {
         match self {
-            Self::Bindguard | Self::Runc | Self::Crun => Runtime::Bindguard,
+            Self::Bindguard | Self::Runc | Self::Crun | Self::EmptyPrograms => Runtime::Bindguard,
             Self::Rust => Runtime::Named("rust"),
             Self::Go16 => Runtime::Named("go16"),
             Self::Go17 => Runtime::Named("go17"),
@@ -71,6 +74,7 @@ impl Candidate {
         match (self, self.runtime()) {
             (Self::Runc, _) => "runc".to_owned(),
             (Self::Crun, _) => "crun".to_owned(),
+            (Self::EmptyPrograms, _) => "empty-program".to_owned(),
             (_, Runtime::Named(name)) => format!("containerd-shim-{name}-v2"),
             _ => SHIM.to_owned(),
         }
@@ -87,6 +91,7 @@ impl Candidate {
             Self::Go21 => go(Generation::V2_1),
             Self::Runc => Some(matrix.program(Generation::V2_1, "runc")),
             Self::Crun => Some(matrix.program(Generation::V2_1, "crun")),
+            Self::EmptyPrograms => Some(repository().join("target/tools/bin/empty-program")),
         };
         program.filter(|program| program.is_file())
     }

@@ -20,7 +20,7 @@ pub struct Goal {
 pub enum Limit {
     /// In the figure's unit.
     AtMost(f64),
-    /// This part of a peer's.
+    /// So many times that of a peer or a floor.
     Of(Candidate, f64),
     /// This part of the best peer's.
     OfBestPeer(f64),
@@ -40,7 +40,7 @@ pub const GOALS: [Goal; 24] = [
     Goal { figure: Figure::WakeUps, at: 0, limit: Limit::AtMost(0.0) },
     Goal { figure: Figure::StartWall, at: 0, limit: Limit::AtMost(2.0) },
     Goal { figure: Figure::StartCommandCpu, at: 0, limit: Limit::AtMost(1.0) },
-    Goal { figure: Figure::StartCpu, at: 0, limit: Limit::AtMost(1.0) },
+    Goal { figure: Figure::StartCpu, at: 0, limit: Limit::Of(Candidate::EmptyPrograms, 1.3) },
     Goal { figure: Figure::LifeCpu, at: 0, limit: Limit::Of(Candidate::Rust, 0.9) },
     Goal { figure: Figure::LifeAmongMounts, at: 10_000, limit: Limit::OfBestPeer(0.7) },
     Goal { figure: Figure::ShimAmongMounts, at: 10_000, limit: Limit::OfItselfAt(100, FLAT) },

@@ -53,6 +53,12 @@ impl Ground {
         self.shims.iter().copied().chain([Candidate::Runc, Candidate::Crun]).collect()
     }
 
+    /// The shims, and the floor of their `start` if it was built.
+    pub fn shims_and_floor(&self) -> Vec<Candidate> {
+        let floor = Some(Candidate::EmptyPrograms).filter(|floor| self.node.programs().join(floor.link()).exists());
+        self.shims.iter().copied().chain(floor).collect()
+    }
+
     /// Starts a pod: one shim with so many containers. Answers the shim's pid.
     pub fn start_pod(&self, shim: Candidate, name: &str, containers: u64) -> Result<u32> {
         let ctr = self.node.ctr();

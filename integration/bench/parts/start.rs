@@ -31,10 +31,13 @@ const BUNDLE: &str = "/run/bench-bundle";
 
 pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
     let log = lay_out_bundle(ground)?;
-    in_turns(results, ROUNDS, &ground.shims, 0, |shim| {
-        let figures = once(ground, shim);
-        drain(&log);
-        figures
+    in_turns(results, ROUNDS, &ground.shims_and_floor(), 0, |candidate| match candidate {
+        Candidate::EmptyPrograms => empty_programs(ground),
+        shim => {
+            let figures = once(ground, shim);
+            drain(&log);
+            figures
+        }
     })
 }
 
@@ -64,6 +67,17 @@ fn once(ground: &Ground, shim: Candidate) -> Result<Vec<(Figure, f64)>> {
     let cpu = ground.account.spent()? - cpu;
     end(ground, &listener)?;
     Ok(vec![(Figure::StartWall, wall), (Figure::StartCpu, cpu), (Figure::StartCommandCpu, of_command)])
+}
+
+/// The second program inherits stdout, so the output ends when both have ended.
+fn empty_programs(ground: &Ground) -> Result<Vec<(Figure, f64)>> {
+    let mut command = Command::new(ground.node.programs().join(Candidate::EmptyPrograms.link()));
+    command.arg("start").envs(ground.node.environment()).current_dir(BUNDLE).stdin(Stdio::null());
+    let (cpu, of_command) = (ground.account.spent()?, clocks::of_children()?);
+    let done = command.output().context("run the empty program")?;
+    let of_command = clocks::of_children()? - of_command;
+    ensure!(done.status.success(), "the empty program: {}", done.status);
+    Ok(vec![(Figure::StartCpu, ground.account.spent()? - cpu), (Figure::StartCommandCpu, of_command)])
 }
 
 /// A shim that finds the fifo full of its predecessors' words waits.

@@ -89,6 +89,6 @@ fn colour(candidate: Candidate) -> RGBColor {
         Candidate::Go17 => RGBColor(86, 180, 233),
         Candidate::Go21 => RGBColor(204, 121, 167),
         Candidate::Runc => RGBColor(110, 110, 110),
-        Candidate::Crun => RGBColor(190, 190, 190),
+        Candidate::Crun | Candidate::EmptyPrograms => RGBColor(190, 190, 190),
     }
 }
