@@ -132,7 +132,7 @@ impl<'n> Cluster<'n> {
         &self.kubeconfig
     }
 
-    /// Whether its programs are those of `build.sh`, 1.30 or newer.
+    /// True if its programs are those of `build.sh`, 1.30 or newer.
     pub fn is_own_build(&self) -> bool {
         self.is_own_build
     }
