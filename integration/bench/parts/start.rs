@@ -157,7 +157,11 @@ fn end(ground: &Ground, listener: &Listener) -> Result<()> {
         let _ = kill(Pid::from_raw(pid.try_into().context("a shim's pid")?), Signal::SIGKILL);
     }
     ground.account.settle()?;
-    let _ = fs::remove_file(&listener.socket);
+    // A killed shim of bindguard also leaves its group's link, and a peer cannot bind where a link leads nowhere.
+    let sockets = listener.socket.parent().context("the socket's folder")?;
+    for entry in fs::read_dir(sockets).with_context(|| format!("list {}", sockets.display()))?.flatten() {
+        let _ = fs::remove_file(entry.path());
+    }
     sleep(Duration::from_millis(5));
     Ok(())
 }
