@@ -1,5 +1,5 @@
 //! crun is killed in its `create` when the container's init already waits for its start, and before crun has recorded the
-//! container: the shim ends the init, and the name can be used again. crun's own `delete --force` does not find such an init.
+//! container: the shim ends the init, and the name can be used again. crun's own `delete --force` does not find such an init, and the stock shim leaves it.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use bindguard_integration::footprint::parent_of;
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::{Finished, run};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Oci, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Oci, Runtime, Setup, on_every_generation};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
@@ -40,6 +40,7 @@ fn story(node: &Node) -> Result<()> {
     // Where the unified hierarchy is not mounted, crun leaves a folder in its place, named after the container.
     let a_life = || node.ctr().container("web").runs(&["true"]).run()?.success().map(drop);
     a_life()?;
+    stock_shim_leaves_the_init(node)?;
     let before = Leftovers::of(node)?;
     for victim in [Victim::Crun, Victim::Shim] {
         interrupted(node, victim).with_context(|| format!("{victim:?} killed"))?;
@@ -48,15 +49,24 @@ fn story(node: &Node) -> Result<()> {
     a_life()
 }
 
+fn stock_shim_leaves_the_init(node: &Node) -> Result<()> {
+    let (create, crun) = held_create(node, Runtime::Stock, "stock")?;
+    let init = waiting_init(node, crun)?;
+    end(crun)?;
+    ensure!(join(create)?.code() != 0, "the create of a killed runtime succeeded");
+    ensure!(Path::new(&format!("/proc/{init}")).exists(), "the stock shim ends the init as well");
+    end(init)?;
+    node.ctr().forget("stock")
+}
+
 fn interrupted(node: &Node, victim: Victim) -> Result<()> {
-    let (create, crun) = held_create(node)?;
+    let (create, crun) = held_create(node, Runtime::Bindguard, "web")?;
     let init = waiting_init(node, crun)?;
     match victim {
         Victim::Crun => end(crun)?,
         Victim::Shim => node.shims()?.into_iter().try_for_each(end)?,
     }
-    let started = create.join().map_err(|_| anyhow!("the client panicked"))??;
-    ensure!(started.code() != 0, "the create of a killed runtime succeeded");
+    ensure!(join(create)?.code() != 0, "the create of a killed runtime succeeded");
     until("the waiting init has ended", || Ok(!Path::new(&format!("/proc/{init}")).exists()))?;
     let ctr = node.ctr();
     until("containerd has forgotten the task", || {
@@ -73,11 +83,11 @@ type Create = JoinHandle<Result<Finished>>;
 
 /// A create in which crun waits before it records the container, and crun's pid. Another process may take the processor at the
 /// wrong time, so one try is not enough.
-fn held_create(node: &Node) -> Result<(Create, u32)> {
+fn held_create(node: &Node, runtime: Runtime, id: &'static str) -> Result<(Create, u32)> {
     for _ in 0..TRIES {
         let client = node.ctr();
-        let create = thread::spawn(move || client.container("web").start());
-        block_the_record(node, &create);
+        let create = thread::spawn(move || client.container(id).runtime(runtime).start());
+        block_the_record(node, id, &create);
         let mut crun = None;
         until("crun waits, or has created the container", || {
             crun = creators(node).into_iter().find(opens_a_fifo);
@@ -86,15 +96,19 @@ fn held_create(node: &Node) -> Result<(Create, u32)> {
         if let Some(crun) = crun {
             return Ok((create, crun));
         }
-        create.join().map_err(|_| anyhow!("the client panicked"))??.success()?;
-        node.ctr().remove("web")?;
+        join(create)?.success()?;
+        node.ctr().remove(id)?;
     }
     bail!("in {TRIES} tries crun was faster")
 }
 
+fn join(create: Create) -> Result<Finished> {
+    create.join().map_err(|_| anyhow!("the client panicked"))?
+}
+
 /// crun writes its record into this file and then renames it. Opening a fifo for writing waits for a reader.
-fn block_the_record(node: &Node, create: &Create) {
-    let record = Path::new("/run/containerd/runc").join(node.name()).join("web/status.tmp");
+fn block_the_record(node: &Node, id: &str, create: &Create) {
+    let record = Path::new("/run/containerd/runc").join(node.name()).join(id).join("status.tmp");
     while mkfifo(&record, Mode::S_IRWXU).is_err() && !create.is_finished() {
         thread::yield_now();
     }
