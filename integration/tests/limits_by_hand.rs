@@ -25,8 +25,8 @@ fn story(node: &Node) -> Result<()> {
     ensure!(limit(pid, "memory", &["memory.max", "memory.limit_in_bytes"])? == MEMORY.to_string());
     ensure!(limit(pid, "pids", &["pids.max"])? == "77");
 
-    // Below the kernel's minimum. crun ignores a value of another type.
-    let refused = client.update("web", &json!({"cpu": {"quota": 1, "period": 100_000}}));
+    // A processor beyond the kernel's maximum. crun ignores a value of another type.
+    let refused = client.update("web", &json!({"cpu": {"cpus": "99999"}}));
     ensure!(refused.is_err(), "a limit that the kernel refuses was accepted");
     ensure!(
         client.update("no-such-container", &json!({})).is_err(),
