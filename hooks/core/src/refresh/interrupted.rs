@@ -8,16 +8,16 @@ use crate::mount_table::{MountEntry, MountTable};
 use super::SubpathInContainer;
 
 /// The mounts that are shared now and were not before, each with its former propagation. Only the subpaths and the mounts around
-/// them are compared: a refresh changes no other. A mount with a peer is left as it is: something else shared it.
+/// them are compared: a refresh changes no other. A mount around a subpath that has a peer is left as it is: something else shared it.
 pub fn left_shared(before: &MountTable, now: &MountTable, subpaths: &[SubpathInContainer]) -> Vec<MountEntry> {
     let mut left: Vec<MountEntry> = Vec::new();
     for subpath in subpaths {
         let former = before.stack_at(&subpath.mount.mount_point).find(|former| former.device == subpath.mount.device);
         let around = around(subpath, now);
         let former_around = around.and_then(|around| before.mount(around.id).filter(|former| is_same(former, around)));
-        let pairs = [(Some(&subpath.mount), former), (around, former_around)];
-        let found = pairs.into_iter().filter_map(|(mount, former)| was_not_shared(mount?, former?, now));
-        left.extend(found);
+        let alone = around.filter(|around| is_alone(around, now));
+        let pairs = [(Some(&subpath.mount), former), (alone, former_around)];
+        left.extend(pairs.into_iter().filter_map(|(mount, former)| was_not_shared(mount?, former?)));
     }
     left.sort_by_key(|mount| mount.id);
     left.dedup_by_key(|mount| mount.id);
@@ -37,11 +37,14 @@ fn is_same(former: &MountEntry, now: &MountEntry) -> bool {
     former.device == now.device && former.root.path == now.root.path && former.mount_point == now.mount_point
 }
 
-fn was_not_shared(mount: &MountEntry, former: &MountEntry, now: &MountTable) -> Option<MountEntry> {
-    let group = mount.propagation.peer_group.filter(|_| former.propagation.peer_group.is_none())?;
-    let is_peer = |other: &MountEntry| other.id != mount.id && other.propagation.peer_group == Some(group);
-    let is_alone = !now.entries().iter().any(is_peer);
-    is_alone.then(|| MountEntry { propagation: former.propagation.clone(), ..mount.clone() })
+fn is_alone(mount: &MountEntry, now: &MountTable) -> bool {
+    let group = mount.propagation.peer_group;
+    !now.entries().iter().any(|other| other.id != mount.id && other.propagation.peer_group == group)
+}
+
+fn was_not_shared(mount: &MountEntry, former: &MountEntry) -> Option<MountEntry> {
+    let is_changed = mount.propagation.peer_group.is_some() && former.propagation.peer_group.is_none();
+    is_changed.then(|| MountEntry { propagation: former.propagation.clone(), ..mount.clone() })
 }
 
 #[cfg(test)]
@@ -82,6 +85,8 @@ mod tests {
         // The new mount has another id.
         let new = "1 0 0:9 / / rw - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n";
         assert_eq!(left(PRIVATE, new), [(5, false)]);
+        let peer = new.replace("5 1 8:1", "4 1 8:1 /v/new/g /etc/g ro shared:8 - ext4 /dev/sda1 rw\n5 1 8:1");
+        assert_eq!(left(PRIVATE, &peer), [(5, false)], "another new mount is its peer");
         // Not yet detached: the lower mount is left to the next check.
         let covering = "1 0 0:9 / / rw shared:7 - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n\
                         2 5 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";

@@ -54,6 +54,8 @@ impl<'a> Helper<'a> {
         rustix::mount::move_mount(&self.new.mount, c"", scratch, self.name, FROM_DESCRIPTOR)
             .map_err(at(EnterStep::AttachNew))?;
         rustix::mount::mount_remount(self.name, MountFlags::BIND | lacks, c"").map_err(at(EnterStep::Remount))?;
+        // Otherwise it stays a peer of the host's mount until its propagation is set.
+        rustix::mount::mount_change(self.name, MountPropagationFlags::PRIVATE).map_err(at(EnterStep::Remount))?;
         clone(CWD, self.name, OpenTreeFlags::empty()).map_err(at(EnterStep::Remount))
     }
 }
