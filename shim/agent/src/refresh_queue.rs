@@ -55,6 +55,11 @@ impl RefreshQueue {
         self.busy.insert(pod);
         Some(next)
     }
+
+    /// True if further plans wait for a worker.
+    pub fn others_wait(&self) -> bool {
+        !self.waiting.is_empty()
+    }
 }
 
 #[cfg(test)]
@@ -92,8 +97,10 @@ mod tests {
         queue.add(planned("a", "2", later), 1);
         let first = queue.next(None).unwrap();
         assert_eq!((first.volume.pod_uid.as_str(), first.at), ("a", later));
+        assert!(queue.others_wait());
         let second = queue.next(Some(&first)).unwrap();
         assert_eq!(second.volume.pod_uid, "b");
+        assert!(!queue.others_wait());
         assert_eq!(queue.next(Some(&second)), None);
     }
 

@@ -69,7 +69,7 @@ pub struct PodLookup {
 /// A question to the CRI, and the way back.
 #[derive(Debug)]
 enum Question {
-    OptedIn { uid: String, update: Instant, reply: Sender<Answer> },
+    OptedIn { uid: String, update: Instant, others_wait: bool, reply: Sender<Answer> },
     All(Sender<Result<PodsOfNode, CriError>>),
 }
 
@@ -82,12 +82,13 @@ impl PodLookup {
         self.query(Question::All)
     }
 
-    /// The pod with this uid, if it requested refreshes, with its containers at the moment of an update or later. Waits.
+    /// The pod with this uid, if it requested refreshes, with its containers at the moment of an update or later. If questions about other
+    /// pods follow, one listing answers them all. Waits.
     ///
     /// # Errors
     /// If the CRI does not answer.
-    pub fn opted_in(&self, uid: &str, update: Instant) -> Answer {
-        self.query(|reply| Question::OptedIn { uid: uid.to_owned(), update, reply })
+    pub fn opted_in(&self, uid: &str, update: Instant, others_wait: bool) -> Answer {
+        self.query(|reply| Question::OptedIn { uid: uid.to_owned(), update, others_wait, reply })
     }
 
     fn query<A>(&self, question: impl FnOnce(Sender<Result<A, CriError>>) -> Question) -> Result<A, CriError> {
@@ -121,7 +122,9 @@ impl Answering {
         while let Some(question) = self.next().await {
             // A thread that did not wait any longer needs no answer.
             match question {
-                Question::OptedIn { uid, update, reply } => drop(reply.send(self.answer(&uid, update).await)),
+                Question::OptedIn { uid, update, others_wait, reply } => {
+                    drop(reply.send(self.answer(&uid, update, others_wait).await));
+                }
                 Question::All(reply) => drop(reply.send(self.all().await)),
             }
         }
@@ -147,13 +150,15 @@ impl Answering {
         Ok(pods)
     }
 
-    async fn answer(&mut self, uid: &str, update: Instant) -> Answer {
+    async fn answer(&mut self, uid: &str, update: Instant, others_wait: bool) -> Answer {
         let now = Instant::now();
         self.without_request.retain(|_, until| *until > now);
         if self.without_request.contains_key(uid) {
             return Ok(None);
         }
-        self.list_if_many_wait(update).await?;
+        if others_wait {
+            self.list(update).await?;
+        }
         let listing = self.listing.as_ref().filter(|listing| listing.is_enough_for(update));
         let pod = match listing {
             Some(listing) => listing.pod(uid).cloned(),
@@ -177,10 +182,10 @@ impl Answering {
         Ok(Some(OptedIn { pod, request, containers }))
     }
 
-    /// One listing answers all questions that wait, and those that follow about updates before it.
-    async fn list_if_many_wait(&mut self, update: Instant) -> Result<(), CriError> {
+    /// Lists all pods, unless the last listing is of after this update.
+    async fn list(&mut self, update: Instant) -> Result<(), CriError> {
         let is_enough = self.listing.as_ref().is_some_and(|listing| listing.is_enough_for(update));
-        if !is_enough && !self.questions.is_empty() {
+        if !is_enough {
             let listing = self.cri.listing().await?;
             self.pids.forget_others(|id| listing.is_running(id));
             self.listing = Some(listing);
