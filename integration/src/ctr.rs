@@ -178,6 +178,17 @@ impl Ctr {
         Ok(())
     }
 
+    /// Removes a task whose runtime or shim was killed, until containerd has forgotten it.
+    pub fn end_task(&self, id: &str) -> Result<()> {
+        until("containerd has forgotten the task", || {
+            let stays = self.tasks()?.contains(id);
+            if stays {
+                let _ = run(self.command(&["task", "rm", "--force", id]))?;
+            }
+            Ok(!stays)
+        })
+    }
+
     /// Removes a container that has no task: one whose create failed.
     pub fn forget(&self, id: &str) -> Result<()> {
         run(self.command(&["container", "rm", id]))?.success().map(drop)

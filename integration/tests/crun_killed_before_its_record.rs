@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_integration::footprint::parent_of;
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::{Finished, run};
+use bindguard_integration::process::Finished;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Oci, Runtime, Setup, on_every_generation};
 use nix::sys::signal::{Signal, kill};
@@ -69,13 +69,7 @@ fn interrupted(node: &Node, victim: Victim) -> Result<()> {
     ensure!(join(create)?.code() != 0, "the create of a killed runtime succeeded");
     until("the waiting init has ended", || Ok(!Path::new(&format!("/proc/{init}")).exists()))?;
     let ctr = node.ctr();
-    until("containerd has forgotten the task", || {
-        let stays = ctr.tasks()?.contains("web");
-        if stays {
-            let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
-        }
-        Ok(!stays)
-    })?;
+    ctr.end_task("web")?;
     ctr.forget("web")
 }
 

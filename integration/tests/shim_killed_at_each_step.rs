@@ -7,7 +7,6 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
-use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 
 const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
@@ -42,12 +41,6 @@ fn a_life(node: &Node, verb: &str, fault: Fault) -> Result<()> {
     }
     ensure!(!runtime.take_back(verb), "the runtime was not called");
     // containerd learns of the shim's end by itself, and cleans up
-    until("the task is gone", || {
-        let stays = ctr.tasks()?.contains("web");
-        if stays {
-            let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
-        }
-        Ok(!stays)
-    })?;
+    ctr.end_task("web")?;
     ctr.forget("web")
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::run;
 use bindguard_integration::systemd::{slice_members, units};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Node, Setup, on_every_generation_with_systemd};
@@ -37,13 +36,7 @@ fn killed_after(node: &Node, delay: Duration) -> Result<()> {
         let _ = kill(Pid::from_raw(shim.try_into()?), Signal::SIGKILL);
     }
     let _ = create.join().map_err(|_| anyhow::anyhow!("the create panicked"))??;
-    until("containerd has forgotten the task", || {
-        let stays = ctr.tasks()?.contains("web");
-        if stays {
-            let _ = run(ctr.command(&["task", "rm", "--force", "web"]))?;
-        }
-        Ok(!stays)
-    })?;
+    ctr.end_task("web")?;
     let scope = format!("{}-web.scope", node.name());
     let is_gone = until("the scope is gone", || Ok(units(&scope)?.is_empty()));
     is_gone.with_context(|| format!("the processes of {}: {:?}", node.name(), node.all_processes()))?;
