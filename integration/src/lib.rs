@@ -19,6 +19,7 @@ pub mod bundle;
 pub mod cluster;
 pub mod cri;
 pub mod crio;
+pub mod criu;
 pub mod ctr;
 pub mod demo;
 pub mod doc_commands;

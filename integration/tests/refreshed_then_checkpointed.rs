@@ -1,14 +1,11 @@
 //! A refreshed container is written down by criu, restored and refreshed again: the mount that a refresh leaves looks to criu like the
 //! one of the container's start.
 //!
-//! The criu is the newest generation's: see checkpoint_and_restore.rs. The containers are those of `ctr`, with the annotations of a pod.
-
-use std::os::unix::fs::symlink;
+//! The containers are those of `ctr`, with the annotations of a pod.
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::privilege::skipped;
+use bindguard_integration::criu::{COUNTER, wait_for_count};
 use bindguard_integration::process::run;
-use bindguard_integration::programs::Matrix;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind};
 
@@ -25,20 +22,9 @@ const ANNOTATIONS: [(&str, &str); 6] = [
     ("sandbox-uid", "uid-1"),
 ];
 
-/// It counts in its own memory: one that was started anew would begin at 1.
-const COUNTER: [&str; 3] = ["sh", "-c", "n=0; while :; do n=$((n + 1)); echo $n > /count; sleep 0.01; done"];
-
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(|node| {
-        let criu = Matrix::locate()?.program(Generation::V2_1, "criu");
-        let mut check = node.command(&criu)?;
-        check.arg("check");
-        if !run(check)?.status.success() {
-            skipped("no criu that works with this kernel");
-            return Ok(());
-        }
-        symlink(&criu, node.programs().join("criu")).context("put criu on containerd's PATH")?;
+    Setup::on(Generation::V2_1).story_with_criu(|node| {
         [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| story(node, runtime))
     });
 }
@@ -64,30 +50,20 @@ fn story(node: &Node, runtime: Runtime) -> Result<()> {
     }
     first.start()?.success()?;
     refresh("two")?;
-    let before = wait_for_count(node, 30)?;
+    let before = wait_for_count(node, ID, 30)?;
     words(&["containers", "checkpoint", "--task", "--rw", "--image", ID, "saved"]).context("of a refreshed one")?;
     refresh("three").context("after the checkpoint")?;
     ctr.remove(ID)?;
 
     // By its former id: the cgroup, by which a refresh finds the process, is in the checkpoint.
     words(&["containers", "restore", "--live", "--rw", ID, "saved"])?;
-    let after = wait_for_count(node, 1)?;
+    let after = wait_for_count(node, ID, 1)?;
     ensure!(after >= before, "{runtime:?}: {before} before, {after} after");
     let read = ctr.read(ID, FILE)?;
     ensure!(read == "three", "the restored container reads {read:?}");
     refresh("four").context("after the restore")?;
-    wait_for_count(node, after + 1)?;
+    wait_for_count(node, ID, after + 1)?;
     ctr.remove(ID)?;
     words(&["image", "rm", "saved"])?;
     until("the kubelet deletes the pod", || Ok(node.kubelet().pod("uid-1")?.delete().is_ok()))
-}
-
-fn wait_for_count(node: &Node, least: u64) -> Result<u64> {
-    let mut count = 0;
-    until(&format!("it counts up to {least}"), || {
-        // Empty in the moment between its truncation and the next line.
-        count = node.ctr().read(ID, "/count")?.trim().parse().unwrap_or(0);
-        Ok(count >= least)
-    })?;
-    Ok(count)
 }

@@ -1,17 +1,12 @@
 //! A container is written down, its configMap changes, and it is restored: its subPath is bound anew, and without the guard that
 //! fails as a create does. By `bindguard-runtime restore`, as Podman calls it, and by containerd.
-//!
-//! The criu is the newest generation's: see checkpoint_and_restore.rs.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::mount_calls::bind;
-use bindguard_integration::privilege::skipped;
 use bindguard_integration::process::{Finished, run};
-use bindguard_integration::programs::Matrix;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::shim::spec;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, image};
@@ -19,27 +14,13 @@ use serde_json::json;
 
 #[test]
 fn by_the_runtime_wrapper() {
-    with_criu(wrapper);
+    Setup::on(Generation::V2_1).story_with_criu(wrapper);
 }
 
 #[test]
 fn by_containerd() {
-    with_criu(|node| {
+    Setup::on(Generation::V2_1).story_with_criu(|node| {
         [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| containerd(node, runtime))
-    });
-}
-
-fn with_criu(story: fn(&Node) -> Result<()>) {
-    Setup::on(Generation::V2_1).story(|node| {
-        let criu = Matrix::locate()?.program(Generation::V2_1, "criu");
-        let mut check = node.command(&criu)?;
-        check.arg("check");
-        if !run(check)?.status.success() {
-            skipped("no criu that works with this kernel");
-            return Ok(());
-        }
-        symlink(&criu, node.programs().join("criu")).context("put criu on PATH")?;
-        story(node)
     });
 }
 
