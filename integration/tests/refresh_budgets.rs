@@ -1,5 +1,5 @@
-//! Live refresh on a full node: all files of all pods at once, the window between the first and the last file of a volume, and the
-//! processor time for each file.
+//! Live refresh on a full node: all files of all pods at once, the window between the first and the last file of a volume, the
+//! processor time for each file, and that of a survey.
 //!
 //! Few pods in `make test`; 110, as many as a kubelet admits, in `make soak`. The figures are printed with `--nocapture`.
 
@@ -51,6 +51,8 @@ fn story(node: &Node) -> Result<()> {
     }
     bursts.sort();
     println!("until the last one is read: median {:?}, longest {:?}", bursts[bursts.len() / 2], bursts.last());
+    drop((account, agent));
+    println!("a survey takes {:?} of processor time", cost_of_a_survey(node)?);
     for pod in started {
         pod.end(node, &cri)?;
     }
@@ -144,6 +146,25 @@ fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -
     }
     ensure!(all < written + Duration::from_secs(10), "{all:?}");
     Ok(all)
+}
+
+/// The mean of ten surveys, one for each second.
+fn cost_of_a_survey(node: &Node) -> Result<Option<Duration>> {
+    let agent = Agent::start(node, "agent.survey-seconds = 1")?;
+    let Some(account) = CpuAccount::of(node, &agent)? else { return Ok(None) };
+    let surveys = || agent.figure("bindguard_agent_surveys_total");
+    let next = |after: f64| {
+        until("the agent surveys", || {
+            // Each request for the figures takes processor time, too.
+            thread::sleep(Duration::from_millis(900));
+            Ok(surveys() > after)
+        })
+    };
+    let first = surveys();
+    next(first)?;
+    let before = account.used()?;
+    next(first + 10.0)?;
+    Ok(Some((account.used()? - before) / 10))
 }
 
 /// Waits until no volume was checked for a second.
