@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
+use bindguard_core::paths::below;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 
@@ -86,7 +87,7 @@ impl<'t> HostMounts<'t> {
     fn paths_of(&self, of: &MountEntry, place: &Path) -> impl Iterator<Item = (&'t MountEntry, PathBuf)> {
         let mounts = self.table.of_device(of.device).iter().copied();
         let path = |mount: &'t MountEntry| {
-            let below = place.strip_prefix(&mount.root.path).ok()?;
+            let below = below(place, &mount.root.path)?;
             // Joining an empty path would leave a slash at the end.
             let is_root = below.as_os_str().is_empty();
             Some((mount, if is_root { mount.mount_point.clone() } else { mount.mount_point.join(below) }))

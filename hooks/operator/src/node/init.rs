@@ -1,7 +1,8 @@
 //! The init process of a container, by the container's id.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::iter;
 
 use super::processes::pids;
 
@@ -15,12 +16,11 @@ pub fn init_of(container: &str) -> Option<u32> {
 
 /// The same for many containers, with one pass over the processes.
 pub fn inits_of<'c>(containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&'c str, u32> {
-    let containers: Vec<&str> = containers.into_iter().filter(|container| !container.is_empty()).collect();
+    let containers: BTreeSet<&str> = containers.into_iter().filter(|container| !container.is_empty()).collect();
     let mut oldest = BTreeMap::<&str, (u64, u32)>::new();
     for pid in pids() {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        let is_its = |container: &&&str| cgroup.lines().any(|line| names(line, container));
-        let Some(container) = containers.iter().find(is_its) else { continue };
+        let Some(container) = container_of(&cgroup, &containers) else { continue };
         if let Some(started) = started(pid) {
             let first = oldest.entry(container).or_insert((started, pid));
             *first = (*first).min((started, pid));
@@ -29,12 +29,15 @@ pub fn inits_of<'c>(containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&
     oldest.into_iter().map(|(container, (_, pid))| (container, pid)).collect()
 }
 
-/// True if a part of a cgroup's path is the id, or ends with it: `/kubepods/podUID/ID`, `/kubepods.slice/cri-containerd-ID.scope`.
-/// A container may make cgroups of its own below.
-fn names(line: &str, container: &str) -> bool {
-    line.split(['/', ':']).any(|part| {
+/// The innermost of these containers in whose cgroup a process is, by its `/proc/PID/cgroup`.
+///
+/// A part of the path is the id, or ends with it: `/kubepods/podUID/ID`, `/kubepods.slice/cri-containerd-ID.scope`. A container may
+/// make cgroups of its own below.
+fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c str> {
+    cgroup.lines().flat_map(|line| line.rsplit(['/', ':'])).find_map(|part| {
         let part = part.strip_suffix(".scope").unwrap_or(part);
-        part.strip_suffix(container).is_some_and(|before| before.is_empty() || before.ends_with(['-', ':']))
+        let after_dashes = part.match_indices('-').map(|(dash, _)| &part[dash + 1..]);
+        iter::once(part).chain(after_dashes).find_map(|id| containers.get(id).copied())
     })
 }
 
@@ -52,16 +55,22 @@ mod tests {
 
     #[test]
     fn a_cgroup_names_its_container() {
-        for line in [
-            "0::/kubepods/besteffort/podu-1/abc",
-            "0::/kubepods.slice/kubepods-podu.slice/cri-containerd-abc.scope",
-            "12:pids:/system.slice/docker-abc.scope/init",
-            "0::/machine.slice/libpod-abc.scope/container",
+        let containers = BTreeSet::from(["abc", "my-app", "outer"]);
+        for (cgroup, expected) in [
+            ("0::/kubepods/besteffort/podu-1/abc", Some("abc")),
+            ("0::/kubepods.slice/kubepods-podu.slice/cri-containerd-abc.scope", Some("abc")),
+            ("12:pids:/system.slice/docker-abc.scope/init", Some("abc")),
+            ("0::/machine.slice/libpod-abc.scope/container", Some("abc")),
+            ("2:cpu:/\n1:name=systemd:/default/my-app\n", Some("my-app")),
+            ("0::/system.slice/docker-my-app.scope", Some("my-app")),
+            ("0::/docker/outer/docker/abc", Some("abc")),
+            ("0::/docker/outer/docker/unknown", Some("outer")),
+            ("0::/kubepods/abcd", None),
+            ("0::/kubepods/xabc", None),
+            ("0::/podabc/other", None),
+            ("0::/", None),
         ] {
-            assert!(names(line, "abc"), "{line}");
-        }
-        for line in ["0::/kubepods/abcd", "0::/kubepods/xabc", "0::/", "0::/podabc/other"] {
-            assert!(!names(line, "abc"), "{line}");
+            assert_eq!(container_of(cgroup, &containers), expected, "{cgroup}");
         }
     }
 
