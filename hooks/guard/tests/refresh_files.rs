@@ -10,10 +10,11 @@ mod live;
 mod pod;
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecView;
@@ -215,6 +216,13 @@ fn binds_of_directories_are_left_out() {
     assert_eq!((destinations, errors.len()), (vec![Path::new(PLACE)], 1), "{errors:?}");
 }
 
+/// The program of a process that lasts until the test that started it ends.
+#[test]
+#[ignore = "a test starts it"]
+fn waits() {
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
 /// The process that Kata names for a container is the virtual machine's, with the node's own mounts; gVisor's is its kernel.
 #[test]
 fn a_sandbox_is_never_entered() {
@@ -233,8 +241,9 @@ fn a_sandbox_is_never_entered() {
     let mut kata = Command::new("sleep");
     kata.arg("1000");
     assert!(matches!(refused(kata), RefreshError::MountsOfNode(_)));
-    let mut gvisor = Command::new("sleep");
-    gvisor.arg0("runsc-sandbox").arg("1000");
+    // Not busybox, whose name must be that of an applet.
+    let mut gvisor = Command::new("/proc/self/exe");
+    gvisor.arg0("runsc-sandbox").args(["--ignored", "--exact", "waits"]).stdin(Stdio::piped()).stdout(Stdio::null());
     // SAFETY: one syscall, which uses neither the heap nor a lock.
     unsafe { gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?)) };
     assert!(matches!(refused(gvisor), RefreshError::Sandbox(_)));
