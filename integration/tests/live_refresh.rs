@@ -17,15 +17,22 @@ use serde_json::{Value, json};
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const REFRESHED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
 
-fn story(generation: Generation) {
+fn with_runc(generation: Generation) {
     Setup::on(generation).cri().story(refresh_story);
 }
 
-on_every_generation!(story);
+fn with_crun(generation: Generation) {
+    Setup::on(generation).oci(Oci::Crun(generation)).cri().story(refresh_story);
+}
 
-#[test]
-fn crun_beside_containerd_2_1() {
-    Setup::on(Generation::V2_1).oci(Oci::Crun(Generation::V2_1)).cri().story(refresh_story);
+mod runc {
+    use super::*;
+    on_every_generation!(with_runc);
+}
+
+mod crun {
+    use super::*;
+    on_every_generation!(with_crun);
 }
 
 fn refresh_story(node: &Node) -> Result<()> {

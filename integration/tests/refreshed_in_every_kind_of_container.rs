@@ -1,0 +1,174 @@
+//! One update reaches every kind of container of a pod: with a read-only root, without `/proc`, frozen, in a user namespace of its
+//! own, and with an idmapped mount. Each keeps its mounts as they were.
+//!
+//! The containers are those of `ctr`, with the annotations of a pod: CRI clients cannot make all of them on every containerd.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::process::run;
+use bindguard_integration::scenes::delete_pod;
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Bind, Generation, Node, Oci, Setup, VolumeKind, on_every_generation};
+
+const FILE: &str = "/etc/app.conf";
+const FOLDER: &str = "/etc/folder";
+
+/// A kind of container: its name, the arguments of `ctr run`, and its program.
+struct Kind {
+    name: &'static str,
+    arguments: &'static [&'static str],
+    program: &'static str,
+}
+
+const SLEEP: &str = "exec sleep 1000000";
+const USER_NAMESPACE: [&str; 4] = ["--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"];
+const KINDS: [Kind; 5] = [
+    Kind { name: "plain", arguments: &[], program: SLEEP },
+    Kind { name: "read-only", arguments: &["--read-only"], program: SLEEP },
+    Kind {
+        name: "no-proc",
+        arguments: &["--cap-add", "CAP_SYS_ADMIN"],
+        program: "umount -l /proc && exec sleep 1000000",
+    },
+    Kind { name: "frozen", arguments: &[], program: SLEEP },
+    Kind { name: "users", arguments: &USER_NAMESPACE, program: SLEEP },
+];
+
+/// The mount itself is idmapped, as the volumes of a pod with `hostUsers: false` are.
+const IDMAPPED: Kind = Kind { name: "idmapped", arguments: &USER_NAMESPACE, program: SLEEP };
+
+fn with_runc(generation: Generation) {
+    // runc 1.2, which came with containerd 2.0, is the first one that makes idmapped mounts.
+    let idmaps = generation == Generation::V2_1;
+    Setup::on(generation).story(|node| story(node, idmaps));
+}
+
+fn with_crun(generation: Generation) {
+    Setup::on(generation).oci(Oci::Crun(generation)).story(|node| story(node, true));
+}
+
+mod runc {
+    use super::*;
+    on_every_generation!(with_runc);
+}
+
+mod crun {
+    use super::*;
+    on_every_generation!(with_crun);
+}
+
+fn story(node: &Node, idmaps: bool) -> Result<()> {
+    let pod = node.kubelet().pod("uid-1")?;
+    let payload = |text| [("app.conf", text), ("folder/key", text)];
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &payload("one"))?;
+    let ctr = node.ctr();
+    let mut started = Vec::new();
+    for kind in KINDS.iter().chain(idmaps.then_some(&IDMAPPED)) {
+        let options: &[&str] = match kind.name == IDMAPPED.name {
+            true => &["rbind", "rprivate", "ro", "idmap"],
+            false => &["rbind", "rprivate", "ro"],
+        };
+        let bind = |index, key: &str, place| -> Result<Bind> {
+            Ok(Bind::new(volume.subpath(kind.name, index, key).bind()?, place).options(options))
+        };
+        // Unlike the id of a container on any other node that runs now: a process is found by its cgroup's name.
+        let id = format!("{}-{}", node.name(), kind.name);
+        let mut container = ctr.container(&id).mount(bind(0, "app.conf", FILE)?);
+        container = container.mount(bind(1, "folder", FOLDER)?).runs(&["sh", "-c", kind.program]);
+        for (key, value) in annotations_of(kind.name) {
+            container = container.annotation(&format!("io.kubernetes.cri.{key}"), value);
+        }
+        container = kind.arguments.iter().fold(container, |container, argument| container.argument(argument));
+        container.start()?.success().with_context(|| format!("start {}", kind.name))?;
+        started.push(Started::of(node, kind.name, id)?);
+    }
+    let frozen = format!("{}-frozen", node.name());
+    run(ctr.command(&["task", "pause", &frozen]))?.success()?;
+    ctr.wait_for_status(&frozen, "PAUSED")?;
+    for text in ["two", "three"] {
+        volume.update(&payload(text))?;
+        let done = node.bindguard(["refresh", "--pod", "default/web"])?;
+        ensure!(done.code() == 0, "{done:?}");
+        for container in &started {
+            container.reads(text).with_context(|| format!("after {done:?}"))?;
+        }
+    }
+    run(ctr.command(&["task", "resume", &frozen]))?.success()?;
+    for container in started {
+        ctr.remove(&container.id)?;
+    }
+    delete_pod(node, "uid-1")
+}
+
+/// The names that containerd's CRI plugin gives a container of the pod default/web.
+fn annotations_of(container: &str) -> [(&'static str, &str); 6] {
+    [
+        ("container-type", "container"),
+        ("container-name", container),
+        ("sandbox-id", "web"),
+        ("sandbox-name", "web"),
+        ("sandbox-namespace", "default"),
+        ("sandbox-uid", "uid-1"),
+    ]
+}
+
+/// A running container, and its mounts after its start.
+struct Started {
+    name: &'static str,
+    id: String,
+    process: PathBuf,
+    mounts: Vec<String>,
+}
+
+impl Started {
+    fn of(node: &Node, name: &'static str, id: String) -> Result<Self> {
+        let process = PathBuf::from(format!("/proc/{}", node.ctr().pid(&id)?));
+        let mut started = Self { name, id, process, mounts: Vec::new() };
+        if name == "no-proc" {
+            until("it has unmounted its /proc", || {
+                Ok(!started.mounts()?.iter().any(|mount| mount.starts_with("/proc ")))
+            })?;
+        }
+        started.mounts = started.mounts()?;
+        ensure!(started.is_of_its_kind()?, "{name} is not what it should be: {:#?}", started.mounts);
+        Ok(started)
+    }
+
+    fn is_of_its_kind(&self) -> Result<bool> {
+        let has = |place: &str, option: &str| {
+            let of_place = self.mounts.iter().filter_map(|mount| mount.strip_prefix(place)?.strip_prefix(' '));
+            of_place.flat_map(|options| options.split([',', ' '])).any(|it| it == option)
+        };
+        let users = fs::read_to_string(self.process.join("uid_map")).context("read its users")?;
+        let is_mapped = users.split_whitespace().eq(["0", "100000", "65536"]);
+        Ok(match self.name {
+            "read-only" => has("/", "ro"),
+            "users" => is_mapped && !has(FILE, "idmapped"),
+            "idmapped" => is_mapped && has(FILE, "idmapped") && has(FOLDER, "idmapped"),
+            _ => !is_mapped && !has("/", "ro"),
+        })
+    }
+
+    /// From outside: without `/proc`, or frozen, it can run no program.
+    fn reads(&self, text: &str) -> Result<()> {
+        for place in [FILE.to_owned(), format!("{FOLDER}/key")] {
+            let path = self.process.join("root").join(&place[1..]);
+            let read = fs::read_to_string(&path).with_context(|| format!("read {place} in {}", self.name))?;
+            ensure!(read == text, "{} reads {read:?} in {place}, not {text:?}", self.name);
+        }
+        let (before, now) = (&self.mounts, self.mounts()?);
+        ensure!(now == *before, "the mounts of {} changed:\n{before:#?}\n{now:#?}", self.name);
+        Ok(())
+    }
+
+    /// Each mount point with its options and its propagation.
+    fn mounts(&self) -> Result<Vec<String>> {
+        let table = fs::read_to_string(self.process.join("mountinfo")).context("read its mounts")?;
+        let mount = |line: &str| line.split(" - ").next()?.splitn(5, ' ').nth(4).map(str::to_owned);
+        let mut mounts: Vec<String> = table.lines().filter_map(mount).collect();
+        mounts.sort();
+        Ok(mounts)
+    }
+}
