@@ -29,12 +29,12 @@ pub fn inits_of<'c>(containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&
     oldest.into_iter().map(|(container, (_, pid))| (container, pid)).collect()
 }
 
-/// The innermost of these containers in whose cgroup a process is, by its `/proc/PID/cgroup`.
+/// The outermost of these containers in whose cgroup a process is, by its `/proc/PID/cgroup`.
 ///
 /// A part of the path is the id, or ends with it: `/kubepods/podUID/ID`, `/kubepods.slice/cri-containerd-ID.scope`. A container may
-/// make cgroups of its own below.
+/// make cgroups of its own below, and name them after another container.
 fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c str> {
-    cgroup.lines().flat_map(|line| line.rsplit(['/', ':'])).find_map(|part| {
+    cgroup.lines().flat_map(|line| line.split(['/', ':'])).find_map(|part| {
         let part = part.strip_suffix(".scope").unwrap_or(part);
         let after_dashes = part.match_indices('-').map(|(dash, _)| &part[dash + 1..]);
         iter::once(part).chain(after_dashes).find_map(|id| containers.get(id).copied())
@@ -63,7 +63,7 @@ mod tests {
             ("0::/machine.slice/libpod-abc.scope/container", Some("abc")),
             ("2:cpu:/\n1:name=systemd:/default/my-app\n", Some("my-app")),
             ("0::/system.slice/docker-my-app.scope", Some("my-app")),
-            ("0::/docker/outer/docker/abc", Some("abc")),
+            ("0::/docker/outer/docker/abc", Some("outer")),
             ("0::/docker/outer/docker/unknown", Some("outer")),
             ("0::/kubepods/abcd", None),
             ("0::/kubepods/xabc", None),
