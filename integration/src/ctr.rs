@@ -218,6 +218,20 @@ impl Container<'_> {
         self.argument("--annotation").argument(&pair)
     }
 
+    /// The annotations that containerd's CRI plugin gives a container with this name of the pod `default/POD`.
+    pub fn in_pod(self, name: &str, pod: &str, uid: &str) -> Self {
+        let annotations = [
+            ("container-type", "container"),
+            ("container-name", name),
+            ("sandbox-id", pod),
+            ("sandbox-name", pod),
+            ("sandbox-namespace", "default"),
+            ("sandbox-uid", uid),
+        ];
+        let annotate = |it: Self, (key, value)| it.annotation(&format!("io.kubernetes.cri.{key}"), value);
+        annotations.into_iter().fold(self, annotate)
+    }
+
     /// Any other argument of `ctr run`.
     pub fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());

@@ -10,34 +10,37 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Oci, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Bind, Generation, Node, Oci, Setup, Volume, VolumeKind, on_every_generation};
 
+const UID: &str = "uid-1";
 const FILE: &str = "/etc/app.conf";
 const FOLDER: &str = "/etc/folder";
 
-/// A kind of container: its name, the arguments of `ctr run`, and its program.
+/// A kind of container.
 struct Kind {
     name: &'static str,
+    /// Arguments of `ctr run`.
     arguments: &'static [&'static str],
+    /// Options of its binds.
+    options: &'static [&'static str],
     program: &'static str,
 }
 
-const SLEEP: &str = "exec sleep 1000000";
-const USER_NAMESPACE: [&str; 4] = ["--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"];
-const KINDS: [Kind; 5] = [
-    Kind { name: "plain", arguments: &[], program: SLEEP },
-    Kind { name: "read-only", arguments: &["--read-only"], program: SLEEP },
-    Kind {
-        name: "no-proc",
-        arguments: &["--cap-add", "CAP_SYS_ADMIN"],
-        program: "umount -l /proc && exec sleep 1000000",
-    },
-    Kind { name: "frozen", arguments: &[], program: SLEEP },
-    Kind { name: "users", arguments: &USER_NAMESPACE, program: SLEEP },
-];
+const PLAIN: Kind =
+    Kind { name: "plain", arguments: &[], options: &["rbind", "rprivate", "ro"], program: "exec sleep 1000000" };
+const READ_ONLY: Kind = Kind { name: "read-only", arguments: &["--read-only"], ..PLAIN };
+const NO_PROC: Kind = Kind {
+    name: "no-proc",
+    arguments: &["--cap-add", "CAP_SYS_ADMIN"],
+    program: "umount -l /proc && exec sleep 1000000",
+    ..PLAIN
+};
+const FROZEN: Kind = Kind { name: "frozen", ..PLAIN };
+const USERS: Kind =
+    Kind { name: "users", arguments: &["--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"], ..PLAIN };
 
-/// The mount itself is idmapped, as the volumes of a pod with `hostUsers: false` are.
-const IDMAPPED: Kind = Kind { name: "idmapped", arguments: &USER_NAMESPACE, program: SLEEP };
+/// The binds themselves are idmapped, as the volumes of a pod with `hostUsers: false` are.
+const IDMAPPED: Kind = Kind { name: "idmapped", options: &["rbind", "rprivate", "ro", "idmap"], ..USERS };
 
 fn with_runc(generation: Generation) {
     // runc 1.2, which came with containerd 2.0, is the first one that makes idmapped mounts.
@@ -60,31 +63,13 @@ mod crun {
 }
 
 fn story(node: &Node, idmaps: bool) -> Result<()> {
-    let pod = node.kubelet().pod("uid-1")?;
+    let pod = node.kubelet().pod(UID)?;
     let payload = |text| [("app.conf", text), ("folder/key", text)];
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &payload("one"))?;
     let ctr = node.ctr();
-    let mut started = Vec::new();
-    for kind in KINDS.iter().chain(idmaps.then_some(&IDMAPPED)) {
-        let options: &[&str] = match kind.name == IDMAPPED.name {
-            true => &["rbind", "rprivate", "ro", "idmap"],
-            false => &["rbind", "rprivate", "ro"],
-        };
-        let bind = |index, key: &str, place| -> Result<Bind> {
-            Ok(Bind::new(volume.subpath(kind.name, index, key).bind()?, place).options(options))
-        };
-        // Unlike the id of a container on any other node that runs now: a process is found by its cgroup's name.
-        let id = format!("{}-{}", node.name(), kind.name);
-        let mut container = ctr.container(&id).mount(bind(0, "app.conf", FILE)?);
-        container = container.mount(bind(1, "folder", FOLDER)?).runs(&["sh", "-c", kind.program]);
-        for (key, value) in annotations_of(kind.name) {
-            container = container.annotation(&format!("io.kubernetes.cri.{key}"), value);
-        }
-        container = kind.arguments.iter().fold(container, |container, argument| container.argument(argument));
-        container.start()?.success().with_context(|| format!("start {}", kind.name))?;
-        started.push(Started::of(node, kind.name, id)?);
-    }
-    let frozen = format!("{}-frozen", node.name());
+    let kinds = [PLAIN, READ_ONLY, NO_PROC, FROZEN, USERS].into_iter().chain(idmaps.then_some(IDMAPPED));
+    let started: Vec<_> = kinds.map(|kind| Started::start(node, &volume, kind)).collect::<Result<_>>()?;
+    let frozen = id_of(node, FROZEN.name);
     run(ctr.command(&["task", "pause", &frozen]))?.success()?;
     ctr.wait_for_status(&frozen, "PAUSED")?;
     for text in ["two", "three"] {
@@ -99,19 +84,12 @@ fn story(node: &Node, idmaps: bool) -> Result<()> {
     for container in started {
         ctr.remove(&container.id)?;
     }
-    delete_pod(node, "uid-1")
+    delete_pod(node, UID)
 }
 
-/// The names that containerd's CRI plugin gives a container of the pod default/web.
-fn annotations_of(container: &str) -> [(&'static str, &str); 6] {
-    [
-        ("container-type", "container"),
-        ("container-name", container),
-        ("sandbox-id", "web"),
-        ("sandbox-name", "web"),
-        ("sandbox-namespace", "default"),
-        ("sandbox-uid", "uid-1"),
-    ]
+/// Unlike the id of a container on any other node that runs now: a process is found by its cgroup's name.
+fn id_of(node: &Node, name: &str) -> String {
+    format!("{}-{name}", node.name())
 }
 
 /// A running container, and its mounts after its start.
@@ -123,16 +101,21 @@ struct Started {
 }
 
 impl Started {
-    fn of(node: &Node, name: &'static str, id: String) -> Result<Self> {
-        let process = PathBuf::from(format!("/proc/{}", node.ctr().pid(&id)?));
+    fn start(node: &Node, volume: &Volume, Kind { name, arguments, options, program }: Kind) -> Result<Self> {
+        let (ctr, id) = (node.ctr(), id_of(node, name));
+        let bind = |index, key, place| -> Result<Bind> {
+            Ok(Bind::new(volume.subpath(name, index, key).bind()?, place).options(options))
+        };
+        let container = ctr.container(&id).mount(bind(0, "app.conf", FILE)?).mount(bind(1, "folder", FOLDER)?);
+        let container = container.in_pod(name, "web", UID).runs(&["sh", "-c", program]);
+        let container = arguments.iter().fold(container, |container, argument| container.argument(argument));
+        container.start()?.success().with_context(|| format!("start {name}"))?;
+        let process = PathBuf::from(format!("/proc/{}", ctr.pid(&id)?));
         let mut started = Self { name, id, process, mounts: Vec::new() };
-        if name == "no-proc" {
-            until("it has unmounted its /proc", || {
-                Ok(!started.mounts()?.iter().any(|mount| mount.starts_with("/proc ")))
-            })?;
-        }
-        started.mounts = started.mounts()?;
-        ensure!(started.is_of_its_kind()?, "{name} is not what it should be: {:#?}", started.mounts);
+        until(&format!("{name} is what it should be"), || {
+            started.mounts = started.mounts()?;
+            started.is_of_its_kind()
+        })?;
         Ok(started)
     }
 
@@ -143,11 +126,13 @@ impl Started {
         };
         let users = fs::read_to_string(self.process.join("uid_map")).context("read its users")?;
         let is_mapped = users.split_whitespace().eq(["0", "100000", "65536"]);
+        let has_proc = has("/proc", "rw");
         Ok(match self.name {
+            "no-proc" => !has_proc,
             "read-only" => has("/", "ro"),
             "users" => is_mapped && !has(FILE, "idmapped"),
             "idmapped" => is_mapped && has(FILE, "idmapped") && has(FOLDER, "idmapped"),
-            _ => !is_mapped && !has("/", "ro"),
+            _ => !is_mapped && !has("/", "ro") && has_proc,
         })
     }
 

@@ -12,16 +12,6 @@ use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind};
 const ID: &str = "app-of-web";
 const FILE: &str = "/etc/app.conf";
 
-/// The names that containerd's CRI plugin gives a container of the pod default/web.
-const ANNOTATIONS: [(&str, &str); 6] = [
-    ("container-type", "container"),
-    ("container-name", "app"),
-    ("sandbox-id", "web"),
-    ("sandbox-name", "web"),
-    ("sandbox-namespace", "default"),
-    ("sandbox-uid", "uid-1"),
-];
-
 #[test]
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).story_with_criu(|node| {
@@ -44,11 +34,8 @@ fn story(node: &Node, runtime: Runtime) -> Result<()> {
     };
 
     let bind = Bind::new(volume.subpath("app", 0, "app.conf").bind()?, FILE);
-    let mut first = ctr.container(ID).runtime(runtime).mount(bind).argument("--net-host").runs(&COUNTER);
-    for (key, value) in ANNOTATIONS {
-        first = first.annotation(&format!("io.kubernetes.cri.{key}"), value);
-    }
-    first.start()?.success()?;
+    let first = ctr.container(ID).runtime(runtime).mount(bind).argument("--net-host").in_pod("app", "web", pod.uid());
+    first.runs(&COUNTER).start()?.success()?;
     refresh("two")?;
     let before = wait_for_count(node, ID, 30)?;
     words(&["containers", "checkpoint", "--task", "--rw", "--image", ID, "saved"]).context("of a refreshed one")?;
