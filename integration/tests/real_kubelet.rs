@@ -9,13 +9,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::cluster::{Cluster, PodManifest, RealKubelet};
+use bindguard_integration::cluster::{Cluster, Network, PodManifest, RealKubelet};
 use bindguard_integration::mounts;
 use bindguard_integration::{Agent, Generation, Node, Setup};
 use serde_json::{Value, json};
 
 const FILE: &str = "/etc/app/app.conf";
 const RACES: usize = 8;
+
+/// The handler with the stock runtime's type and the path of the shim, as `bindguard install` writes it.
+const BY_PATH: &str = "bindguard-path";
 
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
@@ -50,13 +53,25 @@ fn a_race_that_the_kubelet_has() {
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn live_refresh() {
-    Setup::on(Generation::V1_7).cri().story(running_containers_read_the_update);
+    Setup::on(Generation::V1_7).cri().story(|node| {
+        let cluster = Cluster::start(node, RealKubelet::AsReleased, 5)?;
+        running_containers_read_the_update(node, &cluster, &["config-map", "secret"])
+    });
 }
 
 #[test]
 #[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
 fn live_refresh_on_containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(running_containers_read_the_update);
+    let network = Network::enter().expect("a network namespace");
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let cluster = Cluster::start_whole(node, &network)?;
+        // containerd queries the features of a runtime of this type alone. Without them the kubelet starts no pod with a user namespace.
+        let by_path = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": BY_PATH}, "handler": BY_PATH});
+        cluster.apply(&by_path)?;
+        // Kubernetes 1.33 and newer.
+        let in_namespaces = ["userns", "guarded-userns"];
+        running_containers_read_the_update(node, &cluster, &[&["config-map", "secret"], &in_namespaces[..]].concat())
+    });
 }
 
 /// A pod, and who changes its volume.
@@ -270,31 +285,28 @@ fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
     all_pods_go(&cluster, node)
 }
 
-/// Pods under containerd's own shim, with the agent: those that opted in read the update without a restart (kubernetes#50345),
-/// the other one after it. The kubelet cleans up after all of them.
-fn running_containers_read_the_update(node: &Node) -> Result<()> {
-    const REFRESH: &str = "bindguard.io/refresh";
-    let cluster = Cluster::start(node, RealKubelet::AsReleased, 5)?;
+/// With the agent, pods that opted in read the update without a restart (kubernetes#50345), the other one after it. The kubelet
+/// cleans up after all of them.
+fn running_containers_read_the_update(node: &Node, cluster: &Cluster<'_>, names: &[&str]) -> Result<()> {
     let kubeconfig = cluster.kubeconfig().display();
     let events = "agent.events = { mode = 'all', requests-per-minute = 600 }";
     let _agent = Agent::start(node, &format!("{events}\nagent.kubernetes.kubeconfig = '{kubeconfig}'\n"))?;
     cluster.apply_payload("conf", &["app.conf"], "one")?;
-    let config_map = json!({"configMap": {"name": "conf"}});
-    let volumes = [("config-map", config_map.clone()), ("secret", json!({"secret": {"secretName": "conf"}}))];
-    for (name, volume) in &volumes {
-        let pod = PodManifest::new(name, volume, &sub_path("app.conf")).annotated(REFRESH, "true");
-        cluster.apply(&pod.object())?;
-    }
-    cluster.apply(&PodManifest::new("other", &config_map, &sub_path("app.conf")).object())?;
-    let started =
-        ["config-map", "secret", "other"].map(|name| Started::of(&cluster, name, Change::Kubelet("app.conf")));
-    let started: Vec<Started> = started.into_iter().collect::<Result<_>>()?;
+    names.iter().try_for_each(|name| cluster.apply(&refreshed_pod(name).object()))?;
+    cluster.apply(&PodManifest::new("other", &config_map(), &sub_path("app.conf")).object())?;
+    let start = |name| Started::of(cluster, name, Change::Kubelet("app.conf"));
+    let started: Vec<Started> = names.iter().copied().map(start).collect::<Result<_>>()?;
+    let other = start("other")?;
 
     cluster.apply_payload("conf", &["app.conf"], "two")?;
     let ctr = node.ctr().in_namespace("k8s.io");
-    for pod in &started[..2] {
+    for pod in &started {
         cluster.until(&format!("{} reads the update", pod.name), |_| Ok(ctr.read(&pod.id, FILE)? == "two"))?;
         ensure!(cluster.app_of(&pod.name)?["restartCount"] == 0, "{} was restarted", pod.name);
+        // "0 0 4294967295" in the machine's user namespace.
+        let uid_map = ctr.read(&pod.id, "/proc/self/uid_map")?;
+        let is_mapped = uid_map.split_whitespace().nth(1) != Some("0");
+        ensure!(is_mapped == pod.name.ends_with("userns"), "the uid_map of {}: {uid_map}", pod.name);
     }
     for (name, reason) in [("config-map", "BindMountRefreshed"), ("other", "BindMountRepaired")] {
         cluster.until(&format!("kubectl shows {reason} on {name}"), |cluster| {
@@ -303,15 +315,32 @@ fn running_containers_read_the_update(node: &Node) -> Result<()> {
             Ok(!events.is_empty())
         })?;
     }
-    let other = &started[2];
     cluster.until("the kubelet has written the other pod's volume", |_| other.is_written(node))?;
     ensure!(ctr.read(&other.id, FILE)? == "one", "a container that did not opt in was refreshed");
-    started.iter().try_for_each(|pod| ctr.kill(&pod.id, "SIGKILL"))?;
-    for pod in &started {
-        let content = content_after_a_restart(&cluster, node, &pod.name)?;
+    let all = || started.iter().chain([&other]);
+    all().try_for_each(|pod| ctr.kill(&pod.id, "SIGKILL"))?;
+    for pod in all() {
+        let content = content_after_a_restart(cluster, node, &pod.name)?;
         ensure!(content == "two", "{} sees {content:?} after a restart", pod.name);
     }
-    all_pods_go(&cluster, node)
+    all_pods_go(cluster, node)
+}
+
+/// A pod that opted in. By its name it has a secret, a user namespace, or the guard.
+fn refreshed_pod(name: &str) -> PodManifest {
+    let volume = if name == "secret" { json!({"secret": {"secretName": "conf"}}) } else { config_map() };
+    let mut pod = PodManifest::new(name, &volume, &sub_path("app.conf")).annotated("bindguard.io/refresh", "true");
+    if name.ends_with("userns") {
+        pod = pod.with_user_namespace();
+    }
+    if name.starts_with("guarded") {
+        pod = pod.of_class(BY_PATH);
+    }
+    pod
+}
+
+fn config_map() -> Value {
+    json!({"configMap": {"name": "conf"}})
 }
 
 fn racers(number: usize) -> [String; 2] {

@@ -36,11 +36,11 @@ const NO_PROC: Kind = Kind {
     ..PLAIN
 };
 const FROZEN: Kind = Kind { name: "frozen", ..PLAIN };
-const USERS: Kind =
-    Kind { name: "users", arguments: &["--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"], ..PLAIN };
+const USERNS: Kind =
+    Kind { name: "userns", arguments: &["--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"], ..PLAIN };
 
 /// The binds themselves are idmapped, as the volumes of a pod with `hostUsers: false` are.
-const IDMAPPED: Kind = Kind { name: "idmapped", options: &["rbind", "rprivate", "ro", "idmap"], ..USERS };
+const IDMAPPED: Kind = Kind { name: "idmapped", options: &["rbind", "rprivate", "ro", "idmap"], ..USERNS };
 
 fn with_runc(generation: Generation) {
     // runc 1.2, which came with containerd 2.0, is the first one that makes idmapped mounts.
@@ -67,7 +67,7 @@ fn story(node: &Node, idmaps: bool) -> Result<()> {
     let payload = |text| [("app.conf", text), ("folder/key", text)];
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &payload("one"))?;
     let ctr = node.ctr();
-    let kinds = [PLAIN, READ_ONLY, NO_PROC, FROZEN, USERS].into_iter().chain(idmaps.then_some(IDMAPPED));
+    let kinds = [PLAIN, READ_ONLY, NO_PROC, FROZEN, USERNS].into_iter().chain(idmaps.then_some(IDMAPPED));
     let started: Vec<_> = kinds.map(|kind| Started::start(node, &volume, kind)).collect::<Result<_>>()?;
     let frozen = id_of(node, FROZEN.name);
     run(ctr.command(&["task", "pause", &frozen]))?.success()?;
@@ -124,13 +124,13 @@ impl Started {
             let of_place = self.mounts.iter().filter_map(|mount| mount.strip_prefix(place)?.strip_prefix(' '));
             of_place.flat_map(|options| options.split([',', ' '])).any(|it| it == option)
         };
-        let users = fs::read_to_string(self.process.join("uid_map")).context("read its users")?;
-        let is_mapped = users.split_whitespace().eq(["0", "100000", "65536"]);
+        let uid_map = fs::read_to_string(self.process.join("uid_map")).context("read its uid_map")?;
+        let is_mapped = uid_map.split_whitespace().eq(["0", "100000", "65536"]);
         let has_proc = has("/proc", "rw");
         Ok(match self.name {
             "no-proc" => !has_proc,
             "read-only" => has("/", "ro"),
-            "users" => is_mapped && !has(FILE, "idmapped"),
+            "userns" => is_mapped && !has(FILE, "idmapped"),
             "idmapped" => is_mapped && has(FILE, "idmapped") && has(FOLDER, "idmapped"),
             _ => !is_mapped && !has("/", "ro") && has_proc,
         })

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -10,7 +10,6 @@ use serde_json::json;
 use super::network::API_SERVER;
 use super::pods::NODE;
 use super::{Cluster, RealKubelet};
-use crate::mount_calls::bind;
 use crate::node::SOCKET;
 use crate::process::host;
 
@@ -105,11 +104,6 @@ impl Cluster<'_> {
 
     pub(super) fn start_kubelet(&self, kubelet: RealKubelet, sync_seconds: u32) -> Result<()> {
         let folder = self.folder();
-        for (number, (name, wanted)) in SYSCTLS.iter().enumerate() {
-            let file = folder.join(format!("sysctl-{number}"));
-            fs::write(&file, wanted).with_context(|| format!("write {name}"))?;
-            bind(&file, Path::new("/proc/sys").join(name))?;
-        }
         self.make_cgroup_root()?;
         let [port] = free_ports()?;
         let mut config = json!({
@@ -160,7 +154,24 @@ impl Cluster<'_> {
             RealKubelet::AsReleased => "kubelet",
             RealKubelet::Unfixed => "kubelet-unfixed",
         };
-        self.start_daemon(program, &arguments)
+        let mut command = self.with_settings()?;
+        command.arg(self.programs.join(program)).args(&arguments);
+        self.spawn(program, command)
+    }
+
+    /// A command that runs its arguments with the [`SYSCTLS`]. They are mounts in `/proc` that no other program sees: where something is
+    /// mounted in `/proc`, the kernel lets no user namespace mount one of its own. All other mounts are shared with the node.
+    fn with_settings(&self) -> Result<Command> {
+        let mut script = "mount --make-private /proc\n".to_owned();
+        for (number, (name, wanted)) in SYSCTLS.iter().enumerate() {
+            let file = self.folder().join(format!("sysctl-{number}"));
+            fs::write(&file, wanted).with_context(|| format!("write {name}"))?;
+            script.push_str(&format!("mount --bind {} /proc/sys/{name}\n", file.display()));
+        }
+        script.push_str("exec \"$@\"");
+        let mut command = self.node.command("unshare")?;
+        command.args(["--mount", "--propagation", "unchanged", "sh", "-ec", &script, "sh"]);
+        Ok(command)
     }
 
     /// A kubelet makes the cgroups of its pods, but not the one above them.

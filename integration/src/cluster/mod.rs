@@ -186,11 +186,16 @@ impl<'n> Cluster<'n> {
 
     /// Starts a program of the cluster in the node; it ends with the node, or when the cluster is dropped.
     fn start_daemon(&self, name: &str, arguments: &[String]) -> Result<()> {
+        let mut command = self.node.command(self.programs.join(name))?;
+        command.args(arguments);
+        self.spawn(name, command)
+    }
+
+    fn spawn(&self, name: &str, mut command: Command) -> Result<()> {
         let folder = self.folder();
         let log =
             fs::File::create(folder.join(format!("{name}.log"))).with_context(|| format!("make a log for {name}"))?;
-        let mut command = self.node.command(self.programs.join(name))?;
-        command.args(arguments).current_dir(&folder).stdin(Stdio::null());
+        command.current_dir(&folder).stdin(Stdio::null());
         command.stdout(log.try_clone().context("duplicate a log")?).stderr(log);
         self.daemons.borrow_mut().push(command.spawn().with_context(|| format!("start {name}"))?);
         Ok(())

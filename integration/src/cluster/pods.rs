@@ -35,14 +35,26 @@ impl PodManifest {
     }
 
     /// Under bindguard.
-    pub fn guarded(mut self) -> Self {
-        self.spec["runtimeClassName"] = json!("bindguard");
+    pub fn guarded(self) -> Self {
+        self.of_class("bindguard")
+    }
+
+    /// Of another RuntimeClass.
+    pub fn of_class(mut self, class: &str) -> Self {
+        self.spec["runtimeClassName"] = json!(class);
         self
     }
 
     /// With one more annotation.
     pub fn annotated(mut self, key: &str, value: &str) -> Self {
         self.annotations[key] = json!(value);
+        self
+    }
+
+    /// In a user namespace of its own, and so with an address of its own: `hostUsers: false`.
+    pub fn with_user_namespace(mut self) -> Self {
+        self.spec["hostUsers"] = json!(false);
+        self.spec["hostNetwork"] = json!(false);
         self
     }
 
