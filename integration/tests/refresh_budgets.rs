@@ -148,23 +148,15 @@ fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -
     Ok(all)
 }
 
-/// The mean of ten surveys, one for each second.
+/// The mean of the surveys of some seconds, one in each.
 fn cost_of_a_survey(node: &Node) -> Result<Option<Duration>> {
     let agent = Agent::start(node, "agent.survey-seconds = 1")?;
     let Some(account) = CpuAccount::of(node, &agent)? else { return Ok(None) };
     let surveys = || agent.figure("bindguard_agent_surveys_total");
-    let next = |after: f64| {
-        until("the agent surveys", || {
-            // Each request for the figures takes processor time, too.
-            thread::sleep(Duration::from_millis(900));
-            Ok(surveys() > after)
-        })
-    };
-    let first = surveys();
-    next(first)?;
-    let before = account.used()?;
-    next(first + 10.0)?;
-    Ok(Some((account.used()? - before) / 10))
+    until("the first survey is over", || Ok(surveys() > 0.0))?;
+    let (surveys_before, before) = (surveys(), account.used()?);
+    thread::sleep(Duration::from_secs(10));
+    Ok(Some((account.used()? - before).div_f64(surveys() - surveys_before)))
 }
 
 /// Waits until no volume was checked for a second.
