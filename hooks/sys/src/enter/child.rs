@@ -1,6 +1,6 @@
 //! The child in a container's mount namespace: it executes requests until the socket closes, and nothing else.
 //!
-//! It shares the memory of the agent, so it uses neither the heap nor a lock: every path and descriptor was prepared
+//! It is a fork of a process with threads, so it uses neither the heap nor a lock: every path and descriptor was prepared
 //! before. It walks in the container only to open the mount points; that walk may wait for a server or a daemon of the
 //! container, which is why it is a process of its own. Everything after it works on open descriptors.
 
@@ -13,9 +13,8 @@ use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::ThreadNameSpaceType;
 
-use super::AT_A_TIME;
-use super::child_process::{InChild, unshare_mounts};
 use super::clone::NewMount;
+use super::fork::unshare_mounts;
 use super::helper::Helper;
 use super::job::{Job, Parent};
 use super::message::{EnterStep, Reply, Request};
@@ -23,16 +22,16 @@ use crate::mount_setattr::make_writable;
 
 /// The child's view of its work.
 pub(super) struct Child<'a> {
-    socket: InChild,
-    process: InChild,
-    jobs: &'a [Job],
+    pub(super) socket: BorrowedFd<'a>,
+    pub(super) process: BorrowedFd<'a>,
+    pub(super) jobs: &'a [Job],
     /// One place for each job, empty at first.
-    opened: [Opened; AT_A_TIME],
+    pub(super) opened: &'a mut [Opened],
 }
 
 /// The descriptors of one job in the container.
 #[derive(Debug, Default)]
-struct Opened {
+pub(super) struct Opened {
     stale: Option<OwnedFd>,
     folder: Option<OwnedFd>,
     parent: Option<OwnedFd>,
@@ -41,16 +40,7 @@ struct Opened {
 pub(super) type Failure = (EnterStep, Errno);
 type Done = Result<Reply, Failure>;
 
-impl<'a> Child<'a> {
-    pub(super) fn new(socket: InChild, process: InChild, jobs: &'a [Job]) -> Self {
-        Self {
-            socket,
-            process,
-            jobs,
-            opened: [const { Opened { stale: None, folder: None, parent: None } }; AT_A_TIME],
-        }
-    }
-
+impl Child<'_> {
     /// Enters the namespace, reports that, and serves requests until the agent closes its end or dies.
     pub(super) fn serve(&mut self) {
         let own_descriptors = match self.enter() {
@@ -83,7 +73,7 @@ impl<'a> Child<'a> {
     }
 
     fn set_namespace(&self) -> Result<(), Errno> {
-        rustix::thread::move_into_thread_name_spaces(self.process.as_fd(), ThreadNameSpaceType::MOUNT)
+        rustix::thread::move_into_thread_name_spaces(self.process, ThreadNameSpaceType::MOUNT)
     }
 
     fn act(&mut self, request: Request, own: BorrowedFd<'_>) -> Done {

@@ -9,8 +9,8 @@
 //! a FUSE mount above it: then the child is abandoned. When the agent dies, the child reads the end of the socket and ends.
 
 mod child;
-mod child_process;
 mod clone;
+mod fork;
 mod helper;
 mod job;
 mod message;
@@ -25,8 +25,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use self::child::Child;
-use self::child_process::{ChildProcess, InChild};
+use self::child::{Child, Opened};
+use self::fork::ChildProcess;
 use self::job::Job;
 use self::message::{Reply, Request};
 
@@ -113,10 +113,13 @@ impl Entered {
         let jobs = jobs.ok_or_else(|| EnterError::NoChild(io::ErrorKind::InvalidInput.into()))?;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| EnterError::NoChild(errno.into()))?;
+        let mut opened: Vec<Opened> = jobs.iter().map(|_| Opened::default()).collect();
         let kept = kept(&theirs, process, &jobs);
-        let (socket, process) = (InChild::of(&theirs), InChild::of(process));
-        let child = ChildProcess::start(kept, move || Child::new(socket, process, &jobs).serve());
-        let child = child.map_err(EnterError::NoChild)?;
+        let child = ChildProcess::start(&kept, || {
+            let (socket, process) = (theirs.as_fd(), process.as_fd());
+            Child { socket, process, jobs: &jobs, opened: &mut opened }.serve();
+        })
+        .map_err(EnterError::NoChild)?;
         drop(theirs);
         let entered = Self { socket: ours, child: Some(child), patience, is_tucking: Cell::new(false) };
         entered.reply()?;
