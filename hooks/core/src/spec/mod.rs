@@ -14,6 +14,7 @@ mod edit;
 mod object;
 mod propagation;
 mod read;
+mod users;
 mod view;
 
 pub use access::RequestedAccess;
@@ -21,4 +22,5 @@ pub use bind::Bind;
 pub use edit::{EditError, SpecEdit};
 pub use object::{RawObject, Text};
 pub use propagation::{RequestedPropagation, RootfsPropagation};
+pub use users::{BindIds, IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
 pub use view::{SpecError, SpecView};

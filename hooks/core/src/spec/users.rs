@@ -1,0 +1,263 @@
+//! The user namespaces that a spec requests: that of the container, and those of its idmapped binds.
+//!
+//! Mirrors `linux.namespaces`, `linux.uidMappings` and `mounts[].uidMappings` of the [runtime spec][spec] as runc and crun read them.
+//!
+//! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// A range of ids, as a line of `/proc/PID/uid_map` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct IdRange {
+    #[serde(rename = "containerID")]
+    inside: u32,
+    #[serde(rename = "hostID")]
+    outside: u32,
+    size: u32,
+}
+
+/// The ids that a user namespace maps. Two maps with the same effect are equal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IdMap(Vec<IdRange>);
+
+/// The ids of users and of groups that a user namespace maps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IdMaps {
+    /// `uid_map`
+    pub users: IdMap,
+    /// `gid_map`
+    pub groups: IdMap,
+}
+
+/// The user namespace that a spec requests for its container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RequestedUserNamespace {
+    /// That of the runtime.
+    OfRuntime,
+    /// One with these ids. Also one that already exists, if the spec names its ids as well.
+    WithIds(IdMaps),
+    /// One that already exists.
+    AtPath(PathBuf),
+}
+
+/// The ids of an idmapped bind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BindIds {
+    /// Those of the container's user namespace.
+    OfContainer,
+    /// Its own.
+    Own(IdMaps),
+    /// Ids in a form that only one runtime knows, as crun's option `idmap=uids=...`.
+    OfRuntime(String),
+}
+
+/// The user namespaces that a spec requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecUsers {
+    namespace: RequestedUserNamespace,
+    /// The idmapped binds, by their destinations.
+    idmapped: Vec<(PathBuf, BindIds)>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Spec {
+    linux: Option<Linux>,
+    mounts: Option<Vec<Option<Mount>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Linux {
+    namespaces: Option<Vec<Namespace>>,
+    uid_mappings: Option<Vec<IdRange>>,
+    gid_mappings: Option<Vec<IdRange>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Namespace {
+    #[serde(rename = "type")]
+    kind: String,
+    path: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Mount {
+    destination: Option<PathBuf>,
+    options: Option<Vec<Option<String>>>,
+    uid_mappings: Option<Vec<IdRange>>,
+    gid_mappings: Option<Vec<IdRange>>,
+}
+
+impl SpecUsers {
+    /// Reads a spec.
+    ///
+    /// # Errors
+    /// If it is not JSON, or one of these values has another shape than the runtime spec gives it.
+    pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
+        let Spec { linux, mounts } = serde_json::from_slice(bytes)?;
+        let mounts = mounts.unwrap_or_default().into_iter().flatten();
+        let idmapped = mounts.filter_map(|mount| {
+            let ids = mount.ids()?;
+            Some((mount.destination?, ids))
+        });
+        Ok(Self { idmapped: idmapped.collect(), namespace: linux.unwrap_or_default().user_namespace() })
+    }
+
+    /// The user namespace of the container.
+    pub fn namespace(&self) -> &RequestedUserNamespace {
+        &self.namespace
+    }
+
+    /// The ids of the idmapped mount at this place. The image may have symlinks on the way to a destination: the mount at another
+    /// place is one of the idmapped binds, and has their ids if these are all the same. `None` if they differ.
+    pub fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
+        let named = self.idmapped.iter().rev().find(|(destination, _)| destination == place);
+        let (_, first) = self.idmapped.first()?;
+        let all_the_same = || self.idmapped.iter().all(|(_, ids)| ids == first).then_some(first);
+        named.map(|(_, ids)| ids).or_else(all_the_same)
+    }
+}
+
+impl Linux {
+    fn user_namespace(self) -> RequestedUserNamespace {
+        let namespaces = self.namespaces.unwrap_or_default();
+        let Some(namespace) = namespaces.into_iter().find(|namespace| namespace.kind == "user") else {
+            return RequestedUserNamespace::OfRuntime;
+        };
+        let ids = IdMaps::of(self.uid_mappings, self.gid_mappings);
+        match namespace.path.filter(|path| !path.as_os_str().is_empty()) {
+            Some(path) if ids == IdMaps::default() => RequestedUserNamespace::AtPath(path),
+            Some(_) | None => RequestedUserNamespace::WithIds(ids),
+        }
+    }
+}
+
+impl Mount {
+    /// `None` if it is not idmapped.
+    fn ids(&self) -> Option<BindIds> {
+        let options = || self.options.iter().flatten().flatten();
+        let own = |option: &&String| option.starts_with("idmap=") || option.starts_with("ridmap=");
+        if let Some(option) = options().find(own) {
+            return Some(BindIds::OfRuntime(option.clone()));
+        }
+        let ids = IdMaps::of(self.uid_mappings.clone(), self.gid_mappings.clone());
+        if ids != IdMaps::default() {
+            return Some(BindIds::Own(ids));
+        }
+        options().any(|option| option == "idmap" || option == "ridmap").then_some(BindIds::OfContainer)
+    }
+}
+
+impl IdMaps {
+    fn of(users: Option<Vec<IdRange>>, groups: Option<Vec<IdRange>>) -> Self {
+        Self { users: IdMap::of(users.unwrap_or_default()), groups: IdMap::of(groups.unwrap_or_default()) }
+    }
+}
+
+impl IdMap {
+    fn of(mut ranges: Vec<IdRange>) -> Self {
+        ranges.retain(|range| range.size > 0);
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, range| range.takes_over(next));
+        Self(ranges)
+    }
+
+    /// Reads a `/proc/PID/uid_map`; `None` if it is none.
+    pub fn from_proc(text: &str) -> Option<Self> {
+        let range = |line: &str| {
+            let mut numbers = line.split_ascii_whitespace().map(|number| number.parse().ok());
+            let (inside, outside, size) = (numbers.next()??, numbers.next()??, numbers.next()??);
+            Some(IdRange { inside, outside, size })
+        };
+        text.lines().map(range).collect::<Option<Vec<_>>>().map(Self::of)
+    }
+
+    /// The text for a `/proc/PID/uid_map`.
+    pub fn to_proc(&self) -> String {
+        self.0.iter().map(|IdRange { inside, outside, size }| format!("{inside} {outside} {size}\n")).collect()
+    }
+}
+
+impl IdRange {
+    /// Extends this range by one that begins where it ends.
+    fn takes_over(&mut self, next: &Self) -> bool {
+        let ends = |begin: u32| begin.checked_add(self.size);
+        let follows = ends(self.inside) == Some(next.inside) && ends(self.outside) == Some(next.outside);
+        let size = self.size.checked_add(next.size).filter(|_| follows);
+        self.size = size.unwrap_or(self.size);
+        size.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDS: &str = r#"[{"containerID":0,"hostID":100000,"size":65536}]"#;
+
+    fn ids() -> IdMaps {
+        let map = IdMap::from_proc("         0     100000      65536\n").unwrap();
+        IdMaps { users: map.clone(), groups: map }
+    }
+
+    fn users(linux: &str, mounts: &str) -> SpecUsers {
+        SpecUsers::from_spec(format!(r#"{{"linux":{linux},"mounts":{mounts}}}"#).as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_spec_names_the_user_namespace_of_its_container() {
+        let maps = format!(r#""uidMappings":{IDS},"gidMappings":{IDS}"#);
+        for (linux, expected) in [
+            ("null".to_owned(), RequestedUserNamespace::OfRuntime),
+            (r#"{"namespaces":[{"type":"mount"}]}"#.to_owned(), RequestedUserNamespace::OfRuntime),
+            // Without a namespace nothing is mapped.
+            (format!("{{{maps}}}"), RequestedUserNamespace::OfRuntime),
+            (format!(r#"{{"namespaces":[{{"type":"user"}}],{maps}}}"#), RequestedUserNamespace::WithIds(ids())),
+            // As containerd writes it for the containers of a pod.
+            (
+                format!(r#"{{"namespaces":[{{"type":"user","path":"/proc/7/ns/user"}}],{maps}}}"#),
+                RequestedUserNamespace::WithIds(ids()),
+            ),
+            (
+                r#"{"namespaces":[{"type":"user","path":"/proc/7/ns/user"}]}"#.to_owned(),
+                RequestedUserNamespace::AtPath("/proc/7/ns/user".into()),
+            ),
+            (r#"{"namespaces":[{"type":"user"}]}"#.to_owned(), RequestedUserNamespace::WithIds(IdMaps::default())),
+        ] {
+            assert_eq!(*users(&linux, "null").namespace(), expected, "{linux}");
+        }
+        assert!(SpecUsers::from_spec(br#"{"linux":{"namespaces":7}}"#).is_err());
+    }
+
+    #[test]
+    fn an_idmapped_bind_has_the_ids_of_its_container_or_its_own() {
+        let mount = |rest: &str| format!(r#"{{"destination":"/a",{rest}}}"#);
+        for (bind, expected) in [
+            (mount(r#""options":["rbind","ro"]"#), None),
+            (mount(r#""options":["idmap"]"#), Some(BindIds::OfContainer)),
+            (mount(&format!(r#""uidMappings":{IDS},"gidMappings":{IDS}"#)), Some(BindIds::Own(ids()))),
+            (mount(r#""options":["idmap=uids=0-1-10"]"#), Some(BindIds::OfRuntime("idmap=uids=0-1-10".to_owned()))),
+        ] {
+            let users = users("null", &format!("[null,{bind}]"));
+            assert_eq!(users.ids_of_mount_at("/a/".as_ref()), expected.as_ref(), "{bind}");
+            assert_eq!(users.ids_of_mount_at("/resolved/a".as_ref()), expected.as_ref(), "{bind}");
+        }
+        let two = format!(r#"[{},{{"destination":"/b","uidMappings":{IDS}}}]"#, mount(r#""options":["idmap"]"#));
+        assert_eq!(users("null", &two).ids_of_mount_at("/a".as_ref()), Some(&BindIds::OfContainer));
+        assert_eq!(users("null", &two).ids_of_mount_at("/other".as_ref()), None, "they differ");
+    }
+
+    #[test]
+    fn maps_with_the_same_effect_are_equal() {
+        let map = |text| IdMap::from_proc(text).unwrap();
+        assert_eq!(map("10 20 5\n0 10 10\n"), map("0 10 15"));
+        assert_ne!(map("0 10 10\n10 21 5\n"), map("0 10 15"));
+        assert_eq!(map("0 4294967290 3\n").to_proc(), "0 4294967290 3\n");
+        assert_eq!(map("4294967295 4294967295 1\n0 0 4294967295\n"), map("0 0 4294967295\n4294967295 4294967295 1"));
+        assert_eq!(IdMap::from_proc("0 1"), None);
+    }
+}
