@@ -61,7 +61,14 @@ impl Scene {
         let (files, errors) = BoundFiles::open(FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()));
         assert!(errors.is_empty(), "{errors:?}");
         let records = TuckRecords::at(&self.folder.path().join("tucks"));
-        refresh_container(&container.process, &files, RefreshAct::Replace(Notify::None), &records).unwrap()
+        refresh_container(
+            &container.process,
+            Some(container.spec()),
+            &files,
+            RefreshAct::Replace(Notify::None),
+            &records,
+        )
+        .unwrap()
     }
 }
 
@@ -233,7 +240,13 @@ fn a_sandbox_is_never_entered() {
     let refused = |mut command: Command| {
         let mut program = command.spawn().unwrap();
         let process = HeldProcess::open(program.id()).unwrap();
-        let refused = refresh_container(&process, &files, RefreshAct::Replace(Notify::None), &TuckRecords::default());
+        let refused = refresh_container(
+            &process,
+            Some(&live::spec_of(None)),
+            &files,
+            RefreshAct::Replace(Notify::None),
+            &TuckRecords::default(),
+        );
         program.kill().unwrap();
         program.wait().unwrap();
         refused.unwrap_err()

@@ -27,13 +27,14 @@ fn a_container_that_locks_itself_is_told() {
     }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
-    let lock = container.process.try_lock_mounts().unwrap().unwrap();
+    let namespace = container.namespace();
+    let lock = namespace.try_lock().unwrap().unwrap();
     // Forked meanwhile, with a copy of every descriptor.
     let _other = scene.start(1);
     scene.pod.update(1);
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
-    let refresh =
-        || refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None), &scene.records());
+    let act = RefreshAct::Replace(Notify::None);
+    let refresh = || refresh_container(&container.process, Some(container.spec()), &volumes, act, &scene.records());
     assert!(matches!(refresh(), Err(RefreshError::Locked(_))));
     drop(lock);
     assert!(refresh().unwrap().is_current());
@@ -159,7 +160,15 @@ fn a_record_changes_no_mount_that_the_refresh_did_not_share() {
     assert_ne!(private, table);
     let record = scene.records().directory().join(container.process.pid().to_string());
     fs::create_dir_all(record.parent().unwrap()).unwrap();
-    fs::write(&record, format!("{}\n{private}", container.process.start_time().unwrap() - 1)).unwrap();
+    fs::write(
+        &record,
+        format!(
+            "{} {}\n{private}",
+            container.process.start_time().unwrap() - 1,
+            container.namespace().number().unwrap()
+        ),
+    )
+    .unwrap();
     scene.pod.update(1);
     assert!(scene.refresh(&container).is_current());
     assert_eq!((container.mounts(), container.propagation_at("/")), before);
@@ -193,8 +202,8 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
                 nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
             });
             // Either it was in time, or the reason is typed.
-            let _ =
-                refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None), &scene.records());
+            let act = RefreshAct::Replace(Notify::None);
+            let _ = refresh_container(&container.process, Some(container.spec()), &volumes, act, &scene.records());
         });
         drop(container);
         scene.rebind();
@@ -214,7 +223,8 @@ fn a_container_that_ended_is_an_error_and_nothing_more() {
         .unwrap();
     while container.process.is_alive() {}
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
-    let error = refresh_container(&container.process, &volumes, RefreshAct::Replace(Notify::None), &scene.records())
-        .unwrap_err();
+    let act = RefreshAct::Replace(Notify::None);
+    let error =
+        refresh_container(&container.process, Some(container.spec()), &volumes, act, &scene.records()).unwrap_err();
     assert_eq!(error.to_string(), format!("process {} ended", container.process.pid()));
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{MountResult, RefreshedMount};
-use bindguard_guard::refresh::{HeldProcess, PodVolumes, RefreshAct, TuckRecords, refresh_container};
+use bindguard_guard::refresh::{HeldProcess, PodVolumes, find_stale};
 use serde::Serialize;
 
 use crate::node::inits_of;
@@ -79,7 +79,7 @@ fn folder_of<'r>(uid: &str, mut kubelet_roots: impl Iterator<Item = &'r Path>) -
 /// `None` if all files are current, or if the container ended.
 fn of_container(container: &PodContainer, init: u32, volumes: &PodVolumes, pods: &Pods) -> Option<OldFiles> {
     let process = HeldProcess::open(init).ok()?;
-    let seen = refresh_container(&process, volumes, RefreshAct::Look, &TuckRecords::default()).ok()?;
+    let seen = find_stale(&process, volumes).ok()?;
     let mounts = seen.mounts.iter().map(RefreshedMount::from);
     let files: Vec<_> = mounts.filter(|mount| mount.outcome == MountResult::Stale).collect();
     if files.is_empty() {

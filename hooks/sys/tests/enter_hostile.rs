@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use bindguard_sys::enter::{EnterError, Entered, Replacement};
+use bindguard_sys::enter::{EnterError, Entered, ProcessError, Replacement};
 use enter_scene::{METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, stale};
 use live::Container;
 use nix::mount::{MsFlags, mount};
@@ -32,7 +32,7 @@ fn another_mount_at_the_place_is_refused() {
     });
     let (stale, parent) = stale(&container);
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-    let entered = Entered::enter(&container.process, vec![replacement], PATIENCE).unwrap();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE).unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::OtherMount)));
     assert!(entered.detach(0).is_err(), "nothing is open");
     assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("own"), 1));
@@ -85,19 +85,14 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
         return namespace::skipped("no /dev/fuse");
     };
     let scene = Scene::new();
-    let container = Container::start_with(&scene.root(), &scene.binds(), || {
-        use std::os::fd::AsRawFd;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
-        fs::create_dir("/deep").unwrap();
-        mount(Some("silent"), "/deep", Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
-    });
+    let container = with_silent_fuse(&scene, &fuse);
     let (mut stale, parent) = stale(&container);
     // As if the mount table had named a place below that filesystem.
     stale.mount_point = "/deep/etc/conf".into();
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
     let patience = Duration::from_millis(200);
     let start = Instant::now();
-    let entered = Entered::enter(&container.process, vec![replacement], patience).unwrap();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], patience).unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     let abandoned = entered.abandon();
@@ -107,6 +102,70 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
     while abandoned.is_alive() {
         assert!(gone.elapsed() < Duration::from_secs(30), "the child stays after its daemon is gone");
     }
+}
+
+/// It is reaped when it ends, also if nothing of it is kept.
+#[test]
+fn a_child_that_was_given_up_leaves_no_zombie() {
+    if !can_run() {
+        return;
+    }
+    let Ok(fuse) = File::options().read(true).write(true).open("/dev/fuse") else {
+        return namespace::skipped("no /dev/fuse");
+    };
+    let scene = Scene::new();
+    let container = with_silent_fuse(&scene, &fuse);
+    let others = children();
+    let (mut stale, parent) = stale(&container);
+    stale.mount_point = "/deep/etc/conf".into();
+    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
+    let entered = Entered::enter(&container.namespace(), vec![replacement], Duration::from_millis(200)).unwrap();
+    assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
+    let more = || children().into_iter().any(|child| !others.contains(&child));
+    assert!(more(), "no child hangs");
+    // The daemon took the request of the child: not even SIGKILL ends that wait.
+    answer_init(&fuse);
+    let _ = (&fuse).read(&mut [0; 1 << 17]).unwrap();
+    drop(entered.abandon());
+    assert!(more(), "no child hangs");
+    drop((fuse, container));
+    let gone = Instant::now();
+    while more() {
+        assert!(gone.elapsed() < Duration::from_secs(30), "{:?} stay", children());
+    }
+}
+
+/// The pids of the processes that this thread forked, zombies included. They have its name.
+fn children() -> Vec<u32> {
+    let name = |path: String| fs::read_to_string(path).unwrap_or_default();
+    let own = name("/proc/thread-self/comm".to_owned());
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let lists = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let pids = lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>());
+    pids.filter(|pid| name(format!("/proc/{pid}/comm")) == own).collect()
+}
+
+/// The first answer of a daemon: `fuse_out_header`, then `fuse_init_out` of version 7.31.
+fn answer_init(mut fuse: &File) {
+    let mut request = vec![0; 1 << 17];
+    let _ = fuse.read(&mut request).unwrap();
+    let mut answer = [0_u8; 16 + 64];
+    answer[0] = 80;
+    answer[8..16].copy_from_slice(&request[8..16]);
+    (answer[16], answer[20]) = (7, 31);
+    // `max_write`
+    answer[16 + 21] = 16;
+    assert_eq!(fuse.write(&answer).unwrap(), answer.len());
+}
+
+/// A container with a FUSE mount whose daemon never answers.
+fn with_silent_fuse(scene: &Scene, fuse: &File) -> Container {
+    Container::start_with(&scene.root(), &scene.binds(), || {
+        use std::os::fd::AsRawFd;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
+        fs::create_dir("/deep").unwrap();
+        mount(Some("silent"), "/deep", Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
+    })
 }
 
 #[test]
@@ -119,7 +178,7 @@ fn the_child_holds_nothing_of_the_agent_open() {
     let (read, write) = nix::unistd::pipe().unwrap();
     let (stale, parent) = stale(&container);
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-    let entered = Entered::enter(&container.process, vec![replacement], PATIENCE).unwrap();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE).unwrap();
     File::from(write).write_all(b"x").unwrap();
     // With a copy of the write end in the child, this would wait for ever.
     let mut text = String::new();
@@ -138,7 +197,6 @@ fn a_process_that_ended_is_not_entered() {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(container.process.pid() as i32), nix::sys::signal::SIGKILL)
         .unwrap();
     while container.process.is_alive() {}
-    let error = Entered::enter(&container.process, Vec::new(), PATIENCE).unwrap_err();
-    assert!(matches!(&error, EnterError::Failed(step, _) if step.words().contains("entering")), "{error:?}");
+    assert!(matches!(container.process.mount_namespace(), Err(ProcessError::Ended(_))));
     assert!(container.process.mounts().is_err());
 }

@@ -4,16 +4,17 @@
 //! delay the host's re-binds.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, Container as ContainerNames, MountResult, RefreshLine, RefreshedMount};
+use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, NotReplaced, RefreshAct, RefreshOutcome, Refreshed, TuckRecords,
-    refresh_container,
+    Abandoned, CurrentFiles, HeldProcess, NotReplaced, RefreshAct, RefreshError, RefreshOutcome, Refreshed,
+    TuckRecords, refresh_container,
 };
 use tracing::{info, warn};
 
@@ -30,6 +31,8 @@ pub struct Container {
     pub name: String,
     /// Its init.
     pub pid: u32,
+    /// The user namespaces in its spec; `None` if the spec is not known.
+    pub spec: Option<Arc<SpecUsers>>,
     /// Its pod, and its name there.
     pub pod: Option<(PodIdentity, String)>,
 }
@@ -54,6 +57,8 @@ struct Known {
     standing: Standing<String>,
     /// The journaled mounts of each container that could not be replaced: a survey finds the same again.
     left: HashMap<String, Vec<RefreshedMount>>,
+    /// The journaled reason for which a container could not be refreshed at all.
+    problems: HashMap<String, String>,
 }
 
 impl<'a> Refresher<'a> {
@@ -70,20 +75,17 @@ impl<'a> Refresher<'a> {
         }
         let start = Instant::now();
         let refreshed = match held(container) {
-            Ok(process) => refresh_container(&process, files, self.act(notify), &self.records),
+            Ok(process) => {
+                refresh_container(&process, container.spec.as_deref(), files, self.act(notify), &self.records)
+            }
             Err(None) => return Vec::new(),
             Err(Some(why)) => return vec![format!("refresh {name}: {why}")],
         };
         let refreshed = match refreshed {
             Ok(refreshed) => refreshed,
-            // A container that ends at this very moment.
-            Err(error) => {
-                let mut line = line_about(container);
-                line.problems.push(error_chain(&error));
-                self.reporting.journal.refreshed(line);
-                return vec![format!("refresh {name}: {}", error_chain(&error))];
-            }
+            Err(error) => return self.report_error(container, &error),
         };
+        self.known().problems.remove(&container.id);
         if refreshed.replaced() > 0 {
             self.metrics.refresh_seconds.observe(start.elapsed().as_secs_f64());
         }
@@ -94,6 +96,21 @@ impl<'a> Refresher<'a> {
         self.record(container, notify, &refreshed, start.elapsed());
         self.known().abandoned.extend(refreshed.abandoned.map(|child| (container.id.clone(), child)));
         warnings
+    }
+
+    /// Reports a container that could not be refreshed at all: one that ends at this very moment, or one that is refused.
+    fn report_error(&self, container: &Container, error: &RefreshError) -> Vec<String> {
+        let problem = error_chain(error);
+        self.metrics.refreshed(RefreshResult::of_error(error));
+        if self.known().is_new_problem(&container.id, &problem) {
+            let mut line = line_about(container);
+            line.problems.push(problem.clone());
+            self.reporting.journal.refreshed(line);
+        }
+        if let Some((pod, name)) = &container.pod {
+            self.reporting.not_refreshed(pod, (&container.id, name), &problem, &mut self.known().standing);
+        }
+        vec![format!("refresh {}: {problem}", container.name)]
     }
 
     /// Journals what changed: a mount or a notification, or the reason for which a mount is still stale.
@@ -168,6 +185,11 @@ impl Known {
     fn has_abandoned(&mut self, id: &str) -> bool {
         self.abandoned.retain(|_, child| child.is_alive());
         self.abandoned.contains_key(id)
+    }
+
+    fn is_new_problem(&mut self, id: &str, problem: &str) -> bool {
+        let before = self.problems.insert(id.to_owned(), problem.to_owned());
+        before.is_none_or(|before| before != problem)
     }
 
     /// Remembers the mounts that a container has left, and returns true if they are others than before.

@@ -11,7 +11,9 @@ use bindguard_operator::container_mounts::ContainerMounts;
 use bindguard_operator::node_report::NodeReport;
 use tracing::warn;
 
-use crate::events::{Events, PodIdentity, Standing, from_journal, from_keeper, from_rebind, from_refresh, from_survey};
+use crate::events::{
+    Events, PodIdentity, Standing, from_journal, from_keeper, from_rebind, from_refresh, from_refusal, from_survey,
+};
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
 use crate::node_state::StateSink;
@@ -103,6 +105,19 @@ impl Reporting {
         }
         if self.events.are_on() {
             self.events.record(standing.changed(id.to_owned(), from_refresh(pod, name, refreshed)));
+        }
+    }
+
+    /// A running container, which is named with its id, that could not be refreshed at all.
+    pub fn not_refreshed(
+        &self,
+        pod: &PodIdentity,
+        (id, name): (&str, &str),
+        why: &str,
+        standing: &mut Standing<String>,
+    ) {
+        if self.events.are_on() {
+            self.events.record(standing.changed(id.to_owned(), vec![from_refusal(pod, name, why)]));
         }
     }
 }

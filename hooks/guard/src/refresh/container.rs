@@ -1,6 +1,7 @@
 //! Refreshes the mounts of one running container that show a replaced file.
 //!
 //! ```text
+//!    open the mount namespace once, compare its owner with the spec ─ another one? ─► refused
 //! ┌► read the mount table, find stale mounts ─ none? ─► done
 //! │    open each current file on the host, clone its mount
 //! │    enter: open every mount point ─ read the mount table again: are they still the same mounts?
@@ -21,12 +22,15 @@ use std::time::{Duration, Instant};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
+use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
-    AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, MountsLock, NewMount, Replacement, clone_like,
+    AT_A_TIME, Abandoned, CloneError, ContainerNamespace, Entered, HeldProcess, MountsLock, NewMount, Replacement,
+    clone_like,
 };
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
+use super::ids::Users;
 use super::outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 use super::records::TuckRecords;
 use super::round::Round;
@@ -53,18 +57,33 @@ pub enum RefreshAct {
     Replace(Notify),
 }
 
-/// Refreshes the container with this init process, as far as it shows these files. `records` are those of interrupted refreshes.
+/// The mounts of a process that show these files and are stale, for a survey. Nothing is entered.
 ///
 /// # Errors
 /// If the process ended, its mount table cannot be read, or it is no process of a container.
+pub fn find_stale(process: &HeldProcess, volumes: &dyn CurrentFiles) -> Result<Refreshed, RefreshError> {
+    refuse_sandbox(process, &process.mount_namespace()?)?;
+    let subpaths = volumes.shown_in(&process.mounts()?);
+    Ok(into_report(subpaths, BTreeMap::new(), BTreeMap::new(), |_| RefreshOutcome::Stale))
+}
+
+/// Refreshes the container with this init process, as far as it shows these files. `spec` is what its runtime recorded of it, `None`
+/// if that is not known. `records` are those of interrupted refreshes.
+///
+/// # Errors
+/// If the process ended, is no process of a container, or left the mount namespace that its runtime made.
 pub fn refresh_container(
     process: &HeldProcess,
+    spec: Option<&SpecUsers>,
     volumes: &dyn CurrentFiles,
     act: RefreshAct,
     records: &TuckRecords,
 ) -> Result<Refreshed, RefreshError> {
-    refuse_sandbox(process)?;
-    let mut refresh = ContainerRefresh::new(process, volumes, records);
+    let namespace = process.mount_namespace()?;
+    refuse_sandbox(process, &namespace)?;
+    let spec = spec.ok_or(RefreshError::NoSpec)?;
+    let namespace = namespace.accepted(process, spec.namespace())?;
+    let mut refresh = ContainerRefresh::new(process, &namespace, spec, volumes, records);
     refresh.notify = match act {
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
@@ -74,13 +93,13 @@ pub fn refresh_container(
     };
     // Two refreshes at once could each attach a mount, and detach the newer one first. The lock comes before the mount table: a busy
     // kernel needs longer to print a table than for all other steps.
-    let mut lock = process.try_lock_mounts()?;
+    let mut lock = namespace.try_lock()?;
     let mut subpaths = refresh.find()?;
     if refresh.due(&subpaths).is_empty() && !records.has(process) {
         return Ok(refresh.into_report(subpaths, not_replaced));
     }
     if lock.is_none() {
-        lock = Some(wait_for_lock(process)?);
+        lock = Some(wait_for_lock(&namespace)?);
         subpaths = refresh.find()?;
     }
     for _ in 0..ROUNDS {
@@ -104,10 +123,10 @@ fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
 }
 
 /// Waits for the lock for at most [`PATIENCE`].
-fn wait_for_lock(process: &HeldProcess) -> Result<MountsLock, RefreshError> {
+fn wait_for_lock(namespace: &ContainerNamespace) -> Result<MountsLock<'_>, RefreshError> {
     let start = Instant::now();
     loop {
-        if let Some(lock) = process.try_lock_mounts()? {
+        if let Some(lock) = namespace.try_lock()? {
             return Ok(lock);
         }
         if start.elapsed() > PATIENCE {
@@ -119,6 +138,8 @@ fn wait_for_lock(process: &HeldProcess) -> Result<MountsLock, RefreshError> {
 
 pub(super) struct ContainerRefresh<'a> {
     pub(super) process: &'a HeldProcess,
+    pub(super) namespace: &'a ContainerNamespace,
+    spec: &'a SpecUsers,
     volumes: &'a dyn CurrentFiles,
     pub(super) records: &'a TuckRecords,
     /// The method that replaced the mount at each mount point.
@@ -138,9 +159,25 @@ pub(super) enum Failure {
 }
 
 impl<'a> ContainerRefresh<'a> {
-    fn new(process: &'a HeldProcess, volumes: &'a dyn CurrentFiles, records: &'a TuckRecords) -> Self {
-        let (methods, failures) = Default::default();
-        Self { process, volumes, records, methods, failures, notify: Notify::None, not_notified: None, abandoned: None }
+    fn new(
+        process: &'a HeldProcess,
+        namespace: &'a ContainerNamespace,
+        spec: &'a SpecUsers,
+        volumes: &'a dyn CurrentFiles,
+        records: &'a TuckRecords,
+    ) -> Self {
+        Self {
+            process,
+            namespace,
+            spec,
+            volumes,
+            records,
+            methods: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            notify: Notify::None,
+            not_notified: None,
+            abandoned: None,
+        }
     }
 
     /// One signal for one update, after all files are new.
@@ -151,7 +188,7 @@ impl<'a> ContainerRefresh<'a> {
     }
 
     fn find(&self) -> Result<Vec<SubpathInContainer>, RefreshError> {
-        Ok(self.shown_in(&self.process.mounts()?))
+        Ok(self.shown_in(&self.namespace.mounts()?))
     }
 
     pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
@@ -176,7 +213,7 @@ impl<'a> ContainerRefresh<'a> {
         if subpaths.is_empty() {
             return Ok(());
         }
-        let entered = match Entered::enter(self.process, replacements, PATIENCE) {
+        let entered = match Entered::enter(self.namespace, replacements, PATIENCE) {
             Ok(entered) => entered,
             Err(error) => {
                 let error = Arc::new(error);
@@ -220,7 +257,9 @@ impl<'a> ContainerRefresh<'a> {
         let opened = self.volumes.open_current(&subpath.volume, &subpath.sub_path);
         let opened = opened.ok_or(Failure::KeyGone)?.map_err(|error| Failure::NotReplaced(error.into()))?;
         let file = opened.file.ok_or(Failure::KeyGone)?;
-        match clone_like(&file, &subpath.mount, self.process) {
+        let users = Users::of_mount_like(&subpath.mount, self.spec, self.namespace);
+        let users = users.map_err(|error| Failure::NotReplaced(error.into()))?;
+        match clone_like(&file, &subpath.mount, self.namespace, users.as_ref().map(Users::file)) {
             Ok(new) => Ok(Some(new)),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),
@@ -233,34 +272,39 @@ impl<'a> ContainerRefresh<'a> {
         self.failures.insert(place, (times + 1, why));
     }
 
-    /// One line for each mount that was stale: its way if it is current now.
     fn into_report(
-        mut self,
+        self,
         subpaths: Vec<SubpathInContainer>,
         otherwise: impl Fn(Option<NotReplaced>) -> RefreshOutcome,
     ) -> Refreshed {
-        let count = subpaths.len();
-        let mounts = subpaths.into_iter().filter_map(|subpath| {
-            let place = &subpath.mount.mount_point;
-            let outcome = match subpath.state {
-                SubpathState::Current => RefreshOutcome::Replaced(*self.methods.get(place)?),
-                SubpathState::Hidden => RefreshOutcome::Hidden,
-                SubpathState::Stale | SubpathState::Covering(_) => match self.failures.remove(place) {
-                    Some((_, Failure::KeyGone)) => RefreshOutcome::KeyGone,
-                    Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
-                    None => otherwise(None),
-                },
-            };
-            let SubpathInContainer { mount, volume, sub_path, .. } = subpath;
-            Some(MountRefresh { destination: mount.mount_point, volume, sub_path, outcome })
-        });
-        Refreshed {
-            mounts: mounts.collect(),
-            subpaths: count,
-            not_notified: self.not_notified,
-            abandoned: self.abandoned,
-        }
+        let Self { methods, failures, not_notified, abandoned, .. } = self;
+        Refreshed { not_notified, abandoned, ..into_report(subpaths, methods, failures, otherwise) }
     }
+}
+
+/// One line for each mount that was stale: its way if it is current now.
+fn into_report(
+    subpaths: Vec<SubpathInContainer>,
+    methods: BTreeMap<PathBuf, AttachMethod>,
+    mut failures: BTreeMap<PathBuf, (u32, Failure)>,
+    otherwise: impl Fn(Option<NotReplaced>) -> RefreshOutcome,
+) -> Refreshed {
+    let count = subpaths.len();
+    let mounts = subpaths.into_iter().filter_map(|subpath| {
+        let place = &subpath.mount.mount_point;
+        let outcome = match subpath.state {
+            SubpathState::Current => RefreshOutcome::Replaced(*methods.get(place)?),
+            SubpathState::Hidden => RefreshOutcome::Hidden,
+            SubpathState::Stale | SubpathState::Covering(_) => match failures.remove(place) {
+                Some((_, Failure::KeyGone)) => RefreshOutcome::KeyGone,
+                Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
+                None => otherwise(None),
+            },
+        };
+        let SubpathInContainer { mount, volume, sub_path, .. } = subpath;
+        Some(MountRefresh { destination: mount.mount_point, volume, sub_path, outcome })
+    });
+    Refreshed { mounts: mounts.collect(), subpaths: count, ..Refreshed::default() }
 }
 
 fn number_of(signal: NotifySignal) -> Signal {

@@ -8,6 +8,7 @@ mod container;
 mod current_files;
 mod files;
 mod host;
+mod ids;
 mod outcome;
 mod records;
 mod restore;
@@ -15,13 +16,14 @@ mod round;
 mod sandbox;
 mod volumes;
 
-pub use container::{RefreshAct, refresh_container};
+pub use container::{RefreshAct, find_stale, refresh_container};
 pub use current_files::CurrentFiles;
 pub use files::{BoundFileError, BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
+pub use ids::IdsError;
 pub use outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 pub use records::{TuckRecordError, TuckRecords};
 pub use volumes::{PodVolumes, VolumesError};
 
 /// A container's init process, held so that no other process is taken for it; and a child that hangs in a container.
-pub use bindguard_sys::enter::{Abandoned, HeldProcess, ProcessError};
+pub use bindguard_sys::enter::{Abandoned, HeldProcess, NamespaceError, ProcessError};

@@ -8,10 +8,11 @@ use bindguard_core::error_chain;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_sys::TargetError;
-use bindguard_sys::enter::{Abandoned, CloneError, EnterError, ProcessError};
+use bindguard_sys::enter::{Abandoned, CloneError, EnterError, NamespaceError, ProcessError};
 
 pub use bindguard_core::report::AttachMethod;
 
+use super::ids::IdsError;
 use super::records::TuckRecordError;
 
 /// One stale mount of a container, and what was done about it.
@@ -51,6 +52,9 @@ pub enum NotReplaced {
     /// There is no new mount of it.
     #[error(transparent)]
     Clone(#[from] CloneError),
+    /// The ids of the stale mount are not known, or no mount can have them.
+    #[error(transparent)]
+    Ids(#[from] IdsError),
     /// A step in the container failed.
     #[error(transparent)]
     Enter(#[from] EnterError),
@@ -98,6 +102,12 @@ pub enum NotNotified {
 /// Why a container could not be refreshed at all.
 #[derive(Debug, thiserror::Error)]
 pub enum RefreshError {
+    /// Its spec is not known: nothing says which user namespace its mounts belong to.
+    #[error("its spec is not known: the container runtime reports none")]
+    NoSpec,
+    /// Its init process is not in the mount namespace that its runtime made.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
     /// Its init process could not be read, for example because it ended.
     #[error(transparent)]
     Process(#[from] ProcessError),

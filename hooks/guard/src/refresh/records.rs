@@ -1,7 +1,8 @@
 //! Records of tucks: the mount table of a container before its mounts become shared for a moment.
 //!
 //! If the agent and its child are killed in that moment, the next refresh of the container restores the propagation from the record.
-//! A record lies in a directory of the host that no container reaches, and belongs to one process by its pid and its start time.
+//! A record lies in a directory of the host that no container reaches. It belongs to one process by its pid and its start time, and
+//! to one mount namespace by its number.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -9,7 +10,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_sys::enter::{ContainerNamespace, HeldProcess, ProcessError};
 
 /// The default directory. It is on a tmpfs: pids and mount ids begin anew with each boot.
 const DIRECTORY: &str = "/run/bindguard/tucks";
@@ -63,13 +64,13 @@ impl TuckRecords {
     ///
     /// # Errors
     /// If the process ended, or the disk is full.
-    pub(super) fn keep(&self, process: &HeldProcess) -> Result<(), TuckRecordError> {
-        if self.load(process)?.is_some() {
+    pub(super) fn keep(&self, process: &HeldProcess, namespace: &ContainerNamespace) -> Result<(), TuckRecordError> {
+        if self.load(process, namespace)?.is_some() {
             return Ok(());
         }
         let (path, new) = (self.path(process), self.directory.join(format!(".{}", process.pid())));
-        let mut text = format!("{}\n", process.start_time()?).into_bytes();
-        text.extend(process.read("mountinfo")?);
+        let mut text = owner(process, namespace)?.into_bytes();
+        text.extend(namespace.mountinfo()?);
         self.forget_ended();
         let make = || DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         // Renamed: a kill in the middle leaves no half record.
@@ -77,14 +78,19 @@ impl TuckRecords {
         written.map_err(|source| TuckRecordError::Write { path, source })
     }
 
-    /// The mount table of a process before its first tuck that was not completed. A record of an earlier process is removed.
+    /// The mount table of a process before its first tuck that was not completed. A record of an earlier process, or of another
+    /// namespace, is removed.
     ///
     /// # Errors
     /// If the process ended.
-    pub(super) fn load(&self, process: &HeldProcess) -> Result<Option<MountTable>, ProcessError> {
+    pub(super) fn load(
+        &self,
+        process: &HeldProcess,
+        namespace: &ContainerNamespace,
+    ) -> Result<Option<MountTable>, ProcessError> {
         let Ok(text) = fs::read(self.path(process)) else { return Ok(None) };
-        let start_time = format!("{}\n", process.start_time()?);
-        let table = text.strip_prefix(start_time.as_bytes()).and_then(|rest| MountTable::from_mountinfo(rest).ok());
+        let owner = owner(process, namespace)?;
+        let table = text.strip_prefix(owner.as_bytes()).and_then(|rest| MountTable::from_mountinfo(rest).ok());
         if table.is_none() {
             self.forget(process);
         }
@@ -111,4 +117,10 @@ impl TuckRecords {
     fn path(&self, process: &HeldProcess) -> PathBuf {
         self.directory.join(process.pid().to_string())
     }
+}
+
+/// The first line of a record: the start time of the process, and the number of its mount namespace.
+fn owner(process: &HeldProcess, namespace: &ContainerNamespace) -> Result<String, ProcessError> {
+    let failed = |source| ProcessError::Read { pid: process.pid(), name: "ns/mnt", source };
+    Ok(format!("{} {}\n", process.start_time()?, namespace.number().map_err(failed)?))
 }

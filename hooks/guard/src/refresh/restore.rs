@@ -10,8 +10,8 @@ impl ContainerRefresh<'_> {
     /// Sets every mount that a tuck left shared to its former propagation, and removes the record. What could not be restored is
     /// left to the next refresh, with the record.
     pub(super) fn restore_propagation(&mut self) -> Result<(), RefreshError> {
-        let Some(before) = self.records.load(self.process)? else { return Ok(()) };
-        let now = self.process.mounts()?;
+        let Some(before) = self.records.load(self.process, self.namespace)? else { return Ok(()) };
+        let now = self.namespace.mounts()?;
         let left = left_shared(&before, &now, &self.shown_in(&now));
         let mounts = left.iter().map(|stale| Replacement { stale, parent: None, new: None });
         if left.is_empty() || self.restored(mounts.collect()) {
@@ -22,7 +22,7 @@ impl ContainerRefresh<'_> {
 
     fn restored(&mut self, mounts: Vec<Replacement<'_>>) -> bool {
         let all: Vec<usize> = (0..mounts.len()).collect();
-        let Ok(entered) = Entered::enter(self.process, mounts, PATIENCE) else { return false };
+        let Ok(entered) = Entered::enter(self.namespace, mounts, PATIENCE) else { return false };
         // The walk to a mount point may hang, as in any refresh.
         let opened = entered.open_all(&all);
         if opened.iter().any(|opened| opened.as_ref().is_err_and(|error| error.is_over())) {

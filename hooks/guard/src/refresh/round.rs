@@ -37,7 +37,7 @@ impl Round<'_, '_, '_> {
             return Ok(true);
         }
         // The mounts are open by now and keep their ids: what the table says of an id is said of the open mount.
-        let table = self.refresh.process.mounts()?;
+        let table = self.refresh.namespace.mounts()?;
         let (same, other): (Vec<usize>, Vec<usize>) =
             open.into_iter().partition(|index| is_same_mount(self.subpaths[*index], &table));
         other.into_iter().for_each(|index| self.fail(index, NotReplaced::Changed));
@@ -64,9 +64,11 @@ impl Round<'_, '_, '_> {
         Ok(attached)
     }
 
-    /// The kernel's own method; which kernels have it is found by trying.
+    /// The kernel's own method; which kernels have it is found by trying. It does not lock the flags of the new mount. The mounts of
+    /// a container with a user namespace of its own have locked flags, and root there could remove them from the new mount. The
+    /// other method locks them, because the new mount arrives from another user namespace.
     fn attach_beneath(&self, indices: &[usize]) -> Vec<(usize, Result<(), EnterError>)> {
-        let results = match fault::denies_beneath() {
+        let results = match fault::denies_beneath() || self.refresh.namespace.has_own_users() {
             true => indices.iter().map(|_| Err(EnterError::no_such_method())).collect(),
             false => self.entered.attach_all_beneath(indices),
         };
@@ -78,7 +80,7 @@ impl Round<'_, '_, '_> {
         if indices.is_empty() {
             return Ok(Vec::new());
         }
-        if let Err(error) = self.refresh.records.keep(self.refresh.process) {
+        if let Err(error) = self.refresh.records.keep(self.refresh.process, self.refresh.namespace) {
             let error = Arc::new(error);
             indices.iter().for_each(|index| self.fail(*index, NotReplaced::NotRecorded(Arc::clone(&error))));
             return Ok(Vec::new());
@@ -97,7 +99,7 @@ impl Round<'_, '_, '_> {
 
     /// Success of a tuck does not mean that the mount arrived.
     fn remove_lost(&mut self, tucked: &mut Vec<(usize, AttachMethod)>) -> Result<(), RefreshError> {
-        let table = self.refresh.process.mounts()?;
+        let table = self.refresh.namespace.mounts()?;
         let arrived = |subpath: &SubpathInContainer| {
             let stale = table.mount(subpath.mount.id);
             let parent = stale.and_then(|stale| table.mount(stale.parent));

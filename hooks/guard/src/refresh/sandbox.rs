@@ -1,6 +1,6 @@
 //! Refuses the processes of sandboxes: their containers have mounts that the node's kernel does not show.
 
-use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::enter::{HeldProcess, MountNamespace};
 
 use super::outcome::RefreshError;
 
@@ -9,8 +9,8 @@ const GVISOR: &[u8] = b"runsc-";
 
 /// Kata names a process in the node's own namespace, gVisor its own kernel. A container that gives itself that name loses its own
 /// refresh, and nothing else.
-pub(super) fn refuse_sandbox(process: &HeldProcess) -> Result<(), RefreshError> {
-    if process.shares_own_mounts()? {
+pub(super) fn refuse_sandbox(process: &HeldProcess, namespace: &MountNamespace) -> Result<(), RefreshError> {
+    if namespace.is_own()? {
         return Err(RefreshError::MountsOfNode(process.pid()));
     }
     match process.read("cmdline")?.starts_with(GVISOR) {

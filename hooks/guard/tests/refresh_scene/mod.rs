@@ -54,7 +54,7 @@ impl Scene {
 
     pub fn refresh_only(&self, container: &Container, act: RefreshAct) -> Refreshed {
         let volumes = PodVolumes::open(&self.pod.directory()).unwrap();
-        refresh_container(&container.process, &volumes, act, &self.records()).unwrap()
+        refresh_container(&container.process, Some(container.spec()), &volumes, act, &self.records()).unwrap()
     }
 }
 

@@ -87,6 +87,11 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
     container.is_of_its_engine().then_some(container)
 }
 
+/// The bundle of a container that crun or runc started as root, of Podman or of CRI-O.
+pub fn bundle_of(root: &Path, id: &str) -> Option<PathBuf> {
+    PODMAN.iter().find_map(|folder| oci_state::bundle_and_pid(&root.join(folder).join(id))).map(|(bundle, _)| bundle)
+}
+
 /// The user whose rootless container this is. The host paths of such a container belong to a mount namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
     let is_there = |user: &Path, folder: &str| user.join(folder.trim_start_matches("run/")).join(id).metadata().is_ok();

@@ -11,10 +11,10 @@ use bindguard_core::mount_table::MountId;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
-use rustix::thread::ThreadNameSpaceType;
+use rustix::thread::LinkNameSpaceType;
 
 use super::clone::NewMount;
-use super::fork::unshare_mounts;
+use super::fork::{end_with_parent, unshare_mounts};
 use super::helper::Helper;
 use super::job::{Job, Parent};
 use super::message::{EnterStep, Reply, Request};
@@ -23,7 +23,7 @@ use crate::mount_setattr::make_writable;
 /// The child's view of its work.
 pub(super) struct Child<'a> {
     pub(super) socket: BorrowedFd<'a>,
-    pub(super) process: BorrowedFd<'a>,
+    pub(super) namespace: BorrowedFd<'a>,
     pub(super) jobs: &'a [Job],
     /// One place for each job, empty at first.
     pub(super) opened: &'a mut [Opened],
@@ -73,7 +73,7 @@ impl Child<'_> {
     }
 
     fn set_namespace(&self) -> Result<(), Errno> {
-        rustix::thread::move_into_thread_name_spaces(self.process, ThreadNameSpaceType::MOUNT)
+        rustix::thread::move_into_link_name_space(self.namespace, Some(LinkNameSpaceType::Mount))
     }
 
     fn act(&mut self, request: Request, own: BorrowedFd<'_>) -> Done {
@@ -137,6 +137,21 @@ impl Child<'_> {
         let (folder, root) =
             opened.folder.as_ref().zip(opened.parent.as_ref()).ok_or((EnterStep::OpenFolder, Errno::OPNOTSUPP))?;
         let new = job.new.as_ref().ok_or((EnterStep::AttachNew, Errno::BADF))?;
+        // An agent that is killed now must not leave the parent mount shared.
+        end_with_parent(false);
+        let done = self.tuck_through_shared(parent, folder, root, new, own);
+        end_with_parent(true);
+        done.map(|()| Reply::Done)
+    }
+
+    fn tuck_through_shared(
+        &self,
+        parent: &Parent,
+        folder: &OwnedFd,
+        root: &OwnedFd,
+        new: &NewMount,
+        own: BorrowedFd<'_>,
+    ) -> Result<(), Failure> {
         if !parent.is_shared {
             change(own, root.as_raw_fd(), MountPropagationFlags::SHARED).map_err(at(EnterStep::ShareParent))?;
         }
@@ -145,7 +160,7 @@ impl Child<'_> {
             true => Ok(()),
             false => self.restore(parent, root, own),
         };
-        tucked.and(restored).map(|()| Reply::Done)
+        tucked.and(restored)
     }
 
     fn tuck_through_copy(&self, folder: &OwnedFd, name: &CStr, new: &NewMount) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! A new mount, attached nowhere, that is like another mount in everything but its root.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,7 +9,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, OpenTreeFlags};
 
 use super::job::type_of;
-use super::process::HeldProcess;
+use super::namespace::ContainerNamespace;
 use crate::fault;
 use crate::handle::Handle;
 use crate::mount_setattr::mount_setattr_in_full;
@@ -48,26 +49,26 @@ pub enum CloneError {
     },
 }
 
-/// A mount of `target` with the attributes, the propagation and the idmapping of `stale`, a mount of the process's namespace.
+/// A mount of `target` with the attributes and the propagation of `stale`, a mount of this namespace, and the ids of `users`.
 ///
 /// # Errors
 /// If the target is gone, or the kernel refuses.
-pub fn clone_like(target: &Handle, stale: &MountEntry, process: &HeldProcess) -> Result<NewMount, CloneError> {
+pub fn clone_like(
+    target: &Handle,
+    stale: &MountEntry,
+    namespace: &ContainerNamespace,
+    users: Option<&File>,
+) -> Result<NewMount, CloneError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let new = rustix::mount::open_tree(target, c"", flags).map_err(|errno| match errno {
         Errno::NOENT => CloneError::TargetGone,
         errno => CloneError::Clone { path: target.path().to_owned(), source: errno.into() },
     })?;
     let failed = |source| CloneError::Attributes { attributes: stale.options.clone(), source };
-    let namespace = match stale.attributes.is_idmapped() {
-        true => Some(process.user_namespace().map_err(|error| failed(io::Error::other(error)))?),
-        false => None,
-    };
     let propagation = u64::from(type_of(&stale.propagation).bits());
-    let idmap = namespace.as_ref().map(AsFd::as_fd);
-    match set_attributes(&new, stale, propagation, idmap) {
+    match set_attributes(&new, stale, propagation, users.map(AsFd::as_fd)) {
         Ok(()) => Ok(NewMount { mount: new, lacks: None }),
-        Err(error) if can_remount(&error, stale, process) => {
+        Err(error) if can_remount(&error, stale, namespace) => {
             Ok(NewMount { mount: new, lacks: Some(remount_flags(stale.attributes)) })
         }
         Err(error) => Err(failed(error)),
@@ -88,7 +89,7 @@ fn set_attributes(
 
 /// Without mount_setattr(2) the mount can get its attributes in a helper namespace. A mount that arrives from there in another
 /// user namespace is locked, and the stale one on it cannot be detached.
-fn can_remount(error: &io::Error, stale: &MountEntry, process: &HeldProcess) -> bool {
+fn can_remount(error: &io::Error, stale: &MountEntry, namespace: &ContainerNamespace) -> bool {
     let is_missing = Errno::from_io_error(error) == Some(Errno::NOSYS);
-    is_missing && !stale.attributes.is_idmapped() && process.shares_own_users().is_ok_and(|shares| shares)
+    is_missing && !stale.attributes.is_idmapped() && !namespace.has_own_users()
 }

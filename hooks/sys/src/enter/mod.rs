@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   agent ── socket ── child: setns(2) ── open, attach beneath, detach
-//!     └ reads /proc/PID/mountinfo, decides
+//!     └ checks the namespace, reads its mount table, decides
 //! ```
+//!
+//! The namespace is opened once: the checks, the entry and the reading of its mount table use this descriptor.
 //!
 //! The child makes a few syscalls and decides nothing. A container can make its walk to a mount point hang, for example with
 //! a FUSE mount above it: then the child is abandoned. When the agent dies, the child reads the end of the socket and ends.
@@ -14,7 +16,10 @@ mod fork;
 mod helper;
 mod job;
 mod message;
+mod namespace;
+mod owner;
 mod process;
+mod user_namespace;
 
 use std::cell::Cell;
 use std::io;
@@ -33,7 +38,9 @@ use self::message::{Reply, Request};
 pub use self::clone::{CloneError, NewMount, clone_like};
 pub use self::job::Replacement;
 pub use self::message::EnterStep;
-pub use self::process::{HeldProcess, MountsLock, ProcessError};
+pub use self::namespace::{ContainerNamespace, MountNamespace, MountsLock, NamespaceError};
+pub use self::process::{HeldProcess, ProcessError};
+pub use self::user_namespace::user_namespace_of;
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the socket.
 const AHEAD: usize = 32;
@@ -99,12 +106,12 @@ pub struct Entered {
 }
 
 impl Entered {
-    /// Starts a child that enters the mount namespace of a process. Each later step may take as long as `patience`.
+    /// Starts a child that enters a container's mount namespace. Each later step may take as long as `patience`.
     ///
     /// # Errors
     /// If there is no child, or it may not enter.
     pub fn enter(
-        process: &HeldProcess,
+        namespace: &ContainerNamespace,
         replacements: Vec<Replacement<'_>>,
         patience: Duration,
     ) -> Result<Self, EnterError> {
@@ -114,10 +121,10 @@ impl Entered {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| EnterError::NoChild(errno.into()))?;
         let mut opened: Vec<Opened> = jobs.iter().map(|_| Opened::default()).collect();
-        let kept = kept(&theirs, process, &jobs);
-        let child = ChildProcess::start(&kept, || {
-            let (socket, process) = (theirs.as_fd(), process.as_fd());
-            Child { socket, process, jobs: &jobs, opened: &mut opened }.serve();
+        let kept = kept(&theirs, namespace, &jobs);
+        let child = ChildProcess::start(0, &kept, || {
+            let (socket, namespace) = (theirs.as_fd(), namespace.as_fd());
+            Child { socket, namespace, jobs: &jobs, opened: &mut opened }.serve();
         })
         .map_err(EnterError::NoChild)?;
         drop(theirs);
@@ -203,7 +210,7 @@ impl Entered {
     /// Gives it up. The value shows if the child still waits for something in the container.
     pub fn abandon(mut self) -> Abandoned {
         self.kill();
-        Abandoned { child: self.child.take() }
+        Abandoned { child: self.child.take().and_then(|child| child.pidfd()) }
     }
 
     /// A child that waits for a server of the container ends by the signal, or when the server answers. A child that has yet
@@ -265,13 +272,13 @@ impl Drop for Entered {
 /// A child that was given up.
 #[derive(Debug)]
 pub struct Abandoned {
-    child: Option<ChildProcess>,
+    child: Option<OwnedFd>,
 }
 
 impl Abandoned {
     /// True until it ends.
     pub fn is_alive(&self) -> bool {
-        self.child.as_ref().is_some_and(ChildProcess::is_alive)
+        self.child.as_ref().is_some_and(|child| !is_readable(child.as_fd(), Duration::ZERO))
     }
 }
 
@@ -289,9 +296,9 @@ fn is_readable(socket: BorrowedFd<'_>, patience: Duration) -> bool {
 }
 
 /// The descriptors that the child needs, sorted.
-fn kept(socket: &OwnedFd, process: &HeldProcess, jobs: &[Job]) -> Vec<RawFd> {
+fn kept(socket: &OwnedFd, namespace: &ContainerNamespace, jobs: &[Job]) -> Vec<RawFd> {
     let new = jobs.iter().filter_map(|job| job.new.as_ref()).map(|new| new.mount.as_raw_fd());
-    let mut kept: Vec<RawFd> = new.chain([socket.as_raw_fd(), process.as_fd().as_raw_fd()]).collect();
+    let mut kept: Vec<RawFd> = new.chain([socket.as_raw_fd(), namespace.as_fd().as_raw_fd()]).collect();
     kept.sort_unstable();
     kept
 }

@@ -1,16 +1,14 @@
 //! A container's init process, held by a pidfd: what is read of it belongs to it and to no later process of the same pid.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 
 use bindguard_core::mount_table::MountTable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::namespace::MountNamespace;
 use crate::mountinfo::MountinfoError;
 
 /// A process, which may end at any time.
@@ -107,33 +105,6 @@ impl HeldProcess {
         field.ok_or_else(invalid)
     }
 
-    /// True if its mount namespace is that of the calling thread. No container of runc or crun has such a process; the
-    /// virtual machine of a sandbox such as Kata has.
-    ///
-    /// # Errors
-    /// As [`HeldProcess::read`].
-    pub fn shares_own_mounts(&self) -> Result<bool, ProcessError> {
-        self.shares("ns/mnt")
-    }
-
-    /// True if its user namespace is that of the calling thread.
-    ///
-    /// # Errors
-    /// As [`HeldProcess::read`].
-    pub(super) fn shares_own_users(&self) -> Result<bool, ProcessError> {
-        self.shares("ns/user")
-    }
-
-    fn shares(&self, name: &'static str) -> Result<bool, ProcessError> {
-        let namespace = |path: String| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
-        let theirs = namespace(format!("/proc/{}/{name}", self.pid));
-        if !self.is_alive() {
-            return Err(ProcessError::Ended(self.pid));
-        }
-        let failed = |source| ProcessError::Read { pid: self.pid, name, source };
-        Ok(theirs.map_err(failed)? == namespace(format!("/proc/thread-self/{name}")).map_err(failed)?)
-    }
-
     /// The mounts that it sees.
     ///
     /// # Errors
@@ -144,37 +115,28 @@ impl HeldProcess {
         parsed.map_err(|error| ProcessError::Table { pid: self.pid, source: error.into() })
     }
 
-    /// Its user namespace, for an idmapped mount.
+    /// Its user namespace at this moment.
     ///
     /// # Errors
     /// As [`HeldProcess::read`].
-    pub fn user_namespace(&self) -> Result<File, ProcessError> {
-        let name = "ns/user";
+    pub(super) fn user_namespace(&self) -> Result<File, ProcessError> {
+        self.namespace("ns/user")
+    }
+
+    /// Its mount namespace at this moment.
+    ///
+    /// # Errors
+    /// As [`HeldProcess::read`].
+    pub fn mount_namespace(&self) -> Result<MountNamespace, ProcessError> {
+        Ok(MountNamespace::new(self.namespace("ns/mnt")?, self.pid))
+    }
+
+    fn namespace(&self, name: &'static str) -> Result<File, ProcessError> {
         let file = File::open(format!("/proc/{}/{name}", self.pid));
         if !self.is_alive() {
             return Err(ProcessError::Ended(self.pid));
         }
         file.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
-    }
-
-    /// Locks its mount namespace against other refreshes: flock(2) on the namespace's own file. `None` if another process has
-    /// the lock. A container can lock itself, and only itself.
-    ///
-    /// # Errors
-    /// As [`HeldProcess::read`].
-    pub fn try_lock_mounts(&self) -> Result<Option<MountsLock>, ProcessError> {
-        let name = "ns/mnt";
-        let failed = |source| ProcessError::Read { pid: self.pid, name, source };
-        let file = File::open(format!("/proc/{}/{name}", self.pid));
-        if !self.is_alive() {
-            return Err(ProcessError::Ended(self.pid));
-        }
-        let file = file.map_err(failed)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(MountsLock(file))),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(errno) => Err(failed(errno.into())),
-        }
     }
 
     /// Sends it a signal: pidfd_send_signal(2).
@@ -195,17 +157,6 @@ fn read_at_once(path: String) -> io::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(16 * 1024);
     File::open(path)?.read_to_end(&mut text)?;
     Ok(text)
-}
-
-/// A lock that ends with this value, also if a process that was forked meanwhile has a copy of the descriptor.
-#[derive(Debug)]
-pub struct MountsLock(File);
-
-impl Drop for MountsLock {
-    fn drop(&mut self) {
-        // Closing the file unlocks it as well, but only once every copy is closed.
-        let _ = flock(&self.0, FlockOperation::Unlock);
-    }
 }
 
 impl AsFd for HeldProcess {

@@ -71,7 +71,7 @@ pub fn stale(container: &Container) -> (MountEntry, MountEntry) {
 }
 
 pub fn new_mount(scene: &Scene, version: u32, stale: &MountEntry, container: &Container) -> NewMount {
-    clone_like(&Handle::of(&scene.file(version)).unwrap(), stale, &container.process).unwrap()
+    clone_like(&Handle::of(&scene.file(version)).unwrap(), stale, &container.namespace(), None).unwrap()
 }
 
 /// Enters, with the stale mount at its place open.
@@ -79,7 +79,7 @@ pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     let (stale, parent) = stale(container);
     let new = new_mount(scene, version, &stale, container);
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: Some(new) };
-    let entered = Entered::enter(&container.process, vec![replacement], PATIENCE).unwrap();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE).unwrap();
     entered.open(0).unwrap();
     entered
 }

@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use bindguard_sys::enter::HeldProcess;
+use bindguard_core::spec::SpecUsers;
+use bindguard_sys::enter::{ContainerNamespace, HeldProcess};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -54,6 +55,19 @@ pub struct Container {
     stop: Option<File>,
     seen: File,
     pub process: HeldProcess,
+    spec: SpecUsers,
+}
+
+/// The spec of a container with these ids in a user namespace of its own, or with the user namespace of its runtime.
+pub fn spec_of(ids: Option<&str>) -> SpecUsers {
+    let Some(ids) = ids else { return SpecUsers::from_spec(b"{}").unwrap() };
+    let mut numbers = ids.split(' ');
+    let mut next = || numbers.next().unwrap();
+    let ids = format!(r#"[{{"containerID":{},"hostID":{},"size":{}}}]"#, next(), next(), next());
+    let linux = format!(r#"{{"namespaces":[{{"type":"user"}}],"uidMappings":{ids},"gidMappings":{ids}}}"#);
+    // As for a volume of a pod with `hostUsers: false`.
+    let mount = r#"{"destination":"/idmapped","options":["idmap"]}"#;
+    SpecUsers::from_spec(format!(r#"{{"linux":{linux},"mounts":[{mount}]}}"#).as_bytes()).unwrap()
 }
 
 impl Container {
@@ -64,7 +78,9 @@ impl Container {
 
     /// The same, in a user namespace of its own, with root as its only user.
     pub fn start_in_user_namespace(root: &Path, binds: &[Inside]) -> Self {
-        Self::start_as(root, binds, enter_user_namespace, || {})
+        let mut container = Self::start_as(root, binds, enter_user_namespace, || {});
+        container.spec = spec_of(Some("0 0 1"));
+        container
     }
 
     /// The same, with more to do in its namespace before it reads.
@@ -73,16 +89,7 @@ impl Container {
     }
 
     fn start_as(root: &Path, binds: &[Inside], before: impl FnOnce(), more: impl FnOnce()) -> Self {
-        for bind in binds {
-            let place = root.join(bind.destination);
-            fs::create_dir_all(place.parent().unwrap()).unwrap();
-            if bind.is_folder {
-                fs::create_dir_all(place).unwrap();
-            } else {
-                fs::write(place, "").unwrap();
-            }
-        }
-        fs::create_dir_all(root.join("old")).unwrap();
+        make_places(root, binds);
         let (stop_read, stop) = pipe();
         let (seen, seen_write) = pipe();
         // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
@@ -92,7 +99,7 @@ impl Container {
                 let mut seen = File::from(seen);
                 seen.read_exact(&mut [0]).expect("the container did not start");
                 let process = HeldProcess::open(child.as_raw() as u32).unwrap();
-                Self { pid: child, stop: Some(File::from(stop)), seen, process }
+                Self { pid: child, stop: Some(File::from(stop)), seen, process, spec: spec_of(None) }
             }
             ForkResult::Child => {
                 drop(stop);
@@ -110,6 +117,16 @@ impl Container {
                 unsafe { nix::libc::_exit(if work.is_ok() { 0 } else { 1 }) }
             }
         }
+    }
+
+    /// The part of its spec that names user namespaces.
+    pub fn spec(&self) -> &SpecUsers {
+        &self.spec
+    }
+
+    /// Its mount namespace.
+    pub fn namespace(&self) -> ContainerNamespace {
+        self.process.mount_namespace().unwrap().accepted(&self.process, self.spec.namespace()).unwrap()
     }
 
     /// Stops it, and returns what it read.
@@ -161,6 +178,20 @@ impl Drop for Container {
     }
 }
 
+/// The mount points of these binds below a root.
+pub fn make_places(root: &Path, binds: &[Inside]) {
+    for bind in binds {
+        let place = root.join(bind.destination);
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        if bind.is_folder {
+            fs::create_dir_all(place).unwrap();
+        } else {
+            fs::write(place, "").unwrap();
+        }
+    }
+    fs::create_dir_all(root.join("old")).unwrap();
+}
+
 /// user_namespaces(7): a process may map its own ids.
 fn enter_user_namespace() {
     unshare(CloneFlags::CLONE_NEWUSER).unwrap();
@@ -169,7 +200,8 @@ fn enter_user_namespace() {
     fs::write("/proc/self/gid_map", "0 0 1").unwrap();
 }
 
-fn enter_root(root: &Path, binds: &[Inside]) {
+/// A mount namespace of the calling process's own, with these binds, read-only, below this root.
+pub fn enter_root(root: &Path, binds: &[Inside]) {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
     change("/".as_ref(), MsFlags::MS_PRIVATE | MsFlags::MS_REC);
     mount(Some(root), root, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
 use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest};
-use bindguard_core::spec::SpecView;
+use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{BoundFiles, FileBind};
 use bindguard_operator::engines::{Engine, EngineContainer, engine_containers, state_folders};
 use bindguard_sys::bundle::read_spec;
@@ -106,7 +107,8 @@ impl Followed {
         // Directories need no watch: a container sees their new files by itself.
         let (files, _) = BoundFiles::open(if is_in { FileBind::of_spec(&spec) } else { Vec::new() });
         let binds = files.binds().cloned().collect();
-        let container = Container { id: container.id.clone(), name, pid: container.pid, pod: None };
+        let users = SpecUsers::from_spec(&bytes).ok().map(Arc::new);
+        let container = Container { id: container.id.clone(), name, pid: container.pid, spec: users, pod: None };
         Some(FollowedContainer { container, binds, notify, problems })
     }
 }

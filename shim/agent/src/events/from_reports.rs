@@ -103,6 +103,16 @@ pub fn from_refresh(pod: &PodIdentity, container: &str, done: &Refreshed) -> Vec
     mounts.chain(not_notified).collect()
 }
 
+/// The occurrence of a container that could not be refreshed at all.
+pub fn from_refusal(pod: &PodIdentity, container: &str, why: &str) -> Occurrence {
+    Occurrence {
+        subject: Subject::Pod(pod.clone()),
+        container: Some(container.to_owned()),
+        reason: Reason::BindMountNotRefreshed,
+        message: format!("the container keeps the files of its start until it restarts: {why}"),
+    }
+}
+
 fn not_notified(error: &str) -> (Reason, String) {
     let message = format!("its files are current, and the application was not notified: {error}");
     (Reason::ApplicationNotNotified, message)

@@ -1,6 +1,7 @@
 //! The outcomes of re-binds and refreshes, as labels.
 
 use bindguard_core::report::{MountResult, Outcome};
+use bindguard_guard::refresh::RefreshError;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -38,18 +39,21 @@ pub enum RefreshResult {
     restless,
     /// It could not be replaced.
     failed,
+    /// The container was not entered: its namespaces are not those that its runtime made, or are not known.
+    refused,
     /// The application was not notified.
     not_notified,
 }
 
 impl RefreshResult {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::replaced,
         Self::reported,
         Self::key_gone,
         Self::hidden,
         Self::restless,
         Self::failed,
+        Self::refused,
         Self::not_notified,
     ];
 
@@ -62,6 +66,15 @@ impl RefreshResult {
             MountResult::Hidden => Self::hidden,
             MountResult::Restless => Self::restless,
             MountResult::Failed { .. } => Self::failed,
+        }
+    }
+
+    /// The label of a container that could not be refreshed at all.
+    pub fn of_error(error: &RefreshError) -> Self {
+        match error {
+            RefreshError::NoSpec | RefreshError::Namespace(_) => Self::refused,
+            RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => Self::refused,
+            RefreshError::Process(_) | RefreshError::Locked(_) => Self::failed,
         }
     }
 }

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bindguard_core::refresh_request::RefreshRequest;
+use bindguard_core::spec::SpecUsers;
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName, Pods as PodsOfNode};
 use hyper_util::rt::TokioIo;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
@@ -15,6 +17,7 @@ use k8s_cri::v1::{
     PodSandboxMetadata, PodSandboxState, PodSandboxStateValue, StatusRequest,
 };
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
@@ -131,25 +134,44 @@ impl Cri {
         Ok(answer.into_inner().info.get("config").and_then(|text| serde_json::from_str(text).ok()))
     }
 
-    /// The pid of a container's init; `None` if it ended, or the runtime has no such process, as with a virtual machine.
+    /// The init of a container; `None` if it ended, or the runtime has no such process, as with a virtual machine.
     ///
     /// # Errors
     /// If the CRI does not answer.
-    pub async fn pid(&self, id: &str) -> Result<Option<u32>, CriError> {
+    pub async fn init(&self, id: &str) -> Result<Option<Init>, CriError> {
         let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
         let answer = match self.client.clone().container_status(request).await {
             Err(status) if status.code() == tonic::Code::NotFound => return Ok(None),
             answer => answer.map_err(failed("ContainerStatus"))?.into_inner(),
         };
         let info = answer.info.get("info").and_then(|text| serde_json::from_str::<Info>(text).ok());
-        Ok(info.and_then(|info| info.pid).filter(|pid| *pid > 0))
+        Ok(info.and_then(Info::init))
     }
+}
+
+/// The init process of a container.
+#[derive(Debug, Clone)]
+pub struct Init {
+    /// Its pid.
+    pub pid: u32,
+    /// The user namespaces in the spec that the runtime recorded. `None` if the CRI reports no spec that can be read.
+    pub spec: Option<Arc<SpecUsers>>,
 }
 
 /// The part that containerd and CRI-O both write.
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Info {
     pid: Option<u32>,
+    runtime_spec: Option<Box<RawValue>>,
+}
+
+impl Info {
+    fn init(self) -> Option<Init> {
+        let pid = self.pid.filter(|pid| *pid > 0)?;
+        let spec = self.runtime_spec.and_then(|spec| SpecUsers::from_spec(spec.get().as_bytes()).ok());
+        Some(Init { pid, spec: spec.map(Arc::new) })
+    }
 }
 
 /// The pods of these sandboxes by their uids. Of two sandboxes of one pod the newer one counts.

@@ -3,8 +3,8 @@
 //! Threads send a question, the main thread's tokio answers: a runtime that hangs costs a thread its time limit, and the agent nothing.
 
 mod cri;
+mod inits;
 mod listing;
-mod pids;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -17,8 +17,8 @@ use bindguard_operator::pods::Pods as PodsOfNode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 
+use self::inits::Inits;
 use self::listing::Listing;
-use self::pids::Pids;
 
 pub use self::cri::{Cri, CriError};
 
@@ -106,14 +106,14 @@ pub struct Answering {
     questions: UnboundedReceiver<Question>,
     without_request: HashMap<String, Instant>,
     listing: Option<Listing>,
-    pids: Pids,
+    inits: Inits,
 }
 
 /// Both ends of the questions to the CRI at this socket.
 pub fn pods(socket: &Path, mode: RefreshMode) -> (PodLookup, Answering) {
     let (ask, questions) = unbounded_channel();
-    let (without_request, listing, pids) = Default::default();
-    (PodLookup { questions: ask }, Answering { cri: Cri::of(socket), mode, questions, without_request, listing, pids })
+    let (without_request, listing, inits) = Default::default();
+    (PodLookup { questions: ask }, Answering { cri: Cri::of(socket), mode, questions, without_request, listing, inits })
 }
 
 impl Answering {
@@ -143,7 +143,7 @@ impl Answering {
 
     async fn all(&mut self) -> Result<PodsOfNode, CriError> {
         let mut pods = self.cri.pods_of_node().await?;
-        self.pids.forget_others(|id| pods.containers.iter().any(|container| container.id == id));
+        self.inits.forget_others(|id| pods.containers.iter().any(|container| container.id == id));
         if self.mode == RefreshMode::All {
             pods.opt_all_in();
         }
@@ -178,7 +178,7 @@ impl Answering {
             None => self.cri.containers(&pod.sandbox).await?,
         };
         named.retain(|container| request.containers.includes(&container.name));
-        let containers = self.pids.add(&self.cri, named).await?;
+        let containers = self.inits.add(&self.cri, named).await?;
         Ok(Some(OptedIn { pod, request, containers }))
     }
 
@@ -187,7 +187,7 @@ impl Answering {
         let is_enough = self.listing.as_ref().is_some_and(|listing| listing.is_enough_for(update));
         if !is_enough {
             let listing = self.cri.listing().await?;
-            self.pids.forget_others(|id| listing.is_running(id));
+            self.inits.forget_others(|id| listing.is_running(id));
             self.listing = Some(listing);
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::report::Container;
 use bindguard_core::spec::SpecView;
+use bindguard_operator::engines::bundle_of;
 use bindguard_operator::pods::{PodContainer, PodName};
 use bindguard_sys::bundle::read_spec;
 
@@ -20,6 +21,13 @@ pub fn containers(root: &Path) -> Vec<PodContainer> {
     let tasks = STATES.iter().map(|state| root.join(state).join(TASKS));
     let namespaces = tasks.flat_map(|tasks| entries(&tasks));
     namespaces.flat_map(|namespace| entries(&namespace)).filter_map(|bundle| container(&bundle)).collect()
+}
+
+/// The spec of a container: that of containerd's bundle, or of the bundle that crun or runc recorded.
+pub fn spec_of(root: &Path, id: &str) -> Option<Vec<u8>> {
+    let tasks = STATES.iter().flat_map(|state| entries(&root.join(state).join(TASKS)));
+    let mut bundles = tasks.map(|namespace| namespace.join(id)).chain(bundle_of(root, id));
+    bundles.find_map(|bundle| read_spec(&bundle).ok())
 }
 
 /// A bundle may disappear while it is read: its container is then gone as well.

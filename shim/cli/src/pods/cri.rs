@@ -13,10 +13,15 @@ use bytes::{Buf, Bytes};
 use h2::client::{SendRequest, handshake};
 use http::{HeaderMap, Request};
 use prost::Message;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::messages::{Container, ListContainersResponse, ListPodSandboxResponse, ListRequest, PodSandbox};
+use super::messages::{
+    Container, ContainerStatusRequest, ContainerStatusResponse, ListContainersResponse, ListPodSandboxResponse,
+    ListRequest, PodSandbox,
+};
 
 /// The sockets of CRIs: containerd, k3s, k0s, MicroK8s, CRI-O.
 const SOCKETS: [&str; 5] = [
@@ -45,14 +50,34 @@ pub struct GrpcStatus {
 
 /// Every sandbox and container that the CRI knows; none where there is no CRI.
 pub fn pods(socket: Option<&Path>) -> Result<Pods> {
-    let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.symlink_metadata().is_ok());
-    let Some(socket) = socket.map(Path::to_owned).or_else(usual) else { return Ok(Pods::default()) };
+    let Some(socket) = named_or_usual(socket) else { return Ok(Pods::default()) };
     within_time_limit(&socket, async |client| {
         let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox", ListRequest {}).await?;
         let containers: ListContainersResponse = call(&client, "ListContainers", ListRequest {}).await?;
         let refresh_requests = pods.items.iter().filter(|pod| pod.state == READY).filter_map(refresh_request).collect();
         Ok(Pods { containers: named(&pods.items, containers.containers), refresh_requests })
     })
+}
+
+/// The spec of a container, as containerd and CRI-O both report it.
+pub fn spec_of(socket: Option<&Path>, container: &str) -> Result<Option<Vec<u8>>> {
+    let Some(socket) = named_or_usual(socket) else { return Ok(None) };
+    let request = ContainerStatusRequest { container_id: container.to_owned(), verbose: true };
+    let answer: ContainerStatusResponse = query(&socket, "ContainerStatus", request)?;
+    let info: Option<Info> = answer.info.get("info").map(|text| serde_json::from_str(text)).transpose()?;
+    Ok(info.and_then(|info| info.runtime_spec).map(|spec| spec.get().as_bytes().to_vec()))
+}
+
+/// The part of the info of a container that is read.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Info {
+    runtime_spec: Option<Box<RawValue>>,
+}
+
+fn named_or_usual(socket: Option<&Path>) -> Option<PathBuf> {
+    let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.symlink_metadata().is_ok());
+    socket.map(Path::to_owned).or_else(usual)
 }
 
 /// The answer to one call of the CRI's runtime service.

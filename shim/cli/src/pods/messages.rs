@@ -64,3 +64,18 @@ pub struct ContainerMetadata {
     #[prost(uint32, tag = "2")]
     pub attempt: u32,
 }
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ContainerStatusRequest {
+    #[prost(string, tag = "1")]
+    pub container_id: String,
+    #[prost(bool, tag = "2")]
+    pub verbose: bool,
+}
+
+/// `ContainerStatusResponse`, without the status.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ContainerStatusResponse {
+    #[prost(map = "string, string", tag = "2")]
+    pub info: HashMap<String, String>,
+}

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use bindguard_config::{Config, RefreshMode};
+use bindguard_core::spec::SpecUsers;
 use bindguard_operator::pods::{PodName, PodSelector, Pods};
 use clap::Args;
 
@@ -53,6 +54,13 @@ impl PodsFrom {
             pods.opt_all_in();
         }
         pods
+    }
+
+    /// The user namespaces in the spec of a container: of its bundle, or of the spec that the CRI reports. `None` if neither is known.
+    pub fn spec_of(&self, container: &str) -> Option<SpecUsers> {
+        let spec = bundles::spec_of(Path::new("/"), container);
+        let spec = spec.or_else(|| cri::spec_of(self.cri.as_deref(), container).ok().flatten())?;
+        SpecUsers::from_spec(&spec).ok()
     }
 
     fn listed_by_the_cri(&self) -> Pods {

@@ -153,7 +153,8 @@ impl Refresh {
         }
         let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
         let start = Instant::now();
-        let refreshed = refresh_container(&process, &volumes, self.act(), &TuckRecords::default())
+        let spec = self.pods.spec_of(&container.id);
+        let refreshed = refresh_container(&process, spec.as_ref(), &volumes, self.act(), &TuckRecords::default())
             .with_context(|| format!("refresh {name}"))?;
         let line = self.line(&container.id, names_of(container), &refreshed, start.elapsed());
         report.add(&name, &line, refreshed.subpaths);

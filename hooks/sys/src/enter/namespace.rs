@@ -1,0 +1,278 @@
+//! The mount namespace of a container, by one descriptor: it is checked, entered and read by this descriptor alone.
+//!
+//! A container's init may enter other namespaces at any moment: unshare(CLONE_NEWUSER | CLONE_NEWNS) needs no privilege. In a
+//! namespace of its own the kernel has locked the flags of its mounts, but not those of a mount that is attached later. So a
+//! namespace is accepted only if its owner is the user namespace that the container's spec requests.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::thread;
+
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
+
+use super::owner::{owner_of, parent_of};
+use super::process::{HeldProcess, ProcessError};
+
+/// The mount namespace that a process was in when it was opened.
+#[derive(Debug)]
+pub struct MountNamespace {
+    file: File,
+    process: u32,
+}
+
+/// The mount namespace that the runtime made for a container.
+#[derive(Debug)]
+pub struct ContainerNamespace {
+    namespace: MountNamespace,
+    /// The user namespace that owns it.
+    owner: File,
+    has_own_users: bool,
+    /// Opened inside; it shows the mounts of this namespace whatever namespace the process enters later.
+    table: File,
+}
+
+/// Why a mount namespace is not taken for that of a container.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    /// Its owner is another user namespace than the spec requests.
+    #[error(
+        "process {0} is in a mount namespace that its runtime did not make: another user namespace than that of the container \
+         owns it"
+    )]
+    OtherOwner(u32),
+    /// Its owner maps other ids than the spec requests.
+    #[error("the user namespace that owns the mounts of process {0} maps other ids than the container's spec")]
+    OtherIds(u32),
+    /// The process left the user namespace of its mounts, so the ids of that namespace cannot be read.
+    #[error("process {0} is in another user namespace than the one that owns its mounts")]
+    OtherUsers(u32),
+    /// The user namespace that the spec names is another one.
+    #[error("the user namespace that owns the mounts of process {process} is not {}", path.display())]
+    OtherPath {
+        /// The process.
+        process: u32,
+        /// The path in the spec.
+        path: PathBuf,
+    },
+    /// The process ended, or could not be read.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// A step failed.
+    #[error("{step} of process {process}")]
+    Failed {
+        /// The step.
+        step: &'static str,
+        /// The process.
+        process: u32,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl MountNamespace {
+    pub(super) fn new(file: File, process: u32) -> Self {
+        Self { file, process }
+    }
+
+    /// True if it is that of the calling thread. No container of runc or crun is in that namespace; the virtual machine of a sandbox
+    /// such as Kata is.
+    ///
+    /// # Errors
+    /// If it cannot be compared.
+    pub fn is_own(&self) -> Result<bool, NamespaceError> {
+        let own = File::open("/proc/thread-self/ns/mnt").and_then(|own| is_same(&own, &self.file));
+        own.map_err(|source| self.failed("compare the mount namespace", source))
+    }
+
+    /// The namespace, if its owner is the user namespace that the container's spec requests. The process is one of the container.
+    ///
+    /// # Errors
+    /// If the owner is another one, or cannot be read.
+    pub fn accepted(
+        self,
+        process: &HeldProcess,
+        requested: &RequestedUserNamespace,
+    ) -> Result<ContainerNamespace, NamespaceError> {
+        let (owner, own_users) = self.users()?;
+        let has_own_users = match requested {
+            RequestedUserNamespace::OfRuntime => {
+                self.require_same(&owner, &own_users)?;
+                false
+            }
+            RequestedUserNamespace::WithIds(ids) => {
+                self.require_child(&owner, &own_users)?;
+                if self.ids(&owner, process)? != *ids {
+                    return Err(NamespaceError::OtherIds(self.process));
+                }
+                true
+            }
+            RequestedUserNamespace::AtPath(path) => {
+                self.require_child(&owner, &own_users)?;
+                let is_same = fs::metadata(path).and_then(|named| Ok(identity(&named) == identity(&owner.metadata()?)));
+                if !is_same.unwrap_or(false) {
+                    return Err(NamespaceError::OtherPath { process: self.process, path: path.clone() });
+                }
+                true
+            }
+        };
+        let table = self.open_table().map_err(|source| self.failed("open the mount table", source))?;
+        Ok(ContainerNamespace { namespace: self, owner, has_own_users, table })
+    }
+
+    /// The user namespace that owns it, and that of the calling thread.
+    fn users(&self) -> Result<(File, File), NamespaceError> {
+        let owner = owner_of(&self.file).map_err(|error| match Errno::from_io_error(&error) {
+            // The owner is no descendant of this process's user namespace.
+            Some(Errno::PERM) => NamespaceError::OtherOwner(self.process),
+            _ => self.failed("find the owner of the mount namespace", error),
+        })?;
+        let own = File::open("/proc/thread-self/ns/user")
+            .map_err(|error| self.failed("compare the user namespace", error))?;
+        Ok((owner, own))
+    }
+
+    fn require_same(&self, owner: &File, own: &File) -> Result<(), NamespaceError> {
+        match is_same(owner, own).map_err(|source| self.failed("compare the user namespace", source))? {
+            true => Ok(()),
+            false => Err(NamespaceError::OtherOwner(self.process)),
+        }
+    }
+
+    /// A user namespace that a container makes for itself is a child of the container's.
+    fn require_child(&self, owner: &File, own: &File) -> Result<(), NamespaceError> {
+        match parent_of(owner) {
+            Ok(parent) => self.require_same(&parent, own),
+            // The initial user namespace has no parent, and that of another one is not seen.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
+                Err(NamespaceError::OtherOwner(self.process))
+            }
+            Err(error) => Err(self.failed("find the parent of the user namespace", error)),
+        }
+    }
+
+    /// The ids of its owner, read from a process that is in the owner before and after. No process returns to a user namespace that
+    /// it left: that needs a privilege there, which a descendant does not have.
+    fn ids(&self, owner: &File, process: &HeldProcess) -> Result<IdMaps, NamespaceError> {
+        let map = |name| -> Result<IdMap, NamespaceError> {
+            let text = process.read(name)?;
+            let invalid = || self.failed("parse the ids", io::ErrorKind::InvalidData.into());
+            IdMap::from_proc(&String::from_utf8_lossy(&text)).ok_or_else(invalid)
+        };
+        let is_inside = || -> Result<bool, NamespaceError> {
+            let theirs = process.user_namespace()?;
+            is_same(&theirs, owner).map_err(|source| self.failed("compare the user namespace", source))
+        };
+        let before = is_inside()?;
+        let ids = IdMaps { users: map("uid_map")?, groups: map("gid_map")? };
+        if before && is_inside()? { Ok(ids) } else { Err(NamespaceError::OtherUsers(self.process)) }
+    }
+
+    /// A thread enters it and opens the table through the host's procfs: the container may have no `/proc`, or one of its own making.
+    /// It walks on no filesystem of the container.
+    fn open_table(&self) -> io::Result<File> {
+        let open = || -> io::Result<File> {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let proc = rustix::fs::openat(CWD, "/proc", flags, Mode::empty())?;
+            unshare(CloneFlags::CLONE_FS)?;
+            setns(&self.file, CloneFlags::CLONE_NEWNS)?;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            Ok(rustix::fs::openat(&proc, "thread-self/mountinfo", flags, Mode::empty())?.into())
+        };
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("mount-table".to_owned()).spawn_scoped(scope, open)?;
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+        })
+    }
+
+    fn failed(&self, step: &'static str, source: io::Error) -> NamespaceError {
+        NamespaceError::Failed { step, process: self.process, source }
+    }
+}
+
+impl ContainerNamespace {
+    /// The text of its mount table.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn mountinfo(&self) -> Result<Vec<u8>, ProcessError> {
+        let mut table = &self.table;
+        let mut text = Vec::with_capacity(16 * 1024);
+        let read = table.rewind().and_then(|()| table.read_to_end(&mut text));
+        read.map_err(|source| ProcessError::Read { pid: self.namespace.process, name: "mountinfo", source })?;
+        Ok(text)
+    }
+
+    /// Its mounts.
+    ///
+    /// # Errors
+    /// As [`ContainerNamespace::mountinfo`], and if a line is no mount.
+    pub fn mounts(&self) -> Result<MountTable, ProcessError> {
+        let parsed = MountTable::from_mountinfo(&self.mountinfo()?);
+        parsed.map_err(|error| ProcessError::Table { pid: self.namespace.process, source: error.into() })
+    }
+
+    /// The user namespace that owns it.
+    pub fn users(&self) -> &File {
+        &self.owner
+    }
+
+    /// True if the container has a user namespace of its own.
+    pub fn has_own_users(&self) -> bool {
+        self.has_own_users
+    }
+
+    /// Its number, for records.
+    ///
+    /// # Errors
+    /// If the kernel does not answer.
+    pub fn number(&self) -> io::Result<u64> {
+        Ok(self.namespace.file.metadata()?.ino())
+    }
+
+    /// Locks it against other refreshes: flock(2). `None` if another process has the lock. A container can lock itself, and only
+    /// itself.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn try_lock(&self) -> Result<Option<MountsLock<'_>>, ProcessError> {
+        match flock(&self.namespace.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(MountsLock(&self.namespace.file))),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(ProcessError::Read { pid: self.namespace.process, name: "ns/mnt", source: errno.into() }),
+        }
+    }
+}
+
+impl AsFd for ContainerNamespace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.namespace.file.as_fd()
+    }
+}
+
+/// A lock that ends with this value, also if a process that was forked meanwhile has a copy of the descriptor.
+#[derive(Debug)]
+pub struct MountsLock<'a>(&'a File);
+
+impl Drop for MountsLock<'_> {
+    fn drop(&mut self) {
+        // Closing the file unlocks it as well, but only once every copy is closed.
+        let _ = flock(self.0, FlockOperation::Unlock);
+    }
+}
+
+/// Namespaces are compared while both are open: a number may belong to another namespace later.
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    Ok(identity(&one.metadata()?) == identity(&other.metadata()?))
+}
+
+fn identity(namespace: &fs::Metadata) -> (u64, u64) {
+    (namespace.dev(), namespace.ino())
+}
