@@ -99,7 +99,8 @@ fn an_idmapped_mount_stays_idmapped() {
                 Err(error) => return namespace::skipped(&bindguard_core::error_chain(&error).to_string()),
             };
             let replacement = Replacement { stale: &stale, parent: Some(&parent), new: Some(new) };
-            let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE).unwrap();
+            let entered =
+                Entered::enter(&container.namespace(), vec![replacement], PATIENCE, enter_scene::far()).unwrap();
             entered.open(0).unwrap();
             if !attached(attach, &entered) {
                 break;
@@ -148,7 +149,7 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
         assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("0"), 2));
         let (stale, parent) = stale_top(&container);
         let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-        let second = Entered::enter(&container.namespace(), vec![replacement], PATIENCE).unwrap();
+        let second = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, enter_scene::far()).unwrap();
         second.open(0).unwrap();
         second.detach(0).unwrap();
         assert_eq!(container.read("etc/conf").as_deref(), Some("1"));

@@ -32,7 +32,7 @@ fn another_mount_at_the_place_is_refused() {
     });
     let (stale, parent) = stale(&container);
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE).unwrap();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, enter_scene::far()).unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::OtherMount)));
     assert!(entered.detach(0).is_err(), "nothing is open");
     assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("own"), 1));
@@ -92,7 +92,7 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
     let patience = Duration::from_millis(200);
     let start = Instant::now();
-    let entered = Entered::enter(&container.namespace(), vec![replacement], patience).unwrap();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], patience, enter_scene::far()).unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     let abandoned = entered.abandon();
@@ -119,7 +119,9 @@ fn a_child_that_was_given_up_leaves_no_zombie() {
     let (mut stale, parent) = stale(&container);
     stale.mount_point = "/deep/etc/conf".into();
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-    let entered = Entered::enter(&container.namespace(), vec![replacement], Duration::from_millis(200)).unwrap();
+    let entered =
+        Entered::enter(&container.namespace(), vec![replacement], Duration::from_millis(200), enter_scene::far())
+            .unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
     let more = || children().into_iter().any(|child| !others.contains(&child));
     assert!(more(), "no child hangs");
@@ -178,7 +180,7 @@ fn the_child_holds_nothing_of_the_agent_open() {
     let (read, write) = nix::unistd::pipe().unwrap();
     let (stale, parent) = stale(&container);
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE).unwrap();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, enter_scene::far()).unwrap();
     File::from(write).write_all(b"x").unwrap();
     // With a copy of the write end in the child, this would wait for ever.
     let mut text = String::new();

@@ -22,7 +22,7 @@ fn at_most_32_children_wait_in_containers() {
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
     let namespace = container.namespace();
-    let enter = || Entered::enter(&namespace, Vec::new(), PATIENCE);
+    let enter = || Entered::enter(&namespace, Vec::new(), PATIENCE, enter_scene::far());
     let mut children: Vec<Entered> = (0..32).map(|_| enter().unwrap()).collect();
     let refused = enter().unwrap_err();
     assert!(matches!(refused, EnterError::NoChild(_)), "{refused:?}");

@@ -4,10 +4,10 @@
 //! Workers start when there is work, and end when there is none: an idle agent keeps no stacks for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::{PodVolumes, VolumeOfPod};
@@ -15,11 +15,21 @@ use tracing::error;
 
 use crate::events::PodIdentity;
 use crate::pods::{OptedIn, PodLookup};
-use crate::refresh_queue::{Planned, RefreshQueue};
-use crate::refresher::{Container, Refresher};
+use crate::refresh_queue::{Planned, RefreshQueue, Turn};
+use crate::refresher::{Container, RefreshedContainer, Refresher};
 
-/// Limit of pods that are refreshed at a time: eight took more processor time for each file (docs/decisions/0030).
+/// Workers that begin at once: eight took more processor time for each file (docs/decisions/0030).
 const SIDE_BY_SIDE: usize = 2;
+
+/// Limit of workers. A worker may wait for a container, and must not delay the other pods.
+const MAX_WORKERS: usize = 32;
+
+/// The interval at which a further worker starts while plans wait.
+const WORKER_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The time that the refresh of a container may take while others wait, and the time that it may take after them.
+const FIRST_TURN: Duration = Duration::from_millis(300);
+const LAST_TURN: Duration = Duration::from_secs(20);
 
 /// The volumes whose containers are to be refreshed.
 #[derive(Debug, Clone)]
@@ -29,7 +39,7 @@ impl Refreshes {
     /// Plans the refresh of a volume's containers.
     pub fn plan(&self, volume: VolumeOfPod) {
         // Without the thread there is no refresh; its panic was reported.
-        let _ = self.0.send(Planned { volume, at: Instant::now() });
+        let _ = self.0.send(Planned { volume, at: Instant::now(), turn: Turn::First });
     }
 }
 
@@ -56,13 +66,28 @@ impl<'a> PodRefreshes<'a> {
     /// Refreshes what is planned, until no plan can come any more.
     pub fn run(&self, planned: &Receiver<Planned>) {
         thread::scope(|scope| {
-            for planned in planned {
-                let needs_worker = self.queue().add(planned, SIDE_BY_SIDE);
+            while let Some(planned) = self.next(planned) {
+                let needs_worker = match planned {
+                    Some(planned) => self.queue().add(planned, SIDE_BY_SIDE),
+                    None => self.queue().needs_worker(MAX_WORKERS),
+                };
                 if needs_worker {
                     self.start_worker(scope);
                 }
             }
         });
+    }
+
+    /// The next plan; `Some(None)` if plans wait for a worker and none comes for a moment. `None` if no plan can come any more.
+    fn next(&self, planned: &Receiver<Planned>) -> Option<Option<Planned>> {
+        if !self.queue().others_wait() {
+            return planned.recv().ok().map(Some);
+        }
+        match planned.recv_timeout(WORKER_INTERVAL) {
+            Ok(planned) => Some(Some(planned)),
+            Err(RecvTimeoutError::Timeout) => Some(None),
+            Err(RecvTimeoutError::Disconnected) => None,
+        }
     }
 
     fn start_worker<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
@@ -88,7 +113,8 @@ impl<'a> PodRefreshes<'a> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn refresh_pod(&self, Planned { volume, at }: &Planned) {
+    fn refresh_pod(&self, planned: &Planned) {
+        let Planned { volume, at, turn } = planned;
         let others_wait = self.queue().others_wait();
         let opted_in = match self.pods.opted_in(&volume.pod_uid, *at, others_wait) {
             Ok(Some(opted_in)) => opted_in,
@@ -97,23 +123,38 @@ impl<'a> PodRefreshes<'a> {
             Err(error) => return self.refresher.warn("", vec![error_chain(&error)]),
         };
         let mut warnings = opted_in.request.problems.clone();
+        let mut is_out_of_time = false;
         match PodVolumes::open(&volume.pod_directory()) {
             Ok(volumes) => {
                 for container in &opted_in.containers {
-                    let uid = &volume.pod_uid;
-                    warnings.extend(self.refresh(uid, &opted_in, container, &volumes));
+                    let done = self.refresh(&volume.pod_uid, &opted_in, container, &volumes, *turn);
+                    warnings.extend(done.warnings);
+                    is_out_of_time |= done.is_out_of_time;
                 }
             }
             Err(error) => warnings.push(error_chain(&error)),
         }
+        if is_out_of_time && *turn == Turn::First {
+            self.queue().add_last(planned);
+        }
         self.refresher.warn(&volume.pod_uid, warnings);
     }
 
-    fn refresh(&self, uid: &str, opted_in: &OptedIn, container: &Container, volumes: &PodVolumes) -> Vec<String> {
+    fn refresh(
+        &self,
+        uid: &str,
+        opted_in: &OptedIn,
+        container: &Container,
+        volumes: &PodVolumes,
+        turn: Turn,
+    ) -> RefreshedContainer {
         let (namespace, pod) = (opted_in.pod.namespace.clone(), opted_in.pod.name.clone());
         let pod = PodIdentity { namespace, name: pod, uid: uid.to_owned() };
         let name = format!("{}/{} container {}", opted_in.pod.namespace, opted_in.pod.name, container.name);
         let container = Container { name, pod: Some((pod, container.name.clone())), ..container.clone() };
-        self.refresher.refresh(&container, volumes, opted_in.request.notify)
+        match turn {
+            Turn::First => self.refresher.begin(FIRST_TURN, &container, volumes, opted_in.request.notify),
+            Turn::Last => self.refresher.finish(LAST_TURN, &container, volumes, opted_in.request.notify),
+        }
     }
 }

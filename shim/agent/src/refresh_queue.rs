@@ -9,6 +9,15 @@ use std::time::Instant;
 
 use bindguard_guard::refresh::VolumeOfPod;
 
+/// The turn of a pod. A container that needs more than a short time waits until all others had their first turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Turn {
+    /// After an update.
+    First,
+    /// For containers that needed more time than the first turn has.
+    Last,
+}
+
 /// A volume whose containers are to be refreshed, and when that was planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Planned {
@@ -16,7 +25,12 @@ pub struct Planned {
     pub volume: VolumeOfPod,
     /// A moment after the update of the volume, and after the re-bind of its subpaths on the host.
     pub at: Instant,
+    /// Its turn.
+    pub turn: Turn,
 }
+
+/// Limit of workers that do a last turn: the others are free for first turns.
+const MAX_LATE: usize = 8;
 
 /// The plans that wait, the pods that are refreshed, and the number of workers.
 #[derive(Debug, Default)]
@@ -25,6 +39,8 @@ pub struct RefreshQueue {
     /// The directories of the pods that have a worker.
     busy: HashSet<PathBuf>,
     workers: usize,
+    /// The workers that do a last turn.
+    late: usize,
 }
 
 impl RefreshQueue {
@@ -33,9 +49,24 @@ impl RefreshQueue {
         // The worker of a busy pod takes the pod's next plan itself.
         let is_busy = self.busy.contains(&planned.volume.pod_directory());
         self.waiting.push(planned);
-        let helps = !is_busy && self.workers < limit;
-        self.workers += usize::from(helps);
-        helps
+        !is_busy && self.needs_worker(limit)
+    }
+
+    /// Counts a further worker if a plan could begin, and fewer than these work. Returns true if the caller has to start it.
+    pub fn needs_worker(&mut self, limit: usize) -> bool {
+        let needs = self.workers < limit && self.free().is_some();
+        self.workers += usize::from(needs);
+        needs
+    }
+
+    /// The plan that is next: of the first turns the oldest, then of the last turns.
+    fn free(&self) -> Option<usize> {
+        let is_free = |planned: &&Planned| {
+            !self.busy.contains(&planned.volume.pod_directory())
+                && (planned.turn == Turn::First || self.late < MAX_LATE)
+        };
+        let free = self.waiting.iter().enumerate().filter(|(_, planned)| is_free(planned));
+        free.min_by_key(|(index, planned)| (planned.turn, *index)).map(|(index, _)| index)
     }
 
     /// A plan for the worker that returns from `done`, or has just started. `None` ends the worker. Of many plans for one pod, one
@@ -43,9 +74,9 @@ impl RefreshQueue {
     pub fn next(&mut self, done: Option<&Planned>) -> Option<Planned> {
         if let Some(done) = done {
             self.busy.remove(&done.volume.pod_directory());
+            self.late -= usize::from(done.turn == Turn::Last);
         }
-        let free = self.waiting.iter().position(|planned| !self.busy.contains(&planned.volume.pod_directory()));
-        let Some(mut next) = free.map(|index| self.waiting.remove(index)) else {
+        let Some(mut next) = self.free().map(|index| self.waiting.remove(index)) else {
             self.workers -= 1;
             return None;
         };
@@ -53,7 +84,13 @@ impl RefreshQueue {
         let same_pod = self.waiting.extract_if(.., |other| other.volume.pod_directory() == pod);
         next.at = same_pod.map(|other| other.at).fold(next.at, Instant::max);
         self.busy.insert(pod);
+        self.late += usize::from(next.turn == Turn::Last);
         Some(next)
+    }
+
+    /// Plans the last turn of a pod. The worker that calls this takes it, or a later one.
+    pub fn add_last(&mut self, planned: &Planned) {
+        self.waiting.push(Planned { turn: Turn::Last, ..planned.clone() });
     }
 
     /// True if further plans wait for a worker.
@@ -72,7 +109,7 @@ mod tests {
 
     fn planned(pod: &str, volume: &str, at: Instant) -> Planned {
         let volume = VolumeOfPod { kubelet_root: "/k".into(), pod_uid: pod.to_owned(), volume: volume.to_owned() };
-        Planned { volume, at }
+        Planned { volume, at, turn: Turn::First }
     }
 
     #[test]
@@ -113,5 +150,40 @@ mod tests {
         let third = queue.next(Some(&first)).unwrap();
         assert_eq!((queue.next(Some(&second)), queue.next(Some(&third))), (None, None));
         assert!(queue.add(planned("a", "1", now), 1), "both ended");
+    }
+
+    #[test]
+    fn a_last_turn_comes_after_all_first_turns() {
+        let (mut queue, now) = (RefreshQueue::default(), Instant::now());
+        for pod in ["slow", "b", "c"] {
+            queue.add(planned(pod, "1", now), 1);
+        }
+        let slow = queue.next(None).unwrap();
+        queue.add_last(&slow);
+        let order = ["b", "c", "slow"].map(|_| ());
+        let mut done = slow;
+        let names = order.map(|()| {
+            done = queue.next(Some(&done)).unwrap();
+            (done.volume.pod_uid.clone(), done.turn)
+        });
+        let expected = [("b", Turn::First), ("c", Turn::First), ("slow", Turn::Last)];
+        assert_eq!(names, expected.map(|(pod, turn)| (pod.to_owned(), turn)));
+        // An update meanwhile gives it a first turn again.
+        queue.add_last(&done);
+        queue.add(planned("slow", "2", now), 1);
+        let next = queue.next(Some(&done)).unwrap();
+        assert_eq!((next.turn, queue.others_wait()), (Turn::First, false));
+    }
+
+    #[test]
+    fn last_turns_leave_workers_for_first_turns() {
+        let (mut queue, now) = (RefreshQueue::default(), Instant::now());
+        let slow = |pod: usize| Planned { turn: Turn::Last, ..planned(&format!("slow-{pod}"), "1", now) };
+        (0..40).for_each(|pod| drop(queue.add(slow(pod), 40)));
+        let started = (0..40).filter(|_| queue.needs_worker(40)).count();
+        let taken: Vec<_> = (0..40).map_while(|_| queue.next(None)).collect();
+        assert_eq!(taken.len(), MAX_LATE, "of {started} workers");
+        assert!(queue.add(planned("quick", "1", now), 40));
+        assert_eq!(queue.next(None).unwrap().volume.pod_uid, "quick");
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
@@ -13,8 +14,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, Container as ContainerNames, MountResult, RefreshLine, RefreshedMount};
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, NotReplaced, RefreshAct, RefreshError, RefreshOutcome, Refreshed,
-    TuckRecords, refresh_container,
+    Abandoned, CurrentFiles, HeldProcess, MAX_MOUNTS_OF_FILE, NotReplaced, RefreshAct, RefreshError, RefreshOutcome,
+    Refreshed, TuckRecords, refresh_container_within,
 };
 use tracing::{info, warn};
 
@@ -35,6 +36,24 @@ pub struct Container {
     pub spec: Option<Arc<SpecUsers>>,
     /// Its pod, and its name there.
     pub pod: Option<(PodIdentity, String)>,
+}
+
+/// The pause between two checks if a child has ended.
+const CHILD_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The end of a container's refresh.
+#[derive(Debug, Default)]
+pub struct RefreshedContainer {
+    /// What could not be done.
+    pub warnings: Vec<String>,
+    /// True if it needs more time.
+    pub is_out_of_time: bool,
+}
+
+impl From<Vec<String>> for RefreshedContainer {
+    fn from(warnings: Vec<String>) -> Self {
+        Self { warnings, is_out_of_time: false }
+    }
 }
 
 /// Refreshes containers, and remembers what is known of each.
@@ -67,27 +86,73 @@ impl<'a> Refresher<'a> {
         Self { metrics, reporting, policy, records: TuckRecords::default(), known: Mutex::default() }
     }
 
-    /// Refreshes one container, and returns what could not be done.
-    pub fn refresh(&self, container: &Container, files: &dyn CurrentFiles, notify: Notify) -> Vec<String> {
-        let name = &container.name;
+    /// Refreshes one container for at most this time. A container that needs more is left to [`Refresher::finish`].
+    pub fn begin(
+        &self,
+        time: Duration,
+        container: &Container,
+        files: &dyn CurrentFiles,
+        notify: Notify,
+    ) -> RefreshedContainer {
         if self.known().has_abandoned(&container.id) {
-            return vec![format!("refresh {name}: an earlier refresh still hangs in it")];
+            return RefreshedContainer { warnings: Vec::new(), is_out_of_time: true };
         }
+        let done = self.refresh_within(time, container, files, notify, true);
+        done.unwrap_or(RefreshedContainer { warnings: Vec::new(), is_out_of_time: true })
+    }
+
+    /// Refreshes one container for at most this time, and reports what could not be done. It waits until the child of an earlier
+    /// refresh ended.
+    pub fn finish(
+        &self,
+        time: Duration,
+        container: &Container,
+        files: &dyn CurrentFiles,
+        notify: Notify,
+    ) -> RefreshedContainer {
+        let start = Instant::now();
+        while self.known().has_abandoned(&container.id) {
+            if start.elapsed() > time {
+                let warning = format!("refresh {}: an earlier refresh still hangs in it", container.name);
+                return RefreshedContainer { warnings: vec![warning], is_out_of_time: true };
+            }
+            thread::sleep(CHILD_INTERVAL);
+        }
+        let time = time.saturating_sub(start.elapsed());
+        self.refresh_within(time, container, files, notify, false).unwrap_or_default()
+    }
+
+    /// `None` if the time was over and the container is refreshed again: nothing is reported.
+    fn refresh_within(
+        &self,
+        time: Duration,
+        container: &Container,
+        files: &dyn CurrentFiles,
+        notify: Notify,
+        again: bool,
+    ) -> Option<RefreshedContainer> {
+        let name = &container.name;
         let start = Instant::now();
         let refreshed = match held(container) {
             Ok(process) => {
-                refresh_container(&process, container.spec.as_deref(), files, self.act(notify), &self.records)
+                let (spec, act) = (container.spec.as_deref(), self.act(notify));
+                refresh_container_within(time, &process, spec, files, act, &self.records)
             }
-            Err(None) => return Vec::new(),
-            Err(Some(why)) => return vec![format!("refresh {name}: {why}")],
+            Err(None) => return Some(RefreshedContainer::default()),
+            Err(Some(why)) => return Some(vec![format!("refresh {name}: {why}")].into()),
         };
-        let refreshed = match refreshed {
+        let mut refreshed = match refreshed {
             Ok(refreshed) => refreshed,
-            Err(error) => return self.report_error(container, &error),
+            Err(RefreshError::Locked(_)) if again => return None,
+            Err(error) => return Some(self.report_error(container, &error).into()),
         };
         self.known().problems.remove(&container.id);
         if refreshed.replaced() > 0 {
             self.metrics.refresh_seconds.observe(start.elapsed().as_secs_f64());
+        }
+        let is_out_of_time = refreshed.is_out_of_time || refreshed.abandoned.is_some();
+        if again && is_out_of_time {
+            refreshed.mounts.retain(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)));
         }
         let warnings = self.report(name, &refreshed);
         if let Some((pod, name)) = &container.pod {
@@ -95,7 +160,7 @@ impl<'a> Refresher<'a> {
         }
         self.record(container, notify, &refreshed, start.elapsed());
         self.known().abandoned.extend(refreshed.abandoned.map(|child| (container.id.clone(), child)));
-        warnings
+        Some(RefreshedContainer { warnings, is_out_of_time })
     }
 
     /// Reports a container that could not be refreshed at all: one that ends at this very moment, or one that is refused.
@@ -122,6 +187,7 @@ impl<'a> Refresher<'a> {
         if refreshed.replaced() > 0 || refreshed.not_notified.is_some() || is_changed {
             let mut line = line_about(container);
             line.mounts = mounts;
+            line.problems.extend((refreshed.overlooked > 0).then(|| overlooked(&container.name, refreshed)));
             line.notification = refreshed.notification(notify);
             line.set_duration(took);
             self.reporting.journal.refreshed(line);
@@ -158,6 +224,9 @@ impl<'a> Refresher<'a> {
                 }
                 RefreshOutcome::Stale => warnings.push(format!("{place} of {name} is stale; policy only reports it")),
             }
+        }
+        if refreshed.overlooked > 0 {
+            warnings.push(overlooked(name, refreshed));
         }
         if let Some(error) = &refreshed.not_notified {
             self.metrics.refreshed(RefreshResult::not_notified);
@@ -209,6 +278,11 @@ impl Known {
             self.warned.insert(about.to_owned(), warnings);
         }
     }
+}
+
+fn overlooked(name: &str, refreshed: &Refreshed) -> String {
+    let count = refreshed.overlooked;
+    format!("{count} mounts of {name} are not checked: it has more than {MAX_MOUNTS_OF_FILE} of one file")
 }
 
 fn line_about(container: &Container) -> RefreshLine {

@@ -63,17 +63,21 @@ impl ShownPart {
 fn states(table: &MountTable, part_shown_by: impl Fn(&MountEntry) -> Option<ShownPart>) -> Vec<SubpathInContainer> {
     let shown: BTreeMap<MountId, ShownPart> =
         table.entries().iter().filter_map(|mount| Some((mount.id, part_shown_by(mount)?))).collect();
+    // A container may have thousands of mounts: each is looked up once.
+    let by_id: BTreeMap<MountId, &MountEntry> = table.entries().iter().map(|mount| (mount.id, mount)).collect();
+    let mut on: BTreeMap<MountId, Vec<&MountEntry>> = BTreeMap::new();
+    for mount in table.entries().iter().filter(|mount| shown.contains_key(&mount.parent)) {
+        on.entry(mount.parent).or_default().push(mount);
+    }
     let subpaths = table.entries().iter().filter_map(|mount| {
         let shown_here = shown.get(&mount.id)?;
-        let parent = table.mount(mount.parent).filter(|parent| parent.id != mount.id);
+        let parent = by_id.get(&mount.parent).copied().filter(|parent| parent.id != mount.id);
         let equal = parent.filter(|parent| parent.mount_point == mount.mount_point).and_then(|parent| {
             let below = shown.get(&parent.id)?;
             below.is_same_sub_path(shown_here).then_some(parent.id)
         });
-        let covering = table
-            .entries()
-            .iter()
-            .find(|other| other.parent == mount.id && other.id != mount.id && other.mount_point == mount.mount_point);
+        let mut above = on.get(&mount.id).into_iter().flatten();
+        let covering = above.find(|other| other.id != mount.id && other.mount_point == mount.mount_point);
         // An equal mount on top is the unfinished refresh; that mount is the one to act on.
         if covering.is_some_and(|top| shown.get(&top.id).is_some_and(|top| top.is_same_sub_path(shown_here))) {
             return None;

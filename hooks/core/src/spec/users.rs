@@ -58,6 +58,7 @@ pub enum BindIds {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecUsers {
     namespace: RequestedUserNamespace,
+    destinations: Vec<PathBuf>,
     /// The idmapped binds, by their destinations.
     idmapped: Vec<(PathBuf, BindIds)>,
 }
@@ -99,12 +100,14 @@ impl SpecUsers {
     /// If it is not JSON, or one of these values has another shape than the runtime spec gives it.
     pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
         let Spec { linux, mounts } = serde_json::from_slice(bytes)?;
-        let mounts = mounts.unwrap_or_default().into_iter().flatten();
-        let idmapped = mounts.filter_map(|mount| {
+        let mounts: Vec<Mount> = mounts.unwrap_or_default().into_iter().flatten().collect();
+        let destinations = mounts.iter().filter_map(|mount| mount.destination.clone()).collect();
+        let idmapped = mounts.into_iter().filter_map(|mount| {
             let ids = mount.ids()?;
             Some((mount.destination?, ids))
         });
-        Ok(Self { idmapped: idmapped.collect(), namespace: linux.unwrap_or_default().user_namespace() })
+        let namespace = linux.unwrap_or_default().user_namespace();
+        Ok(Self { namespace, destinations, idmapped: idmapped.collect() })
     }
 
     /// The user namespace of the container.
@@ -112,13 +115,18 @@ impl SpecUsers {
         &self.namespace
     }
 
+    /// True if the spec mounts something at this place.
+    pub fn has_mount_at(&self, place: &Path) -> bool {
+        self.destinations.iter().any(|destination| destination == place)
+    }
+
     /// The ids of the idmapped mount at this place. The image may have symlinks on the way to a destination: the mount at another
-    /// place is one of the idmapped binds, and has their ids if these are all the same. `None` if they differ.
+    /// place is one of the idmapped binds, and has their ids if these are equal. `None` if they differ.
     pub fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
         let named = self.idmapped.iter().rev().find(|(destination, _)| destination == place);
         let (_, first) = self.idmapped.first()?;
-        let all_the_same = || self.idmapped.iter().all(|(_, ids)| ids == first).then_some(first);
-        named.map(|(_, ids)| ids).or_else(all_the_same)
+        let equal = || self.idmapped.iter().all(|(_, ids)| ids == first).then_some(first);
+        named.map(|(_, ids)| ids).or_else(equal)
     }
 }
 

@@ -14,7 +14,7 @@
 //! states to continue from.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,6 +42,12 @@ const ROUNDS: u32 = 64;
 /// Limit of rounds in which one mount could not be replaced, other than by an update of its volume.
 const FAILURES: u32 = 3;
 
+/// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may bind the file thousands of times.
+pub const MAX_MOUNTS_OF_FILE: usize = 16;
+
+/// Time limit of the refresh of one container.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// The pause between two tries to get the lock.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -63,15 +69,15 @@ pub enum RefreshAct {
 /// If the process ended, its mount table cannot be read, or it is no process of a container.
 pub fn find_stale(process: &HeldProcess, volumes: &dyn CurrentFiles) -> Result<Refreshed, RefreshError> {
     refuse_sandbox(process, &process.mount_namespace()?)?;
-    let subpaths = volumes.shown_in(&process.mounts()?);
-    Ok(into_report(subpaths, BTreeMap::new(), BTreeMap::new(), |_| RefreshOutcome::Stale))
+    let (subpaths, overlooked) = limited(volumes.shown_in(&process.mounts()?), |_| false);
+    let report = into_report(subpaths, BTreeMap::new(), BTreeMap::new(), |_| RefreshOutcome::Stale);
+    Ok(Refreshed { overlooked, ..report })
 }
 
-/// Refreshes the container with this init process, as far as it shows these files. `spec` is what its runtime recorded of it, `None`
-/// if that is not known. `records` are those of interrupted refreshes.
+/// As [`refresh_container_within`], with the longest time.
 ///
 /// # Errors
-/// If the process ended, is no process of a container, or left the mount namespace that its runtime made.
+/// As there.
 pub fn refresh_container(
     process: &HeldProcess,
     spec: Option<&SpecUsers>,
@@ -79,11 +85,28 @@ pub fn refresh_container(
     act: RefreshAct,
     records: &TuckRecords,
 ) -> Result<Refreshed, RefreshError> {
+    refresh_container_within(REFRESH_TIMEOUT, process, spec, volumes, act, records)
+}
+
+/// Refreshes the container with this init process, as far as it shows these files. `spec` is what its runtime recorded of it, `None`
+/// if that is not known. `records` are those of interrupted refreshes.
+///
+/// # Errors
+/// If the process ended, is no process of a container, or left the mount namespace that its runtime made.
+pub fn refresh_container_within(
+    time: Duration,
+    process: &HeldProcess,
+    spec: Option<&SpecUsers>,
+    volumes: &dyn CurrentFiles,
+    act: RefreshAct,
+    records: &TuckRecords,
+) -> Result<Refreshed, RefreshError> {
+    let until = Instant::now() + time;
     let namespace = process.mount_namespace()?;
     refuse_sandbox(process, &namespace)?;
     let spec = spec.ok_or(RefreshError::NoSpec)?;
     let namespace = namespace.accepted(process, spec.namespace())?;
-    let mut refresh = ContainerRefresh::new(process, &namespace, spec, volumes, records);
+    let mut refresh = ContainerRefresh::new(process, &namespace, spec, volumes, records, until);
     refresh.notify = match act {
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
@@ -99,12 +122,16 @@ pub fn refresh_container(
         return Ok(refresh.into_report(subpaths, not_replaced));
     }
     if lock.is_none() {
-        lock = Some(wait_for_lock(&namespace)?);
+        lock = Some(wait_for_lock(&namespace, until)?);
         subpaths = refresh.find()?;
     }
     for _ in 0..ROUNDS {
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
+            break;
+        }
+        if Instant::now() >= until {
+            due.iter().for_each(|subpath| refresh.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time))));
             break;
         }
         refresh.replace(&due)?;
@@ -115,7 +142,8 @@ pub fn refresh_container(
     }
     refresh.signal();
     drop(lock);
-    Ok(refresh.into_report(subpaths, not_replaced))
+    let is_out_of_time = Instant::now() >= until && !refresh.due(&subpaths).is_empty();
+    Ok(Refreshed { is_out_of_time, ..refresh.into_report(subpaths, not_replaced) })
 }
 
 fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
@@ -123,14 +151,15 @@ fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
 }
 
 /// Waits for the lock for at most [`PATIENCE`].
-fn wait_for_lock(namespace: &ContainerNamespace) -> Result<MountsLock<'_>, RefreshError> {
+fn wait_for_lock(namespace: &ContainerNamespace, until: Instant) -> Result<MountsLock<'_>, RefreshError> {
     let start = Instant::now();
+    let patience = PATIENCE.min(until.saturating_duration_since(start));
     loop {
         if let Some(lock) = namespace.try_lock()? {
             return Ok(lock);
         }
-        if start.elapsed() > PATIENCE {
-            return Err(RefreshError::Locked(PATIENCE));
+        if start.elapsed() > patience {
+            return Err(RefreshError::Locked(patience));
         }
         thread::sleep(PAUSE);
     }
@@ -148,6 +177,8 @@ pub(super) struct ContainerRefresh<'a> {
     failures: BTreeMap<PathBuf, (u32, Failure)>,
     pub(super) notify: Notify,
     pub(super) not_notified: Option<NotNotified>,
+    pub(super) until: Instant,
+    overlooked: usize,
     pub(super) abandoned: Option<Abandoned>,
 }
 
@@ -165,6 +196,7 @@ impl<'a> ContainerRefresh<'a> {
         spec: &'a SpecUsers,
         volumes: &'a dyn CurrentFiles,
         records: &'a TuckRecords,
+        until: Instant,
     ) -> Self {
         Self {
             process,
@@ -176,6 +208,8 @@ impl<'a> ContainerRefresh<'a> {
             failures: BTreeMap::new(),
             notify: Notify::None,
             not_notified: None,
+            until,
+            overlooked: 0,
             abandoned: None,
         }
     }
@@ -187,8 +221,11 @@ impl<'a> ContainerRefresh<'a> {
         }
     }
 
-    fn find(&self) -> Result<Vec<SubpathInContainer>, RefreshError> {
-        Ok(self.shown_in(&self.namespace.mounts()?))
+    fn find(&mut self) -> Result<Vec<SubpathInContainer>, RefreshError> {
+        let (subpaths, overlooked) =
+            limited(self.shown_in(&self.namespace.mounts()?), |place| self.spec.has_mount_at(place));
+        self.overlooked = overlooked;
+        Ok(subpaths)
     }
 
     pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
@@ -213,7 +250,7 @@ impl<'a> ContainerRefresh<'a> {
         if subpaths.is_empty() {
             return Ok(());
         }
-        let entered = match Entered::enter(self.namespace, replacements, PATIENCE) {
+        let entered = match Entered::enter(self.namespace, replacements, PATIENCE, self.until) {
             Ok(entered) => entered,
             Err(error) => {
                 let error = Arc::new(error);
@@ -277,9 +314,27 @@ impl<'a> ContainerRefresh<'a> {
         subpaths: Vec<SubpathInContainer>,
         otherwise: impl Fn(Option<NotReplaced>) -> RefreshOutcome,
     ) -> Refreshed {
-        let Self { methods, failures, not_notified, abandoned, .. } = self;
-        Refreshed { not_notified, abandoned, ..into_report(subpaths, methods, failures, otherwise) }
+        let Self { methods, failures, not_notified, overlooked, abandoned, .. } = self;
+        Refreshed { not_notified, overlooked, abandoned, ..into_report(subpaths, methods, failures, otherwise) }
     }
+}
+
+/// A limited number of mounts of each file, and the number of the others. The binds of the spec come first, then current mounts: the
+/// mounts that an earlier round replaced are not exchanged for others.
+fn limited(
+    mut subpaths: Vec<SubpathInContainer>,
+    is_of_spec: impl Fn(&Path) -> bool,
+) -> (Vec<SubpathInContainer>, usize) {
+    subpaths.sort_by_key(|subpath| (!is_of_spec(&subpath.mount.mount_point), subpath.state != SubpathState::Current));
+    let mut of_file: BTreeMap<(PathBuf, PathBuf), usize> = BTreeMap::new();
+    let all = subpaths.len();
+    subpaths.retain(|subpath| {
+        let count = of_file.entry((subpath.volume.clone(), subpath.sub_path.clone())).or_default();
+        *count += 1;
+        *count <= MAX_MOUNTS_OF_FILE
+    });
+    let overlooked = all - subpaths.len();
+    (subpaths, overlooked)
 }
 
 /// One line for each mount that was stale: its way if it is current now.

@@ -16,7 +16,7 @@ mod round;
 mod sandbox;
 mod volumes;
 
-pub use container::{RefreshAct, find_stale, refresh_container};
+pub use container::{MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within};
 pub use current_files::CurrentFiles;
 pub use files::{BoundFileError, BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};

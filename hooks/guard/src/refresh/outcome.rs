@@ -70,6 +70,9 @@ pub enum NotReplaced {
     /// The new mount did not arrive: the parent mount does not propagate.
     #[error("the new mount did not arrive beneath the stale one")]
     DidNotArrive,
+    /// The time of the container's refresh is over.
+    #[error("the refresh of the container took longer than {} ms", .0.as_millis())]
+    OutOfTime(Duration),
     /// The volume changed faster than the mount could be replaced.
     #[error("its volume changed {0} times meanwhile")]
     Restless(u32),
@@ -82,6 +85,10 @@ pub struct Refreshed {
     pub mounts: Vec<MountRefresh>,
     /// The number of its mounts that show a part of a kubelet-written volume.
     pub subpaths: usize,
+    /// The number of further mounts of the same files, which are left as they are.
+    pub overlooked: usize,
+    /// True if the time was over before all of it was done.
+    pub is_out_of_time: bool,
     /// Why the application was not notified, if its pod requested that and it failed.
     pub not_notified: Option<NotNotified>,
     /// A child that hangs in the container: start no other one there.

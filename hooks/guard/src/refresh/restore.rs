@@ -22,7 +22,7 @@ impl ContainerRefresh<'_> {
 
     fn restored(&mut self, mounts: Vec<Replacement<'_>>) -> bool {
         let all: Vec<usize> = (0..mounts.len()).collect();
-        let Ok(entered) = Entered::enter(self.namespace, mounts, PATIENCE) else { return false };
+        let Ok(entered) = Entered::enter(self.namespace, mounts, PATIENCE, self.until) else { return false };
         // The walk to a mount point may hang, as in any refresh.
         let opened = entered.open_all(&all);
         if opened.iter().any(|opened| opened.as_ref().is_err_and(|error| error.is_over())) {

@@ -1,4 +1,6 @@
-//! A container's init that does what a test tells it, step by step, also in namespaces of its own.
+//! A container's init that does the steps of a test, one after the other, also in namespaces of its own.
+
+pub mod slow_fuse;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

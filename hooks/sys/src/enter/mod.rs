@@ -101,12 +101,15 @@ pub struct Entered {
     /// `None` once it is abandoned.
     child: Option<ChildProcess>,
     patience: Duration,
+    /// No step is waited for after this time.
+    until: Instant,
     /// It changed a propagation that it has yet to restore.
     is_tucking: Cell<bool>,
 }
 
 impl Entered {
-    /// Starts a child that enters a container's mount namespace. Each later step may take as long as `patience`.
+    /// Starts a child that enters a container's mount namespace. Each later step may take as long as `patience`, and all of them
+    /// until this time.
     ///
     /// # Errors
     /// If there is no child, or it may not enter.
@@ -114,6 +117,7 @@ impl Entered {
         namespace: &ContainerNamespace,
         replacements: Vec<Replacement<'_>>,
         patience: Duration,
+        until: Instant,
     ) -> Result<Self, EnterError> {
         let jobs: Option<Vec<Job>> = replacements.into_iter().map(Job::of).collect();
         let jobs = jobs.filter(|jobs| jobs.len() <= AT_A_TIME);
@@ -128,7 +132,7 @@ impl Entered {
         })
         .map_err(EnterError::NoChild)?;
         drop(theirs);
-        let entered = Self { socket: ours, child: Some(child), patience, is_tucking: Cell::new(false) };
+        let entered = Self { socket: ours, child: Some(child), patience, until, is_tucking: Cell::new(false) };
         entered.reply()?;
         Ok(entered)
     }
@@ -250,8 +254,9 @@ impl Entered {
     }
 
     fn reply(&self) -> Result<(), EnterError> {
-        if !is_readable(self.socket.as_fd(), self.patience) {
-            return Err(EnterError::Silent(self.patience));
+        let patience = self.patience.min(self.until.saturating_duration_since(Instant::now()));
+        if !is_readable(self.socket.as_fd(), patience) {
+            return Err(EnterError::Silent(patience));
         }
         let mut bytes = [0; Reply::SIZE];
         let read = rustix::io::read(&self.socket, &mut bytes).map_err(|_| EnterError::Ended)?;

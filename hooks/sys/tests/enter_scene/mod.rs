@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_sys::Handle;
@@ -14,6 +14,11 @@ use crate::namespace;
 
 pub const PATIENCE: Duration = Duration::from_secs(10);
 pub const PLACE: &str = "/etc/conf";
+
+/// No refresh of a test takes so long.
+pub fn far() -> Instant {
+    Instant::now() + Duration::from_secs(1000)
+}
 
 /// A file with versions, and the root of a container that binds it.
 pub struct Scene {
@@ -79,7 +84,7 @@ pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     let (stale, parent) = stale(container);
     let new = new_mount(scene, version, &stale, container);
     let replacement = Replacement { stale: &stale, parent: Some(&parent), new: Some(new) };
-    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE).unwrap();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
     entered.open(0).unwrap();
     entered
 }

@@ -1,8 +1,9 @@
 //! The containers that opted in, and their refresh.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
@@ -14,7 +15,11 @@ use bindguard_sys::bundle::read_spec;
 
 use super::labels::{Labelled, annotated, labelled};
 use super::watches::Watches;
-use crate::refresher::{Container, Refresher};
+use crate::refresher::{Container, RefreshedContainer, Refresher};
+
+/// The time that the refresh of a container may take at first, and the time that it may take after the others.
+const FIRST_TURN: Duration = Duration::from_millis(300);
+const LAST_TURN: Duration = Duration::from_secs(2);
 
 /// A container that opted in.
 #[derive(Debug)]
@@ -31,6 +36,8 @@ pub struct Followed {
     root: PathBuf,
     mode: RefreshMode,
     containers: HashMap<String, FollowedContainer>,
+    /// The containers that needed more time than their first turn.
+    late: VecDeque<String>,
     /// The last answers of the engines. While an engine does not answer, its containers keep their requests.
     labels: HashMap<Engine, HashMap<String, Labelled>>,
 }
@@ -38,7 +45,7 @@ pub struct Followed {
 impl Followed {
     /// The containers on a node whose `/` is at `root`. A survey finds them.
     pub fn new(root: &Path, mode: RefreshMode) -> Self {
-        Self { root: root.to_owned(), mode, containers: HashMap::new(), labels: HashMap::new() }
+        Self { root: root.to_owned(), mode, containers: HashMap::new(), late: VecDeque::new(), labels: HashMap::new() }
     }
 
     /// Finds the containers that opted in, watches the directories of their files, and refreshes each.
@@ -63,14 +70,43 @@ impl Followed {
         ids.iter().for_each(|id| self.refresh(id, refresher));
     }
 
-    /// Refreshes a container, if it still runs.
-    pub fn refresh(&self, id: &str, refresher: &Refresher<'_>) {
-        let Some(opted_in) = self.containers.get(id) else { return };
+    /// Refreshes a container, if it still runs. One that needs more time is refreshed again after the others.
+    pub fn refresh(&mut self, id: &str, refresher: &Refresher<'_>) {
+        let begin =
+            |container: &Container, files: &BoundFiles, notify| refresher.begin(FIRST_TURN, container, files, notify);
+        if self.refresh_by(id, refresher, begin) && !self.late.iter().any(|late| late == id) {
+            self.late.push_back(id.to_owned());
+        }
+    }
+
+    /// True if a container waits for its last turn.
+    pub fn is_late(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// Refreshes one of the containers that needed more time.
+    pub fn refresh_late(&mut self, refresher: &Refresher<'_>) {
+        let Some(id) = self.late.pop_front() else { return };
+        let finish =
+            |container: &Container, files: &BoundFiles, notify| refresher.finish(LAST_TURN, container, files, notify);
+        self.refresh_by(&id, refresher, finish);
+    }
+
+    /// Returns true if the time was over.
+    fn refresh_by(
+        &self,
+        id: &str,
+        refresher: &Refresher<'_>,
+        refresh: impl Fn(&Container, &BoundFiles, Notify) -> RefreshedContainer,
+    ) -> bool {
+        let Some(opted_in) = self.containers.get(id) else { return false };
         let (files, errors) = BoundFiles::open(opted_in.binds.clone());
         let mut warnings = opted_in.problems.clone();
         warnings.extend(errors.iter().map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))));
-        warnings.extend(refresher.refresh(&opted_in.container, &files, opted_in.notify));
+        let done = refresh(&opted_in.container, &files, opted_in.notify);
+        warnings.extend(done.warnings);
         refresher.warn(id, warnings);
+        done.is_out_of_time
     }
 
     fn read_labels(&mut self, running: &[EngineContainer], warnings: &mut Vec<String>) {

@@ -42,11 +42,14 @@ pub fn follow(mode: RefreshMode, interval: Duration, refresher: &Refresher<'_>) 
         for container in schedule.due(Instant::now()) {
             followed.refresh(&container, refresher);
         }
-        let changes = watches.wait(schedule.next().saturating_duration_since(Instant::now()))?;
+        // Between two of the containers that need more time, the others get their turn.
+        let pause = schedule.next().saturating_duration_since(Instant::now());
+        let changes = watches.wait(if followed.is_late() { Duration::ZERO } else { pause })?;
         if changes.survey {
             schedule.plan_surveys(Instant::now());
         }
         changes.made.iter().for_each(|container| schedule.plan_refresh(container, Instant::now()));
         changes.complete.iter().for_each(|container| followed.refresh(container, refresher));
+        followed.refresh_late(refresher);
     }
 }
