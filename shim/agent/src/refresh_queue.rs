@@ -179,7 +179,9 @@ mod tests {
     fn last_turns_leave_workers_for_first_turns() {
         let (mut queue, now) = (RefreshQueue::default(), Instant::now());
         let slow = |pod: usize| Planned { turn: Turn::Last, ..planned(&format!("slow-{pod}"), "1", now) };
-        (0..40).for_each(|pod| drop(queue.add(slow(pod), 40)));
+        for pod in 0..40 {
+            queue.add(slow(pod), 40);
+        }
         let started = (0..40).filter(|_| queue.needs_worker(40)).count();
         let taken: Vec<_> = (0..40).map_while(|_| queue.next(None)).collect();
         assert_eq!(taken.len(), MAX_LATE, "of {started} workers");

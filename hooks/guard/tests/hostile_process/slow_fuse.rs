@@ -18,7 +18,17 @@ pub fn serve_after(device: Arc<File>, delay: Duration) -> impl Fn() {
     let set_slow = Arc::clone(&is_slow);
     thread::spawn(move || {
         let mut request = vec![0; 1 << 17];
-        while (&*device).read(&mut request).is_ok() {
+        loop {
+            match (&*device).read(&mut request) {
+                Ok(_) => {}
+                // ENODEV: it is unmounted.
+                Err(error) if error.raw_os_error() == Some(19) => return,
+                // It is not mounted yet, or the request was taken back.
+                Err(_) => {
+                    thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+            }
             let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
             let payload = match word(4) {
                 INIT => init(),
