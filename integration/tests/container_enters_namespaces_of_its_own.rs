@@ -11,7 +11,7 @@ use std::process::Command;
 
 const UID: &str = "uid-1";
 
-/// What the container may do without any privilege.
+/// A program that needs no privilege.
 const PROGRAM: &str = "touch /copy && exec unshare -U -r -m sh -c 'mount --bind /etc/app.conf /copy && sleep 1000000'";
 
 #[test]

@@ -44,7 +44,7 @@ const CHILD_INTERVAL: Duration = Duration::from_millis(50);
 /// The end of a container's refresh.
 #[derive(Debug, Default)]
 pub struct RefreshedContainer {
-    /// What could not be done.
+    /// The reasons for which mounts stay stale.
     pub warnings: Vec<String>,
     /// True if it needs more time.
     pub is_out_of_time: bool,
