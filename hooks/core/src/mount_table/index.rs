@@ -28,6 +28,11 @@ impl<'t> MountIndex<'t> {
         index
     }
 
+    /// The mount with this id.
+    pub fn mount(&self, id: MountId) -> Option<&'t MountEntry> {
+        self.by_id.get(&id).copied()
+    }
+
     /// The mount that another one is mounted on; `None` for the root of the namespace.
     pub fn parent(&self, entry: &MountEntry) -> Option<&'t MountEntry> {
         self.by_id.get(&entry.parent).copied().filter(|parent| parent.id != entry.id)

@@ -190,6 +190,35 @@ pub fn change(place: &Path, to: MsFlags) {
     mount(None::<&str>, place, None::<&str>, to, None::<&str>).unwrap();
 }
 
+/// Binds a folder this many times, in the calling process's namespace and root.
+pub fn make_mounts(count: usize) {
+    make_mounts_in(Path::new("/many"), count);
+}
+
+/// The same below names of 250 newlines each, which mountinfo prints as 1,000 bytes: about 26 kB for each mount.
+pub fn make_long_mounts(count: usize) {
+    let name = "\n".repeat(250);
+    // The kernel accepts no longer path at once.
+    fs::create_dir("/long").unwrap();
+    chdir("/long").unwrap();
+    for _ in 0..13 {
+        fs::create_dir(&name).unwrap();
+        chdir(name.as_str()).unwrap();
+    }
+    make_mounts_in(Path::new("many"), count);
+    chdir("/").unwrap();
+}
+
+fn make_mounts_in(folder: &Path, count: usize) {
+    fs::create_dir(folder).unwrap();
+    for number in 0..count {
+        let place = folder.join(number.to_string());
+        fs::create_dir(&place).unwrap();
+        mount(Some("/old"), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        change(&place, MsFlags::MS_PRIVATE);
+    }
+}
+
 fn read_until_stopped(stop: &File, binds: &[Inside]) -> Seen {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut seen = Seen::default();
