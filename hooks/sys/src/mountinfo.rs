@@ -36,10 +36,18 @@ const PIECE: usize = 16 << 10;
 /// If it cannot be read, or contains a line that is not a mount.
 pub fn read_mount_table() -> Result<MountTable, MountinfoError> {
     let file = File::open("/proc/thread-self/mountinfo").map_err(MountinfoError::Read)?;
-    read_table(file, TableLimits::HOST, Detail::All).map_err(|error| match error {
+    read_host_table(file).map_err(|error| match error {
         ReadTableError::Read(source) => MountinfoError::Read(source),
         ReadTableError::Table(source) => MountinfoError::Parse(source),
     })
+}
+
+/// Reads the mount table of the host, to which no container adds a line.
+///
+/// # Errors
+/// As [`read_container_table`], with [`TableLimits::HOST`].
+pub fn read_host_table(text: impl Read) -> Result<MountTable, ReadTableError> {
+    read_table(text, TableLimits::HOST, Detail::All)
 }
 
 /// Reads the mount table of a container or of any other foreign process: a `/proc/PID/mountinfo`, or a descriptor over which its

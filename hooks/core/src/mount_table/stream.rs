@@ -105,8 +105,15 @@ impl TableParser {
     }
 }
 
+impl MountTable {
+    /// The bytes that its mounts occupy, without what the allocator adds.
+    pub fn memory(&self) -> usize {
+        self.entries().iter().map(MountEntry::memory).sum()
+    }
+}
+
 impl MountEntry {
-    /// The bytes that it occupies, without what the allocator adds.
+    /// See [`MountTable::memory`].
     fn memory(&self) -> usize {
         let texts = [
             self.root.path.as_os_str().len(),
