@@ -20,11 +20,13 @@ use bindguard_core::policy::Scope;
 /// Limit of places that are named for one namespace. A container can make thousands of such mounts.
 const MAX_PLACES: usize = 1000;
 
+/// The mounts of one device with their positions in the table, by what they show.
+type MountsByRoot<'t> = HashMap<&'t Path, Vec<(usize, &'t MountEntry)>>;
+
 /// The reader's own mounts.
 pub(crate) struct HostMounts<'t> {
-    /// The mounts of each device that show a root, each with its position in the table. A look-up for each mount of a container, not a search: with
-    /// 10,000 mounts on either side a search takes half a minute.
-    by_root: HashMap<Device, HashMap<&'t Path, Vec<(usize, &'t MountEntry)>>>,
+    /// A look-up for each mount of a container, not a search: the container decides how many there are.
+    by_root: HashMap<Device, MountsByRoot<'t>>,
     peer_groups: HashSet<u32>,
     places: &'t Places,
 }
@@ -32,7 +34,7 @@ pub(crate) struct HostMounts<'t> {
 impl<'t> HostMounts<'t> {
     pub(crate) fn of(own: &'t MountTable, places: &'t Places) -> Self {
         let peer_groups = own.entries().iter().filter_map(|entry| entry.propagation.peer_group).collect();
-        let mut by_root: HashMap<_, HashMap<_, Vec<_>>> = HashMap::new();
+        let mut by_root: HashMap<Device, MountsByRoot<'t>> = HashMap::new();
         for (position, entry) in own.entries().iter().enumerate() {
             let of_device = by_root.entry(entry.device).or_default();
             of_device.entry(entry.root.path.as_path()).or_default().push((position, entry));
