@@ -7,9 +7,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
+use bindguard_integration::cri::mount;
 use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
-use serde_json::Value;
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use serde_json::{Value, json};
 
 const JOURNAL: &str = "/run/bindguard/journal.jsonl";
 
@@ -19,6 +22,32 @@ fn journal() {
         read_the_journal(node)?;
         read_the_config(node)?;
         generated(node)
+    });
+}
+
+/// The stock shim writes no line, so no other line has the names of the pod.
+#[test]
+fn the_agents_rebinds_have_the_names_of_their_pod() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let (cri, pod) = (node.cri()?, node.kubelet().pod("uid-web")?);
+        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+        let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate)];
+        let sandbox = cri.run_pod("runc", "web", pod.uid())?;
+        cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+        let _agent = Agent::start(node, "")?;
+        volume.update(&[("app.conf", "two")])?;
+        let mut rebinds = Value::Null;
+        until("the re-bind is journaled", || {
+            let report: Value = serde_json::from_str(&node.bindguard(["journal", "--json"])?.stdout)?;
+            rebinds = report["rebinds"].clone();
+            Ok(rebinds.is_array())
+        })?;
+        let names = json!({ "pod": "web", "namespace": "default", "uid": pod.uid() });
+        ensure!(rebinds[0]["container"] == names, "{rebinds}");
+        let text = node.bindguard(["journal", "--pod", "default/web"])?.stdout;
+        ensure!(text.contains("default/web (volume conf on the host, by the agent)"), "{text}");
+        cri.remove_pod(&sandbox)?;
+        until("the kubelet deletes the pod", || Ok(node.kubelet().pod("uid-web")?.delete().is_ok()))
     });
 }
 

@@ -120,6 +120,35 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
     }
 }
 
+/// The record has the mounts that a tuck changes, not the container's table: 2,000 mounts were 440 kB in /run.
+#[test]
+fn the_record_of_a_tuck_does_not_grow_with_the_mount_table() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(2);
+    let container = Container::start_with(scene.root.path(), &scene.binds(2), || live::make_mounts(2000));
+    let before = (container.mounts(), container.propagation_at("/"));
+    assert!(before.0 > 2000);
+    scene.pod.update(1);
+    scene.rebind();
+    let record = scene.records().directory().join(container.process.pid().to_string());
+    let mut longest = 0;
+    for calls in 0..100 {
+        let refresh = || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
+        let has_ended = supervised::killed_after(calls, refresh);
+        longest = longest.max(fs::metadata(&record).map_or(0, |record| record.len()));
+        if has_ended {
+            break;
+        }
+    }
+    assert!(longest > 0, "no kill was in a tuck");
+    assert!(longest <= 16 << 10, "{longest} bytes");
+    assert!(scene.refresh(&container).is_current());
+    assert_eq!((container.mounts(), container.propagation_at("/")), before);
+    assert!(record.symlink_metadata().is_err(), "the record is left");
+}
+
 /// The kubelet's clean-up detaches the stale mount in the next refresh's place.
 #[test]
 fn killed_in_a_tuck_and_cleaned_up_by_the_kubelet_keeps_one_mount() {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::{MountinfoError, read_mount_table};
 
 use crate::host_mounts::HostMounts;
@@ -16,7 +16,7 @@ use crate::node::inits_of;
 use crate::pods::{ContainerState, PodContainer, Pods};
 
 /// The mounts of the host in the running containers of pods.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct ContainerMounts {
     /// The number of host-root binds that the host's umounts reach.
     pub following_host: usize,
@@ -24,6 +24,8 @@ pub struct ContainerMounts {
     pub private: usize,
     /// The containers that keep mounts which the host has unmounted.
     pub keepers: Vec<Keeper>,
+    /// The containers whose mounts are unknown.
+    pub unread: Vec<UnreadContainer>,
 }
 
 /// A container that keeps mounts of the host.
@@ -35,7 +37,16 @@ pub struct Keeper {
     pub places: Vec<PathBuf>,
 }
 
-/// Reads the mount tables of the running containers of pods, one after the other.
+/// A container whose mount table could not be read, for example because it is too large.
+#[derive(Debug)]
+pub struct UnreadContainer {
+    /// The container, with its pod.
+    pub container: PodContainer,
+    /// The reason.
+    pub why: ProcessError,
+}
+
+/// Reads the mount tables of the running containers of pods, one after the other. Only one is in memory at a time.
 ///
 /// # Errors
 /// If the host's own mount table cannot be read.
@@ -48,31 +59,34 @@ pub fn container_mounts(pods: &Pods, places: &Places, scope: Scope) -> Result<Co
     let inits = inits_of(running.iter().map(|container| container.id.as_str()));
     let table = read_mount_table()?;
     let host = HostMounts::of(&table, places);
-    let (mut found, mut suspects) = (ContainerMounts::default(), Vec::new());
+    let mut found = ContainerMounts::default();
     for container in running {
-        // A container that ends meanwhile keeps nothing.
-        let Some(table) = inits.get(container.id.as_str()).and_then(|init| table_of(*init)) else { continue };
+        let Some(init) = inits.get(container.id.as_str()) else { continue };
+        let table = match table_of(*init) {
+            Ok(table) => table,
+            // A container that ends meanwhile keeps nothing.
+            Err(ProcessError::Ended(_)) => continue,
+            Err(why) => {
+                found.unread.push(UnreadContainer { container: container.clone(), why });
+                continue;
+            }
+        };
         for is_reached in host.host_root_binds(&table, scope) {
             *if is_reached { &mut found.following_host } else { &mut found.private } += 1;
         }
-        if !host.pinned_by(&table).is_empty() {
-            suspects.push((container, table));
+        if host.pinned_by(&table).is_empty() {
+            continue;
         }
-    }
-    if !suspects.is_empty() {
-        // Read last: a mount that the host made meanwhile, and that a new container copied, is no pinned one.
-        let table = read_mount_table()?;
-        let host = HostMounts::of(&table, places);
-        let keeper = |(container, table): (&PodContainer, MountTable)| {
-            let places = host.pinned_by(&table);
-            (!places.is_empty()).then(|| Keeper { container: container.clone(), places })
-        };
-        found.keepers = suspects.into_iter().filter_map(keeper).collect();
+        // The host's table is read again, last: a mount that the host made meanwhile, and that a new container copied, is no
+        // pinned one.
+        let places = HostMounts::of(&read_mount_table()?, places).pinned_by(&table);
+        if !places.is_empty() {
+            found.keepers.push(Keeper { container: container.clone(), places });
+        }
     }
     Ok(found)
 }
 
-fn table_of(init: u32) -> Option<MountTable> {
-    let text = HeldProcess::open(init).ok()?.read("mountinfo").ok()?;
-    MountTable::from_mountinfo(&text).ok()
+fn table_of(init: u32) -> Result<MountTable, ProcessError> {
+    HeldProcess::open(init)?.mounts()
 }

@@ -9,17 +9,24 @@
 //! no runtime or container made it there    /proc, /sys and /dev, root filesystems, volumes
 //! ```
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
+use bindguard_core::mount_table::{Device, MountEntry, MountIndex, MountTable, Propagation};
 use bindguard_core::paths::below;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 
+/// Limit of places that are named for one namespace. A container can make thousands of such mounts.
+const MAX_PLACES: usize = 1000;
+
+/// The mounts of one device with their positions in the table, by what they show.
+type MountsByRoot<'t> = HashMap<&'t Path, Vec<(usize, &'t MountEntry)>>;
+
 /// The reader's own mounts.
 pub(crate) struct HostMounts<'t> {
-    table: MountIndex<'t>,
+    /// A look-up for each mount of a container, not a search: the container decides how many there are.
+    by_root: HashMap<Device, MountsByRoot<'t>>,
     peer_groups: HashSet<u32>,
     places: &'t Places,
 }
@@ -27,14 +34,19 @@ pub(crate) struct HostMounts<'t> {
 impl<'t> HostMounts<'t> {
     pub(crate) fn of(own: &'t MountTable, places: &'t Places) -> Self {
         let peer_groups = own.entries().iter().filter_map(|entry| entry.propagation.peer_group).collect();
-        Self { table: MountIndex::of(own), peer_groups, places }
+        let mut by_root: HashMap<Device, MountsByRoot<'t>> = HashMap::new();
+        for (position, entry) in own.entries().iter().enumerate() {
+            let of_device = by_root.entry(entry.device).or_default();
+            of_device.entry(entry.root.path.as_path()).or_default().push((position, entry));
+        }
+        Self { by_root, peer_groups, places }
     }
 
-    /// The places on the host of the mounts that a namespace pins, each once.
+    /// The places on the host of the mounts that a namespace pins, each once; at most [`MAX_PLACES`].
     pub(crate) fn pinned_by(&self, table: &MountTable) -> Vec<PathBuf> {
         let index = MountIndex::of(table);
-        let mut found: Vec<_> =
-            table.entries().iter().filter_map(|entry| self.place_of_pinned(entry, &index)).collect();
+        let places = table.entries().iter().filter_map(|entry| self.place_of_pinned(entry, &index));
+        let mut found: Vec<_> = places.take(MAX_PLACES).collect();
         found.sort();
         found.dedup();
         found
@@ -56,11 +68,14 @@ impl<'t> HostMounts<'t> {
 
     /// The place of a pinned mount on the host; `None`: it is not pinned.
     fn place_of_pinned(&self, entry: &MountEntry, table: &MountIndex<'_>) -> Option<PathBuf> {
+        if self.shows(entry) {
+            return None;
+        }
         let parent = table.parent(entry)?;
         let root = table.stack_at(Path::new("/")).last()?;
         // The host also has a container's root mounted. Mounts in it, or in a copy of it, are the container's.
         let is_its_own = parent.device == root.device && parent.root.path.starts_with(&root.root.path);
-        if is_its_own || self.unmounts_below(&parent.propagation) || self.shows(entry) {
+        if is_its_own || self.unmounts_below(&parent.propagation) {
             return None;
         }
         let place = parent.place_in_filesystem(&entry.mount_point)?;
@@ -79,20 +94,28 @@ impl<'t> HostMounts<'t> {
 
     /// True if the host has the same filesystem mounted anywhere. All namespaces' files are on one device.
     fn shows(&self, entry: &MountEntry) -> bool {
-        let is_nsfs = entry.fs_type.0 == "nsfs";
-        self.table.of_device(entry.device).iter().any(|mount| !is_nsfs || mount.root == entry.root)
+        if entry.fs_type.0 != "nsfs" {
+            return self.by_root.contains_key(&entry.device);
+        }
+        self.with_root(entry.device, &entry.root.path).iter().any(|(_, mount)| mount.root == entry.root)
     }
 
-    /// The host's mounts that show a place in the filesystem of `of`, and the paths of that place.
+    fn with_root(&self, device: Device, root: &Path) -> &[(usize, &'t MountEntry)] {
+        self.by_root.get(&device).and_then(|roots| roots.get(root)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The host's mounts that show a place in the filesystem of `of`, and the paths of that place, in the order of the table.
     fn paths_of(&self, of: &MountEntry, place: &Path) -> impl Iterator<Item = (&'t MountEntry, PathBuf)> {
-        let mounts = self.table.of_device(of.device).iter().copied();
-        let path = |mount: &'t MountEntry| {
+        let showing = place.ancestors().flat_map(|above| self.with_root(of.device, above));
+        let mut mounts: Vec<(usize, &'t MountEntry)> = showing.copied().collect();
+        mounts.sort_by_key(|(position, _)| *position);
+        let path = |(_, mount): (usize, &'t MountEntry)| {
             let below = below(place, &mount.root.path)?;
             // Joining an empty path would leave a slash at the end.
             let is_root = below.as_os_str().is_empty();
             Some((mount, if is_root { mount.mount_point.clone() } else { mount.mount_point.join(below) }))
         };
-        mounts.filter_map(path).collect::<Vec<_>>().into_iter()
+        mounts.into_iter().filter_map(path).collect::<Vec<_>>().into_iter()
     }
 
     /// True for a container's root. The runtime mounts on it before the container's init makes it the root of its namespace.

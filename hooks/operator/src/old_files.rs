@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{MountResult, RefreshedMount};
-use bindguard_guard::refresh::{HeldProcess, PodVolumes, find_stale};
+use bindguard_guard::refresh::{HeldProcess, PodVolumes, ProcessError, RefreshError, Refreshed, find_stale};
 use serde::Serialize;
 
 use crate::node::inits_of;
@@ -57,10 +57,13 @@ pub(crate) fn old_files<'r>(
     for (folder, containers) in by_pod {
         match PodVolumes::open(&folder) {
             Ok(volumes) => {
-                let of_container = |container: &&PodContainer| {
-                    of_container(container, *inits.get(container.id.as_str())?, &volumes, pods)
-                };
-                found.extend(containers.iter().filter_map(of_container));
+                for container in containers {
+                    let Some(init) = inits.get(container.id.as_str()) else { continue };
+                    match of_container(container, *init, &volumes, pods) {
+                        Ok(old_files) => found.extend(old_files),
+                        Err(error) => problems.push(problem(container, &error)),
+                    }
+                }
             }
             // A pod that is deleted meanwhile.
             Err(_) if folder.symlink_metadata().is_err() => {}
@@ -76,17 +79,41 @@ fn folder_of<'r>(uid: &str, mut kubelet_roots: impl Iterator<Item = &'r Path>) -
     kubelet_roots.find_map(|root| Some(root.join("pods").join(uid)).filter(has_subpaths))
 }
 
-/// `None` if all files are current, or if the container ended.
-fn of_container(container: &PodContainer, init: u32, volumes: &PodVolumes, pods: &Pods) -> Option<OldFiles> {
-    let process = HeldProcess::open(init).ok()?;
-    let seen = find_stale(&process, volumes).ok()?;
+fn problem(container: &PodContainer, error: &ProcessError) -> String {
+    let pod = container.pod.for_people().unwrap_or_default();
+    let name = container.name.as_deref().unwrap_or(&container.id);
+    format!("{pod} container {name}: {}", error_chain(error))
+}
+
+/// `None` if all files are current, or if the container ended or has no mounts that this kernel shows.
+fn of_container(
+    container: &PodContainer,
+    init: u32,
+    volumes: &PodVolumes,
+    pods: &Pods,
+) -> Result<Option<OldFiles>, ProcessError> {
+    let seen = match look_at(init, volumes) {
+        Ok(seen) => seen,
+        Err(RefreshError::Process(ProcessError::Ended(_))) => return Ok(None),
+        Err(RefreshError::Process(error)) => return Err(error),
+        Err(
+            RefreshError::MountsOfNode(_)
+            | RefreshError::Sandbox(_)
+            | RefreshError::Locked(_)
+            | RefreshError::NoSpec
+            | RefreshError::Namespace(_),
+        ) => return Ok(None),
+    };
     let mounts = seen.mounts.iter().map(RefreshedMount::from);
     let files: Vec<_> = mounts.filter(|mount| mount.outcome == MountResult::Stale).collect();
-    if files.is_empty() {
-        return None;
-    }
-    let pod = container.pod.clone();
-    let opted_in = pods.opted_in(pod.uid.as_deref()?, container.name.as_deref()?);
+    let (pod, names) = (container.pod.clone(), (container.pod.uid.as_deref(), container.name.as_deref()));
+    let (false, (Some(uid), Some(name))) = (files.is_empty(), names) else { return Ok(None) };
+    let opted_in = pods.opted_in(uid, name);
     let command = pod.for_people().map(|pod| format!("bindguard refresh --pod {pod}"));
-    Some(OldFiles { pod, container: container.clone(), opted_in, files, command })
+    Ok(Some(OldFiles { pod, container: container.clone(), opted_in, files, command }))
+}
+
+fn look_at(init: u32, volumes: &PodVolumes) -> Result<Refreshed, RefreshError> {
+    let process = HeldProcess::open(init)?;
+    find_stale(&process, volumes)
 }

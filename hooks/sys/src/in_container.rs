@@ -3,17 +3,18 @@
 //! The walk to a destination may wait for any filesystem mounted on the way: use this only in a process that can be
 //! abandoned.
 
-use std::fs;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
-use bindguard_core::mount_table::{MountTable, ParseError, Propagation};
+use bindguard_core::mount_table::{MountTable, Propagation, TableError};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::handle::Handle;
+use crate::mountinfo::{ReadTableError, read_container_table};
 
 /// Why the mounts of a container could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -36,14 +37,14 @@ pub enum ContainerMountsError {
         #[source]
         source: io::Error,
     },
-    /// Its mount table could not be parsed.
+    /// Its mount table was not accepted, for example because it is too large.
     #[error("parse {}", path.display())]
-    Parse {
+    Table {
         /// The path of the table.
         path: PathBuf,
-        /// The parser's error.
+        /// The reason.
         #[source]
-        source: ParseError,
+        source: TableError,
     },
 }
 
@@ -64,8 +65,11 @@ impl ContainerMounts {
         let held = rustix::fs::openat(CWD, &root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let held = held.map_err(|errno| ContainerMountsError::Open { path: root.clone(), source: errno.into() })?;
         let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
-        let text = fs::read(&path).map_err(|source| ContainerMountsError::Read { path: path.clone(), source })?;
-        let table = MountTable::from_mountinfo(&text).map_err(|source| ContainerMountsError::Parse { path, source })?;
+        let table = File::open(&path).map_err(ReadTableError::from).and_then(read_container_table);
+        let table = table.map_err(|error| match error {
+            ReadTableError::Read(source) => ContainerMountsError::Read { path, source },
+            ReadTableError::Table(source) => ContainerMountsError::Table { path, source },
+        })?;
         Ok(Self { root: Handle::from_fd(held, root), table })
     }
 

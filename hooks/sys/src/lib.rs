@@ -37,7 +37,7 @@ pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};
 pub use heap::trim_heap;
 pub use kernel_features::{KernelFeatures, kernel_features};
-pub use mountinfo::{MountinfoError, read_mount_table};
+pub use mountinfo::{MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table};
 pub use mounts::{MountError, MountOf, Mounts};
 pub use read_file::read_file;
 pub use size_errors::with_size_errors;

@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 use std::mem;
 
+use bindguard_core::error_chain;
 use bindguard_core::report::{Actor, JournalLine, Report};
 use bindguard_guard::refresh::{Refreshed, VolumeOfPod};
 use bindguard_operator::container_mounts::ContainerMounts;
@@ -24,6 +25,8 @@ pub struct SurveyEvents {
     sources: Standing<()>,
     /// The ids of the containers that keep mounts of the host.
     keepers: HashSet<String>,
+    /// The ids of the containers whose mounts are unknown.
+    unread: HashSet<String>,
 }
 
 /// Takes reports, from any thread.
@@ -79,6 +82,14 @@ impl Reporting {
             let name = container.name.as_deref().unwrap_or(&container.id);
             warn!("{pod} container {name} keeps mounts that the host has unmounted: {places:?}");
             self.events.record(from_keeper(keeper));
+        }
+        let ids = found.unread.iter().map(|unread| unread.container.id.clone()).collect();
+        let before = mem::replace(&mut known.unread, ids);
+        for unread in found.unread.iter().filter(|unread| !before.contains(&unread.container.id)) {
+            let container = &unread.container;
+            let pod = container.pod.for_people().unwrap_or_default();
+            let name = container.name.as_deref().unwrap_or(&container.id);
+            warn!("the mounts of {pod} container {name} are unknown: {}", error_chain(&unread.why));
         }
     }
 

@@ -64,7 +64,12 @@ fn node_config() -> Config {
 
 async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessError>>, cri: &Path) -> Result<()> {
     let metrics = Metrics::new();
-    let writer = JournalWriter::start(config.journal(), Arc::clone(&metrics));
+    let (pods, answering) = pods::pods(cri, config.agent().refresh);
+    tokio::spawn(answering.run());
+    let writer = match config.journal() {
+        Some(journal) => JournalWriter::start(journal, pods.clone(), Arc::clone(&metrics)),
+        None => JournalWriter::off(Arc::clone(&metrics)),
+    };
     let to_api = &config.agent().kubernetes;
     let access = Access::choose(to_api.kubeconfig.clone(), account).map(Arc::new);
     let memory = IdleMemory::default();
@@ -72,8 +77,6 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
     let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone(), memory);
     let pods_of_node = PodReader::new(access.ok(), kubernetes::node_name(to_api.node.as_deref()));
     let kubediag = Kubediag::new(&config, pods_of_node, Arc::clone(&metrics), reporting.clone());
-    let (pods, answering) = pods::pods(cri, config.agent().refresh);
-    tokio::spawn(answering.run());
     let surveyor = Arc::new(Surveyor::new(&config, Arc::clone(&metrics), reporting.clone(), pods.clone()));
     let position = config.agent().socket.with_extension("position");
     let journal = config.journal().map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));

@@ -3,29 +3,31 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::entry::{Device, MountEntry, MountId};
+use super::entry::{MountEntry, MountId};
 use super::table::MountTable;
 
-/// The mounts of a table by their ids, places and devices; those of one place or device in the kernel's order.
+/// The mounts of a table by their ids and places; those of one place in the kernel's order.
 #[derive(Debug)]
 pub struct MountIndex<'t> {
     by_id: HashMap<MountId, &'t MountEntry>,
     by_mount_point: HashMap<&'t Path, Vec<&'t MountEntry>>,
-    by_device: HashMap<Device, Vec<&'t MountEntry>>,
     table: &'t MountTable,
 }
 
 impl<'t> MountIndex<'t> {
     /// An index of this table.
     pub fn of(table: &'t MountTable) -> Self {
-        let (by_id, by_mount_point, by_device) = Default::default();
-        let mut index = Self { by_id, by_mount_point, by_device, table };
+        let mut index = Self { by_id: HashMap::new(), by_mount_point: HashMap::new(), table };
         for entry in table.entries() {
             index.by_id.entry(entry.id).or_insert(entry);
             index.by_mount_point.entry(&entry.mount_point).or_default().push(entry);
-            index.by_device.entry(entry.device).or_default().push(entry);
         }
         index
+    }
+
+    /// The mount with this id.
+    pub fn mount(&self, id: MountId) -> Option<&'t MountEntry> {
+        self.by_id.get(&id).copied()
     }
 
     /// The mount that another one is mounted on; `None` for the root of the namespace.
@@ -47,11 +49,6 @@ impl<'t> MountIndex<'t> {
     pub fn is_listed_after(&self, mount: &MountEntry, other: &MountEntry) -> bool {
         self.table.is_listed_after(mount.id, other.id) == Some(true)
     }
-
-    /// The mounts of a device.
-    pub fn of_device(&self, device: Device) -> &[&'t MountEntry] {
-        self.by_device.get(&device).map_or(&[], Vec::as_slice)
-    }
 }
 
 #[cfg(test)]
@@ -70,6 +67,5 @@ mod tests {
         let parents: Vec<_> =
             table.entries().iter().map(|entry| index.parent(entry).map(|parent| parent.id.0)).collect();
         assert_eq!(parents, [None, Some(1), Some(1), None]);
-        assert_eq!(index.of_device(Device { major: 8, minor: 1 }).len(), 2);
     }
 }

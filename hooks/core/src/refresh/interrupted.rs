@@ -3,19 +3,36 @@
 //! Before Linux 6.5 a refresh makes the mount around a stale file shared for a moment, and the new mount arrives as a shared one. The
 //! mount table of before shows their former propagation.
 
-use crate::mount_table::{MountEntry, MountTable};
+use std::collections::HashMap;
+
+use crate::mount_table::{MountEntry, MountIndex, MountTable};
 
 use super::SubpathInContainer;
+
+/// The mounts whose propagation a tuck of these subpaths changes, each once: the subpaths, and the mounts around them.
+pub fn changed_by_tuck(now: &MountTable, subpaths: &[&SubpathInContainer]) -> Vec<MountEntry> {
+    let index = MountIndex::of(now);
+    let mut changed: Vec<MountEntry> = Vec::new();
+    for subpath in subpaths {
+        let mount = index.mount(subpath.mount.id);
+        changed.extend(mount.into_iter().chain(around(subpath, &index)).cloned());
+    }
+    changed.sort_by_key(|mount| mount.id);
+    changed.dedup_by_key(|mount| mount.id);
+    changed
+}
 
 /// The mounts that are shared now and were not before, each with its former propagation. Only the subpaths and the mounts around
 /// them are compared: a refresh changes no other. A mount around a subpath that has a peer is left as it is: something else shared it.
 pub fn left_shared(before: &MountTable, now: &MountTable, subpaths: &[SubpathInContainer]) -> Vec<MountEntry> {
+    let (before, index, sizes) = (MountIndex::of(before), MountIndex::of(now), sizes_of_peer_groups(now));
     let mut left: Vec<MountEntry> = Vec::new();
     for subpath in subpaths {
-        let former = before.stack_at(&subpath.mount.mount_point).find(|former| former.device == subpath.mount.device);
-        let around = around(subpath, now);
+        let mut formers = before.stack_at(&subpath.mount.mount_point).iter().copied();
+        let former = formers.find(|former| former.device == subpath.mount.device);
+        let around = around(subpath, &index);
         let former_around = around.and_then(|around| before.mount(around.id).filter(|former| is_same(former, around)));
-        let alone = around.filter(|around| is_alone(around, now));
+        let alone = around.filter(|around| is_alone(around, &sizes));
         let pairs = [(Some(&subpath.mount), former), (alone, former_around)];
         left.extend(pairs.into_iter().filter_map(|(mount, former)| was_not_shared(mount?, former?)));
     }
@@ -25,10 +42,10 @@ pub fn left_shared(before: &MountTable, now: &MountTable, subpaths: &[SubpathInC
 }
 
 /// The mount that contains the mount point.
-fn around<'t>(subpath: &'t SubpathInContainer, now: &'t MountTable) -> Option<&'t MountEntry> {
-    let mut mount = subpath.parent.as_ref()?;
+fn around<'t>(subpath: &SubpathInContainer, now: &MountIndex<'t>) -> Option<&'t MountEntry> {
+    let mut mount = now.mount(subpath.parent.as_ref()?.id)?;
     while mount.mount_point == subpath.mount.mount_point {
-        mount = now.mount(mount.parent).filter(|parent| parent.id != mount.id)?;
+        mount = now.parent(mount)?;
     }
     Some(mount)
 }
@@ -37,9 +54,17 @@ fn is_same(former: &MountEntry, now: &MountEntry) -> bool {
     former.device == now.device && former.root.path == now.root.path && former.mount_point == now.mount_point
 }
 
-fn is_alone(mount: &MountEntry, now: &MountTable) -> bool {
-    let group = mount.propagation.peer_group;
-    !now.entries().iter().any(|other| other.id != mount.id && other.propagation.peer_group == group)
+fn sizes_of_peer_groups(table: &MountTable) -> HashMap<u32, usize> {
+    let mut sizes = HashMap::new();
+    for group in table.entries().iter().filter_map(|mount| mount.propagation.peer_group) {
+        *sizes.entry(group).or_default() += 1;
+    }
+    sizes
+}
+
+/// True if a mount is shared, and no other mount of its namespace is its peer.
+fn is_alone(mount: &MountEntry, sizes: &HashMap<u32, usize>) -> bool {
+    mount.propagation.peer_group.is_some_and(|group| sizes.get(&group) == Some(&1))
 }
 
 fn was_not_shared(mount: &MountEntry, former: &MountEntry) -> Option<MountEntry> {
@@ -54,19 +79,24 @@ mod tests {
 
     const PRIVATE: &str = "1 0 0:9 / / rw - overlay o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
 
-    /// The ids of the mounts that are left, and whether each was a slave, for the subpath that is mounted last.
+    /// The ids of the mounts that are left, and whether each was a slave, for the subpath that is mounted last. The record has only
+    /// what a tuck of the former subpath changes.
     fn left(before: &str, now: &str) -> Vec<(u32, bool)> {
         let (before, now) = (table(before), table(now));
+        let before = MountTable::from_entries(changed_by_tuck(&before, &[&last_of(&before)]));
+        let left = left_shared(&before, &now, &[last_of(&now)]);
+        left.iter().map(|mount| (mount.id.0, mount.propagation.master.is_some())).collect()
+    }
+
+    fn last_of(now: &MountTable) -> SubpathInContainer {
         let mount = now.entries().last().unwrap().clone();
-        let subpath = SubpathInContainer {
+        SubpathInContainer {
             parent: now.mount(mount.parent).cloned(),
             mount,
             volume: "/v".into(),
             sub_path: "f".into(),
             state: SubpathState::Stale,
-        };
-        let left = left_shared(&before, &now, &[subpath]);
-        left.iter().map(|mount| (mount.id.0, mount.propagation.master.is_some())).collect()
+        }
     }
 
     fn table(text: &str) -> MountTable {
@@ -91,6 +121,14 @@ mod tests {
         let covering = "1 0 0:9 / / rw shared:7 - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n\
                         2 5 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
         assert_eq!(left(PRIVATE, covering), [(1, false)]);
+    }
+
+    #[test]
+    fn the_record_has_no_other_mount() {
+        let many: String = (10..500).map(|id| format!("{id} 1 0:9 /x /m/{id} rw - overlay o rw\n")).collect();
+        let now = table(&PRIVATE.replace("2 1 8:1", &format!("{many}2 1 8:1")));
+        let recorded: Vec<u32> = changed_by_tuck(&now, &[&last_of(&now)]).iter().map(|mount| mount.id.0).collect();
+        assert_eq!(recorded, [1, 2]);
     }
 
     #[test]

@@ -8,13 +8,13 @@ mod files;
 mod interrupted;
 mod volumes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use crate::mount_table::{MountEntry, MountId, MountTable};
 
 pub use files::{BoundFile, files_in_container};
-pub use interrupted::left_shared;
+pub use interrupted::{changed_by_tuck, left_shared};
 pub use volumes::{PodVolume, subpaths_in_container};
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on the host.
@@ -59,25 +59,30 @@ impl ShownPart {
     }
 }
 
-/// The mounts that show a part, with their states.
+/// The mounts that show a part, with their states. A container decides how many there are: nothing here searches the table for each.
 fn states(table: &MountTable, part_shown_by: impl Fn(&MountEntry) -> Option<ShownPart>) -> Vec<SubpathInContainer> {
     let shown: BTreeMap<MountId, ShownPart> =
         table.entries().iter().filter_map(|mount| Some((mount.id, part_shown_by(mount)?))).collect();
-    // A container may have thousands of mounts: each is looked up once.
-    let by_id: BTreeMap<MountId, &MountEntry> = table.entries().iter().map(|mount| (mount.id, mount)).collect();
-    let mut on: BTreeMap<MountId, Vec<&MountEntry>> = BTreeMap::new();
-    for mount in table.entries().iter().filter(|mount| shown.contains_key(&mount.parent)) {
-        on.entry(mount.parent).or_default().push(mount);
+    if shown.is_empty() {
+        return Vec::new();
+    }
+    let by_id: HashMap<MountId, &MountEntry> = table.entries().iter().map(|mount| (mount.id, mount)).collect();
+    let parent_of = |mount: &MountEntry| by_id.get(&mount.parent).copied().filter(|parent| parent.id != mount.id);
+    let mut covering_by_id: HashMap<MountId, &MountEntry> = HashMap::new();
+    for mount in table.entries() {
+        let below = parent_of(mount).filter(|parent| shown.contains_key(&parent.id));
+        if let Some(below) = below.filter(|below| below.mount_point == mount.mount_point) {
+            covering_by_id.entry(below.id).or_insert(mount);
+        }
     }
     let subpaths = table.entries().iter().filter_map(|mount| {
         let shown_here = shown.get(&mount.id)?;
-        let parent = by_id.get(&mount.parent).copied().filter(|parent| parent.id != mount.id);
+        let parent = parent_of(mount);
         let equal = parent.filter(|parent| parent.mount_point == mount.mount_point).and_then(|parent| {
             let below = shown.get(&parent.id)?;
             below.is_same_sub_path(shown_here).then_some(parent.id)
         });
-        let mut above = on.get(&mount.id).into_iter().flatten();
-        let covering = above.find(|other| other.id != mount.id && other.mount_point == mount.mount_point);
+        let covering = covering_by_id.get(&mount.id);
         // An equal mount on top is the unfinished refresh; that mount is the one to act on.
         if covering.is_some_and(|top| shown.get(&top.id).is_some_and(|top| top.is_same_sub_path(shown_here))) {
             return None;

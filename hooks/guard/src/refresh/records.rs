@@ -1,4 +1,4 @@
-//! Records of tucks: the mount table of a container before its mounts become shared for a moment.
+//! Records of tucks: the mounts of a container that become shared for a moment, as they were before.
 //!
 //! If the agent and its child are killed in that moment, the next refresh of the container restores the propagation from the record.
 //! A record lies in a directory of the host that no container reaches. It belongs to one process by its pid and its start time, and
@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_sys::enter::{ContainerNamespace, HeldProcess, ProcessError};
 
 /// The default directory. It is on a tmpfs: pids and mount ids begin anew with each boot.
@@ -24,11 +24,11 @@ pub struct TuckRecords {
 /// Why a record could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum TuckRecordError {
-    /// The container's mount table could not be read.
-    #[error("read the mount table before a tuck")]
+    /// The process of the record could not be read.
+    #[error("read the process before a tuck")]
     Process(#[from] ProcessError),
     /// The record could not be written.
-    #[error("record the mount table before a tuck: write {}", path.display())]
+    #[error("record the mounts before a tuck: write {}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -60,17 +60,30 @@ impl TuckRecords {
         self.path(process).symlink_metadata().is_ok()
     }
 
-    /// Writes the mount table of a process, unless there is a record already: the older one is of before the kill.
+    /// Writes these mounts of a process, which are about to become shared. A mount that an earlier record has stays as it is there:
+    /// that one is of before the kill.
     ///
     /// # Errors
     /// If the process ended, or the disk is full.
-    pub(super) fn keep(&self, process: &HeldProcess, namespace: &ContainerNamespace) -> Result<(), TuckRecordError> {
-        if self.load(process, namespace)?.is_some() {
+    pub(super) fn keep(
+        &self,
+        process: &HeldProcess,
+        namespace: &ContainerNamespace,
+        mounts: Vec<MountEntry>,
+    ) -> Result<(), TuckRecordError> {
+        let earlier = self.load(process, namespace)?.unwrap_or_default();
+        let is_recorded = |mount: &MountEntry| {
+            let mut at_its_place = earlier.stack_at(&mount.mount_point);
+            at_its_place.any(|known| known.device == mount.device)
+        };
+        let new: Vec<MountEntry> = mounts.into_iter().filter(|mount| !is_recorded(mount)).collect();
+        if new.is_empty() {
             return Ok(());
         }
+        let kept = MountTable::from_entries([earlier.entries(), &new].concat());
         let (path, new) = (self.path(process), self.directory.join(format!(".{}", process.pid())));
         let mut text = owner(process, namespace)?.into_bytes();
-        text.extend(namespace.mountinfo()?);
+        text.extend(kept.to_mountinfo());
         self.forget_ended();
         let make = || DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         // Renamed: a kill in the middle leaves no half record.
@@ -78,7 +91,7 @@ impl TuckRecords {
         written.map_err(|source| TuckRecordError::Write { path, source })
     }
 
-    /// The mount table of a process before its first tuck that was not completed. A record of an earlier process, or of another
+    /// The mounts of a process that tucks made shared, as they were before. A record of an earlier process, or of another
     /// namespace, is removed.
     ///
     /// # Errors

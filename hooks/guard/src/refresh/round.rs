@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{SubpathInContainer, SubpathState};
+use bindguard_core::refresh::{SubpathInContainer, SubpathState, changed_by_tuck};
 use bindguard_core::refresh_request::Notify;
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_sys::fault;
@@ -41,13 +41,13 @@ impl Round<'_, '_, '_> {
         let (same, other): (Vec<usize>, Vec<usize>) =
             open.into_iter().partition(|index| is_same_mount(self.subpaths[*index], &table));
         other.into_iter().for_each(|index| self.fail(index, NotReplaced::Changed));
-        let attached = self.attach(&same)?;
+        let attached = self.attach(&same, &table)?;
         self.detach(&attached);
         Ok(false)
     }
 
     /// Attaches every new mount. Those of a volume that changed meanwhile are left to the next round.
-    fn attach(&mut self, indices: &[usize]) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
+    fn attach(&mut self, indices: &[usize], table: &MountTable) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
         let (finished, new): (Vec<usize>, Vec<usize>) =
             indices.iter().partition(|index| matches!(self.subpaths[**index].state, SubpathState::Covering(_)));
         let mut attached: Vec<_> = finished.into_iter().map(|index| (index, AttachMethod::Finished)).collect();
@@ -60,7 +60,7 @@ impl Round<'_, '_, '_> {
                 Err(error) => self.fail(index, error.into()),
             }
         }
-        attached.extend(self.tuck(&impossible)?);
+        attached.extend(self.tuck(&impossible, table)?);
         Ok(attached)
     }
 
@@ -76,11 +76,13 @@ impl Round<'_, '_, '_> {
     }
 
     /// The way for kernels before 6.5. Mounts become shared for a moment: the record of their propagation comes first.
-    fn tuck(&mut self, indices: &[usize]) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
+    fn tuck(&mut self, indices: &[usize], table: &MountTable) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
         if indices.is_empty() {
             return Ok(Vec::new());
         }
-        if let Err(error) = self.refresh.records.keep(self.refresh.process, self.refresh.namespace) {
+        let subpaths: Vec<_> = indices.iter().map(|index| self.subpaths[*index]).collect();
+        let changed = changed_by_tuck(table, &subpaths);
+        if let Err(error) = self.refresh.records.keep(self.refresh.process, self.refresh.namespace, changed) {
             let error = Arc::new(error);
             indices.iter().for_each(|index| self.fail(*index, NotReplaced::NotRecorded(Arc::clone(&error))));
             return Ok(Vec::new());

@@ -2,7 +2,6 @@
 
 use crate::holders::MountNamespace;
 use crate::host_mounts::HostMounts;
-use bindguard_core::error_chain;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;
@@ -28,7 +27,7 @@ pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], 
             format!("the host unmounted these, and other mount namespaces keep them: {}{more}", places.join(", "));
         return Point::failed(NAME, message, format!("bindguard holders {}", shell_word(first)));
     }
-    let unread = || others.iter().find_map(|namespace| namespace.table.as_ref().err()).map(|why| error_chain(why));
+    let unread = || others.iter().find_map(MountNamespace::unread);
     match problems.first().cloned().or_else(unread) {
         Some(why) => Point::unknown(NAME, why),
         None => Point::ok(

@@ -22,6 +22,7 @@ pub use release::Release;
 pub use report::{Checked, HeldMount, Holder, HolderKind, HoldersReport};
 pub use wanted::Wanted;
 
+use bindguard_core::error_chain;
 use bindguard_core::mount_table::MountTable;
 
 use crate::namespaces::UnreadTable;
@@ -37,6 +38,17 @@ pub struct MountNamespace {
     pub processes: usize,
     /// Its mounts, or why they could not be read.
     pub table: Result<MountTable, UnreadTable>,
+}
+
+impl MountNamespace {
+    /// The reason for which its mounts are unknown, with its number and its process.
+    pub(crate) fn unread(&self) -> Option<String> {
+        let why = error_chain(self.table.as_ref().err()?);
+        Some(match &self.held_by {
+            HeldBy::Process { pid, .. } => format!("mount namespace {} of process {pid}: {why}", self.id),
+            HeldBy::Descriptor { .. } | HeldBy::BindMount(_) => format!("mount namespace {}: {why}", self.id),
+        })
+    }
 }
 
 /// The holder that keeps a mount namespace alive.

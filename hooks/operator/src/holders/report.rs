@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::pods::{PodName, Pods};
-use bindguard_core::error_chain;
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;
@@ -161,7 +160,7 @@ impl HoldersReport {
         for namespace in others {
             match &namespace.table {
                 Ok(table) => report.holders.extend(holder(namespace, table, wanted, &own, pods)),
-                Err(why) => report.problems.push(format!("mount namespace {}: {}", namespace.id, error_chain(why))),
+                Err(_) => report.problems.extend(namespace.unread()),
             }
         }
         if !own.here.is_empty() && own.system.is_at(path) {

@@ -1,12 +1,16 @@
 //! Reads the mounts of a namespace without processes: a thread enters it, reads, and ends.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use bindguard_core::mount_table::MountTable;
+use bindguard_sys::{ReadTableError, read_container_table};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{Mode, OFlags};
+
+use super::UnreadTable;
 
 /// Why the mounts of a namespace could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -27,13 +31,13 @@ pub enum ReadMountsError {
     Panic(PathBuf),
 }
 
-/// The mountinfo of the namespace that a file refers to, read by a thread that enters it.
-pub(super) fn mountinfo_of_namespace(file: &Path) -> Result<Vec<u8>, ReadMountsError> {
-    let panicked = || ReadMountsError::Panic(file.to_owned());
-    thread::scope(|scope| scope.spawn(|| enter(file)).join().unwrap_or_else(|_| Err(panicked())))
+/// The mounts of the namespace that a file refers to, read by a thread that enters it.
+pub(super) fn mounts_of_namespace(file: &Path) -> Result<MountTable, UnreadTable> {
+    let panicked = || Err(ReadMountsError::Panic(file.to_owned()).into());
+    thread::scope(|scope| scope.spawn(|| enter(file)).join().unwrap_or_else(|_| panicked()))
 }
 
-fn enter(file: &Path) -> Result<Vec<u8>, ReadMountsError> {
+fn enter(file: &Path) -> Result<MountTable, UnreadTable> {
     let failed = |call: &'static str, source: io::Error| ReadMountsError::Call { call, file: file.to_owned(), source };
     let namespace = File::open(file).map_err(|error| failed("open", error))?;
     // Open the thread's own directory before: inside, there may be no /proc.
@@ -45,7 +49,8 @@ fn enter(file: &Path) -> Result<Vec<u8>, ReadMountsError> {
     setns(&namespace, CloneFlags::CLONE_NEWNS).map_err(|errno| failed("enter", errno.into()))?;
     let mountinfo = rustix::fs::openat(&own, "mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let mountinfo = mountinfo.map_err(|errno| failed("read the mounts of", errno.into()))?;
-    let mut bytes = Vec::new();
-    File::from(mountinfo).read_to_end(&mut bytes).map_err(|error| failed("read the mounts of", error))?;
-    Ok(bytes)
+    read_container_table(File::from(mountinfo)).map_err(|error| match error {
+        ReadTableError::Read(source) => failed("read the mounts of", source).into(),
+        ReadTableError::Table(source) => source.into(),
+    })
 }

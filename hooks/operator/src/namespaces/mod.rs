@@ -7,16 +7,17 @@
 mod enter;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::holders::{Checked, HeldBy, MountNamespace};
-use bindguard_core::mount_table::{MountTable, ParseError};
+use bindguard_core::mount_table::{MountTable, TableError};
+use bindguard_sys::{ReadTableError, read_container_table, read_host_table};
 
 pub use self::enter::ReadMountsError;
-use self::enter::mountinfo_of_namespace;
+use self::enter::mounts_of_namespace;
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]
@@ -72,21 +73,17 @@ pub enum UnreadTable {
     /// It has no process, and could not be entered.
     #[error(transparent)]
     Enter(#[from] ReadMountsError),
-    /// Its mount table is not complete.
+    /// Its mount table is too large, or not complete.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// The tables that were read before need all the memory that is allowed.
+    #[error("the mount tables of all namespaces need more than {} MiB of memory", MAX_MEMORY >> 20)]
+    NoMemory,
 }
 
-/// Why a mount table was not accepted.
-#[derive(Debug, thiserror::Error)]
-pub enum TableError {
-    /// A line is not a mount.
-    #[error(transparent)]
-    Parse(#[from] ParseError),
-    /// The file ends in the middle of a line.
-    #[error("its last line is cut off")]
-    CutOff,
-}
+/// Limit of the memory for the tables of all other namespaces. Twenty services with namespaces of their own, on a node with 30,000
+/// mounts, need 240 MiB; so do twenty containers that fill theirs.
+const MAX_MEMORY: usize = 256 << 20;
 
 /// The mount namespaces of a machine.
 #[derive(Debug)]
@@ -132,25 +129,31 @@ impl Proc {
         }
         summed_up(&mut problems);
         let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
-        let mut others: Vec<MountNamespace> = lived_in.filter_map(|(id, pids)| self.lived_in(*id, pids)).collect();
+        let mut memory = Memory::default();
+        let mut others: Vec<MountNamespace> =
+            lived_in.filter_map(|(id, pids)| self.lived_in(*id, pids, &mut memory)).collect();
         // Read last. Otherwise a mount that the host makes meanwhile, and that others copy, would look like one that the host
         // unmounted.
         let own = self.table_of(self.own)?;
-        let empty = self.without_processes(&own, |id| id == own_id || by_id.contains_key(&id));
+        let empty = self.without_processes(&own, &mut memory, |id| id == own_id || by_id.contains_key(&id));
         others.extend(empty);
         checked.namespaces = others.len() + 1;
         Ok(Namespaces { own, others, checked, problems })
     }
 
     /// `None` if all of its processes ended meanwhile.
-    fn lived_in(&self, id: u64, pids: &[u32]) -> Option<MountNamespace> {
+    fn lived_in(&self, id: u64, pids: &[u32], memory: &mut Memory) -> Option<MountNamespace> {
         for pid in pids {
             let text = |name: &str| fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default();
-            let table = match fs::read(self.file(&pid.to_string(), "mountinfo")) {
-                Ok(bytes) => whole_table(&bytes).map_err(UnreadTable::from),
-                Err(error) if is_gone(&error) || error.raw_os_error() == Some(EINVAL) => continue,
-                Err(source) => Err(UnreadTable::Read { path: self.file(&pid.to_string(), "mountinfo"), source }),
+            let path = self.file(&pid.to_string(), "mountinfo");
+            let read = File::open(&path).map_err(ReadTableError::from).and_then(read_container_table);
+            let table = match read {
+                Ok(table) => Ok(table),
+                Err(ReadTableError::Read(error)) if is_gone(&error) || error.raw_os_error() == Some(EINVAL) => continue,
+                Err(ReadTableError::Read(source)) => Err(UnreadTable::Read { path, source }),
+                Err(ReadTableError::Table(error)) => Err(error.into()),
             };
+            let table = table.and_then(|table| memory.add(table));
             let command = text("comm").trim_end().to_owned();
             let held_by = HeldBy::Process { pid: *pid, command, cgroup: text("cgroup") };
             return Some(MountNamespace { id, held_by, processes: pids.len(), table });
@@ -159,7 +162,12 @@ impl Proc {
     }
 
     /// The namespaces without processes.
-    fn without_processes(&self, own: &MountTable, is_known: impl Fn(u64) -> bool) -> Vec<MountNamespace> {
+    fn without_processes(
+        &self,
+        own: &MountTable,
+        memory: &mut Memory,
+        is_known: impl Fn(u64) -> bool,
+    ) -> Vec<MountNamespace> {
         let mut found = BTreeMap::new();
         for entry in own.entries().iter().filter(|entry| entry.fs_type.0 == "nsfs") {
             if let Some(id) = entry.root.path.to_str().and_then(namespace_id).filter(|id| !is_known(*id)) {
@@ -177,8 +185,7 @@ impl Proc {
             }
         }
         let seen = found.into_iter().map(|(id, (held_by, file))| {
-            let bytes = mountinfo_of_namespace(&file).map_err(UnreadTable::from);
-            let table = bytes.and_then(|bytes| Ok(whole_table(&bytes)?));
+            let table = mounts_of_namespace(&file).and_then(|table| memory.add(table));
             MountNamespace { id, held_by, processes: 0, table }
         });
         seen.collect()
@@ -211,8 +218,11 @@ impl Proc {
 
     fn table_of(&self, pid: &str) -> Result<MountTable, NamespacesError> {
         let path = self.file(pid, "mountinfo");
-        let bytes = fs::read(&path).map_err(|source| NamespacesError::Read { path: path.clone(), source })?;
-        whole_table(&bytes).map_err(|source| NamespacesError::Table { path, source })
+        let read = File::open(&path).map_err(ReadTableError::from).and_then(read_host_table);
+        read.map_err(|error| match error {
+            ReadTableError::Read(source) => NamespacesError::Read { path, source },
+            ReadTableError::Table(source) => NamespacesError::Table { path, source },
+        })
     }
 
     fn file(&self, pid: &str, name: &str) -> PathBuf {
@@ -241,9 +251,19 @@ fn summed_up(problems: &mut Vec<String>) {
     }
 }
 
-fn whole_table(bytes: &[u8]) -> Result<MountTable, TableError> {
-    let table = MountTable::from_mountinfo(bytes)?;
-    if bytes.is_empty() || bytes.ends_with(b"\n") { Ok(table) } else { Err(TableError::CutOff) }
+/// The memory that the tables of other namespaces need.
+#[derive(Debug, Default)]
+struct Memory(usize);
+
+impl Memory {
+    fn add(&mut self, table: MountTable) -> Result<MountTable, UnreadTable> {
+        let needed = self.0 + table.memory();
+        if needed > MAX_MEMORY {
+            return Err(UnreadTable::NoMemory);
+        }
+        self.0 = needed;
+        Ok(table)
+    }
 }
 
 /// `mnt:[4026531841]`

@@ -5,7 +5,7 @@
 //! namespace is accepted only if its owner is the user namespace that the container's spec requests.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek};
+use std::io::{self, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use super::owner::{owner_of, parent_of};
 use super::process::{HeldProcess, ProcessError};
+use crate::mountinfo::{ReadTableError, read_container_table};
 
 /// The mount namespace that a process was in when it was opened.
 #[derive(Debug)]
@@ -198,25 +199,18 @@ impl MountNamespace {
 }
 
 impl ContainerNamespace {
-    /// The text of its mount table.
+    /// Its mounts, without their sources: see [`read_container_table`].
     ///
     /// # Errors
-    /// If it cannot be read.
-    pub fn mountinfo(&self) -> Result<Vec<u8>, ProcessError> {
-        let mut table = &self.table;
-        let mut text = Vec::with_capacity(16 * 1024);
-        let read = table.rewind().and_then(|()| table.read_to_end(&mut text));
-        read.map_err(|source| ProcessError::Read { pid: self.namespace.process, name: "mountinfo", source })?;
-        Ok(text)
-    }
-
-    /// Its mounts.
-    ///
-    /// # Errors
-    /// As [`ContainerNamespace::mountinfo`], and if a line is no mount.
+    /// If the table cannot be read, is too large, or has a line that is no mount.
     pub fn mounts(&self) -> Result<MountTable, ProcessError> {
-        let parsed = MountTable::from_mountinfo(&self.mountinfo()?);
-        parsed.map_err(|error| ProcessError::Table { pid: self.namespace.process, source: error.into() })
+        let (pid, name) = (self.namespace.process, "mountinfo");
+        let mut table = &self.table;
+        let read = table.rewind().map_err(ReadTableError::from).and_then(|()| read_container_table(table));
+        read.map_err(|error| match error {
+            ReadTableError::Read(source) => ProcessError::Read { pid, name, source },
+            ReadTableError::Table(source) => ProcessError::Table { pid, source },
+        })
     }
 
     /// The user namespace that owns it.

@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::mount_table::{MountTable, TableError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::namespace::MountNamespace;
-use crate::mountinfo::MountinfoError;
+use crate::mountinfo::{ReadTableError, read_container_table};
 
 /// A process, which may end at any time.
 #[derive(Debug)]
@@ -35,14 +35,14 @@ pub enum ProcessError {
         #[source]
         source: io::Error,
     },
-    /// Its mount table could not be parsed.
+    /// Its mount table was not accepted, for example because it is too large.
     #[error("parse the mount table of process {pid}")]
     Table {
         /// Its pid.
         pid: u32,
-        /// The parser's error.
+        /// The reason.
         #[source]
-        source: MountinfoError,
+        source: TableError,
     },
     /// The signal could not be sent.
     #[error("send {signal} to process {pid}")]
@@ -105,14 +105,21 @@ impl HeldProcess {
         field.ok_or_else(invalid)
     }
 
-    /// The mounts that it sees.
+    /// The mounts that it sees, without their sources: see [`read_container_table`].
     ///
     /// # Errors
-    /// As [`HeldProcess::read`], and if a line is no mount.
+    /// As [`HeldProcess::read`], and if the table is too large or a line is no mount.
     pub fn mounts(&self) -> Result<MountTable, ProcessError> {
-        let text = self.read("mountinfo")?;
-        let parsed = MountTable::from_mountinfo(&text);
-        parsed.map_err(|error| ProcessError::Table { pid: self.pid, source: error.into() })
+        let (pid, name) = (self.pid, "mountinfo");
+        let file = File::open(format!("/proc/{pid}/{name}"));
+        let table = file.map_err(ReadTableError::from).and_then(read_container_table);
+        if !self.is_alive() {
+            return Err(ProcessError::Ended(pid));
+        }
+        table.map_err(|error| match error {
+            ReadTableError::Read(source) => ProcessError::Read { pid, name, source },
+            ReadTableError::Table(source) => ProcessError::Table { pid, source },
+        })
     }
 
     /// Its user namespace at this moment.

@@ -222,6 +222,40 @@ pub fn change(place: &Path, to: MsFlags) {
     mount(None::<&str>, place, None::<&str>, to, None::<&str>).unwrap();
 }
 
+/// Binds a folder this many times, in the calling process's namespace and root.
+pub fn make_mounts(count: usize) {
+    make_tmpfs("/many");
+    make_mounts_in("/many", count);
+}
+
+/// The same below names of 250 newlines each, which mountinfo prints as 1,000 bytes: about 26 kB for each mount.
+pub fn make_long_mounts(count: usize) {
+    let name = "\n".repeat(250);
+    make_tmpfs("/long");
+    chdir("/long").unwrap();
+    // The kernel accepts no longer path at once.
+    for _ in 0..13 {
+        fs::create_dir(&name).unwrap();
+        chdir(name.as_str()).unwrap();
+    }
+    make_mounts_in(".", count);
+    chdir("/").unwrap();
+}
+
+fn make_tmpfs(place: &str) {
+    fs::create_dir(place).unwrap();
+    mount(Some("tmpfs"), place, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+}
+
+/// Both paths of each line have the folder's name.
+fn make_mounts_in(folder: &str, count: usize) {
+    for number in 0..count {
+        let place = Path::new(folder).join(number.to_string());
+        fs::create_dir(&place).unwrap();
+        mount(Some(folder), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    }
+}
+
 fn read_until_stopped(stop: &File, binds: &[Inside]) -> Seen {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut seen = Seen::default();

@@ -4,6 +4,7 @@
 //! file: after a restart the agent counts what was written meanwhile, and nothing twice.
 
 mod follow;
+mod pod_names;
 mod position;
 mod writer;
 
@@ -178,7 +179,7 @@ mod tests {
     const LINE: &str = "{\"version\":1,\"time\":null,\"attempt\":0,\"binds\":[],\"foreign\":0,\"duration_us\":400}\n";
 
     fn count(reader: &JournalReader, metrics: &Arc<Metrics>) {
-        let journal = JournalWriter::start(None, Arc::clone(metrics));
+        let journal = JournalWriter::off(Arc::clone(metrics));
         let (events, memory) = (Events::off(Arc::clone(metrics)), IdleMemory::default());
         let reporting = Reporting { events, state: StateSink::off(), journal, memory };
         reader.count(metrics, &reporting);

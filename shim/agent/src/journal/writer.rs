@@ -9,7 +9,10 @@ use bindguard_core::report::{Actor, RebindLine, RefreshLine, Report};
 use bindguard_guard::{JournalEntry, RecordError, record_nri_create, record_rebind, record_refresh};
 use tracing::warn;
 
+use super::pod_names::PodNames;
+use crate::events::PodIdentity;
 use crate::metrics::Metrics;
+use crate::pods::PodLookup;
 use crate::run::spawn;
 
 /// Limit of lines that wait for the disk. Further ones are counted and dropped.
@@ -31,20 +34,22 @@ enum AgentLine {
 }
 
 impl JournalWriter {
-    /// Starts the thread, if there is a journal.
-    pub fn start(journal: Option<&Path>, metrics: Arc<Metrics>) -> Self {
-        let lines = journal.and_then(|journal| {
-            let (lines, waiting) = sync_channel(WAITING);
-            let journal = journal.to_owned();
-            match spawn("journal", move || write_lines(&journal, &waiting)) {
-                Ok(()) => Some(lines),
-                Err(error) => {
-                    warn!("the agent's repairs are not journaled: {error:#}");
-                    None
-                }
+    /// Takes lines and drops them: there is no journal.
+    pub fn off(metrics: Arc<Metrics>) -> Self {
+        Self { lines: None, metrics }
+    }
+
+    /// Starts the thread.
+    pub fn start(journal: &Path, pods: PodLookup, metrics: Arc<Metrics>) -> Self {
+        let (lines, waiting) = sync_channel(WAITING);
+        let journal = journal.to_owned();
+        match spawn("journal", move || write_lines(&journal, &waiting, PodNames::new(pods))) {
+            Ok(()) => Self { lines: Some(lines), metrics },
+            Err(error) => {
+                warn!("the agent's repairs are not journaled: {error:#}");
+                Self::off(metrics)
             }
-        });
-        Self { lines, metrics }
+        }
     }
 
     /// The plugin's report on the create of a container.
@@ -69,10 +74,10 @@ impl JournalWriter {
     }
 }
 
-fn write_lines(journal: &Path, waiting: &Receiver<Box<AgentLine>>) {
+fn write_lines(journal: &Path, waiting: &Receiver<Box<AgentLine>>, mut pods: PodNames) {
     let mut failed: Option<String> = None;
     for line in waiting {
-        let error = write_line(journal, *line).err().map(|error| error_chain(&error));
+        let error = write_line(journal, *line, &mut pods).err().map(|error| error_chain(&error));
         // One warning for a disk that is full, not one for each line.
         if let Some(error) = error.as_ref().filter(|error| failed.as_ref() != Some(error)) {
             warn!("journal a repair of the agent: {error}");
@@ -81,13 +86,17 @@ fn write_lines(journal: &Path, waiting: &Receiver<Box<AgentLine>>) {
     }
 }
 
-fn write_line(journal: &Path, line: AgentLine) -> Result<(), RecordError> {
+fn write_line(journal: &Path, line: AgentLine, pods: &mut PodNames) -> Result<(), RecordError> {
     match line {
         AgentLine::NriCreate(id, report) => {
             record_nri_create(journal, &JournalEntry { id: Some(&id), attempt: 0, pid: None, report: &report })
         }
         AgentLine::Rebind { pod_uid, volume, report } => {
-            record_rebind(journal, RebindLine::new(Actor::Agent, &pod_uid, &volume, &report))
+            let mut line = RebindLine::new(Actor::Agent, &pod_uid, &volume, &report);
+            if let Some(PodIdentity { namespace, name, .. }) = pods.of(&pod_uid) {
+                (line.container.namespace, line.container.pod) = (Some(namespace), Some(name));
+            }
+            record_rebind(journal, line)
         }
         AgentLine::Refresh(line) => record_refresh(journal, line),
     }

@@ -98,7 +98,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// The kubeconfig if one is named, else the service account.
+    /// The pod's service account, else the kubeconfig. The config is the node's: its kubeconfig may name a server at 127.0.0.1, which
+    /// a pod with a network of its own does not reach.
     ///
     /// # Errors
     /// If there is neither.
@@ -106,9 +107,10 @@ impl Access {
         kubeconfig: Option<PathBuf>,
         service_account: Option<Result<ServiceAccount, AccessError>>,
     ) -> Result<Self, AccessError> {
-        match (kubeconfig, service_account) {
-            (Some(path), _) => Ok(Self::Kubeconfig(path)),
-            (None, Some(account)) => account.map(Self::ServiceAccount),
+        match (service_account, kubeconfig) {
+            (Some(Ok(account)), _) => Ok(Self::ServiceAccount(account)),
+            (Some(Err(_)) | None, Some(path)) => Ok(Self::Kubeconfig(path)),
+            (Some(Err(error)), None) => Err(error),
             (None, None) => Err(AccessError::None),
         }
     }
@@ -120,5 +122,27 @@ impl Access {
                 read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig { path: path.clone(), source })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    /// The DaemonSet's agent reads the config of the node.
+    #[test]
+    fn the_nodes_kubeconfig_is_used_only_without_a_service_account() {
+        let directory = || File::open("/").unwrap();
+        let account = || ServiceAccount { server: "https://10.0.0.1:443".parse().unwrap(), directory: directory() };
+        let kubeconfig = || Some(PathBuf::from("/etc/kubernetes/kubelet.conf"));
+        assert!(matches!(Access::choose(kubeconfig(), Some(Ok(account()))), Ok(Access::ServiceAccount(_))));
+        assert!(matches!(Access::choose(None, Some(Ok(account()))), Ok(Access::ServiceAccount(_))));
+        let unmounted = || Some(Err(AccessError::Directory(io::ErrorKind::NotFound.into())));
+        assert!(matches!(Access::choose(kubeconfig(), unmounted()), Ok(Access::Kubeconfig(_))));
+        assert!(matches!(Access::choose(None, unmounted()), Err(AccessError::Directory(_))));
+        assert!(matches!(Access::choose(kubeconfig(), None), Ok(Access::Kubeconfig(_))));
+        assert!(matches!(Access::choose(None, None), Err(AccessError::None)));
     }
 }

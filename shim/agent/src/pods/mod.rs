@@ -22,6 +22,7 @@ use self::listing::Listing;
 
 pub use self::cri::{Cri, CriError};
 
+use crate::events::PodIdentity;
 use crate::refresher::Container;
 
 /// Time limit of one question, which is several queries.
@@ -71,6 +72,7 @@ pub struct PodLookup {
 enum Question {
     OptedIn { uid: String, update: Instant, others_wait: bool, reply: Sender<Answer> },
     All(Sender<Result<PodsOfNode, CriError>>),
+    Name { uid: String, reply: Sender<Result<Option<Pod>, CriError>> },
 }
 
 impl PodLookup {
@@ -89,6 +91,15 @@ impl PodLookup {
     /// If the CRI does not answer.
     pub fn opted_in(&self, uid: &str, update: Instant, others_wait: bool) -> Answer {
         self.query(|reply| Question::OptedIn { uid: uid.to_owned(), update, others_wait, reply })
+    }
+
+    /// The names of the pod with this uid; `None` if it has no sandbox any more. Waits, and delays no other question.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub fn names(&self, uid: &str) -> Result<Option<PodIdentity>, CriError> {
+        let pod = self.query(|reply| Question::Name { uid: uid.to_owned(), reply })?;
+        Ok(pod.map(|pod| PodIdentity { namespace: pod.namespace, name: pod.name, uid: uid.to_owned() }))
     }
 
     fn query<A>(&self, question: impl FnOnce(Sender<Result<A, CriError>>) -> Question) -> Result<A, CriError> {
@@ -126,6 +137,7 @@ impl Answering {
                     drop(reply.send(self.answer(&uid, update, others_wait).await));
                 }
                 Question::All(reply) => drop(reply.send(self.all().await)),
+                Question::Name { uid, reply } => self.answer_apart(uid, reply),
             }
         }
     }
@@ -139,6 +151,16 @@ impl Answering {
             }
         }
         self.questions.recv().await
+    }
+
+    /// Looks a pod up in a task of its own. A pod keeps its names, so that any listing has them.
+    fn answer_apart(&self, uid: String, reply: Sender<Result<Option<Pod>, CriError>>) {
+        if let Some(pod) = self.listing.as_ref().and_then(|listing| listing.pod(&uid)) {
+            drop(reply.send(Ok(Some(pod.clone()))));
+            return;
+        }
+        let cri = self.cri.clone();
+        tokio::spawn(async move { drop(reply.send(cri.pod(&uid).await)) });
     }
 
     async fn all(&mut self) -> Result<PodsOfNode, CriError> {

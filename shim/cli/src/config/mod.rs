@@ -64,7 +64,7 @@ fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
             print_text(&format!("{} is good\n", path.display()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => anyhow::bail!("{}: `bindguard config default` prints one that can", error_chain(&error)),
+        Err(error) => anyhow::bail!("{}; `bindguard config default` prints a valid config", error_chain(&error)),
     }
 }
 

@@ -120,7 +120,7 @@ fn config(loaded: &Loaded) -> Point {
             format!("ignoring the config, using defaults: {}", error_chain(problem)),
             "bindguard config check",
         ),
-        None => Point::ok("config", "the config can be taken"),
+        None => Point::ok("config", "the config is valid"),
     }
 }
 

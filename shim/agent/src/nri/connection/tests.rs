@@ -51,8 +51,7 @@ fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError>
     let socket = folder.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let metrics = Metrics::new();
-    let creates =
-        Creates::new(&Config::default(), Arc::clone(&metrics), JournalWriter::start(None, Arc::clone(&metrics)));
+    let creates = Creates::new(&Config::default(), Arc::clone(&metrics), JournalWriter::off(Arc::clone(&metrics)));
     let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&creates));
     let mut fake = FakeRuntime { stream: listener.accept().unwrap().0, metrics };
     let Message::Request(1, call) = fake.receive(TO_RUNTIME) else { panic!("no registration") };

@@ -1,0 +1,192 @@
+//! Parses a mount table that arrives in pieces: the text is never in memory as a whole.
+
+use std::ffi::OsString;
+use std::mem;
+
+use super::entry::MountEntry;
+use super::limits::{ExceededLimit, TableError, TableLimits};
+use super::parse::ParseError;
+use super::table::MountTable;
+
+/// The part of each mount that a reader needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// Everything.
+    All,
+    /// Everything but the source and the super options. No reader of a container's table uses them, and those of an overlay have up
+    /// to 4 KiB.
+    WithoutSources,
+}
+
+/// A mount table of which a part has arrived.
+#[derive(Debug)]
+pub struct TableParser {
+    limits: TableLimits,
+    detail: Detail,
+    text: usize,
+    lines: usize,
+    memory: usize,
+    /// The start of a line whose end has not arrived.
+    partial: Vec<u8>,
+    entries: Vec<MountEntry>,
+}
+
+impl TableParser {
+    /// A table of which nothing has arrived.
+    pub fn new(limits: TableLimits, detail: Detail) -> Self {
+        Self { limits, detail, text: 0, lines: 0, memory: 0, partial: Vec::new(), entries: Vec::new() }
+    }
+
+    /// Adds the next piece of the text, which may begin and end anywhere in a line.
+    ///
+    /// # Errors
+    /// At the first line that is not a mount, or exceeds a limit.
+    pub fn push(&mut self, piece: &[u8]) -> Result<(), TableError> {
+        self.text += piece.len();
+        if self.text > self.limits.text {
+            return Err(TableError::TooLarge(ExceededLimit::Text(self.limits.text)));
+        }
+        let mut lines = piece.split(|byte| *byte == b'\n');
+        // What follows the last newline is the start of the next line.
+        let start = lines.next_back().unwrap_or_default();
+        for end in lines {
+            if self.partial.is_empty() {
+                self.add(end)?;
+            } else {
+                self.extend_partial(end)?;
+                let line = mem::take(&mut self.partial);
+                self.add(&line)?;
+            }
+        }
+        self.extend_partial(start)
+    }
+
+    /// The table, after the whole text has arrived.
+    ///
+    /// # Errors
+    /// If the last line has no end.
+    pub fn finish(self) -> Result<MountTable, TableError> {
+        match self.partial.is_empty() {
+            true => Ok(MountTable::from_entries(self.entries)),
+            false => Err(TableError::CutOff),
+        }
+    }
+
+    fn extend_partial(&mut self, part: &[u8]) -> Result<(), TableError> {
+        self.refuse_long_line(self.partial.len() + part.len())?;
+        self.partial.extend_from_slice(part);
+        Ok(())
+    }
+
+    fn refuse_long_line(&self, length: usize) -> Result<(), TableError> {
+        match length > self.limits.line {
+            true => Err(TableError::TooLarge(ExceededLimit::Line(self.limits.line))),
+            false => Ok(()),
+        }
+    }
+
+    fn add(&mut self, line: &[u8]) -> Result<(), TableError> {
+        self.refuse_long_line(line.len())?;
+        self.lines += 1;
+        if self.lines > self.limits.mounts {
+            return Err(TableError::TooLarge(ExceededLimit::Mounts(self.limits.mounts)));
+        }
+        let read = MountEntry::from_line(line).map_err(|wrong| ParseError { line: self.lines, wrong });
+        let mut entry = read?;
+        if self.detail == Detail::WithoutSources {
+            (entry.source, entry.super_options) = (OsString::new(), OsString::new());
+        }
+        self.memory += entry.memory();
+        if self.memory > self.limits.memory {
+            return Err(TableError::TooLarge(ExceededLimit::Memory(self.limits.memory)));
+        }
+        self.entries.push(entry);
+        Ok(())
+    }
+}
+
+impl MountTable {
+    /// The bytes that its mounts occupy, without what the allocator adds.
+    pub fn memory(&self) -> usize {
+        self.entries().iter().map(MountEntry::memory).sum()
+    }
+}
+
+impl MountEntry {
+    /// See [`MountTable::memory`].
+    fn memory(&self) -> usize {
+        let texts = [
+            self.root.path.as_os_str().len(),
+            self.mount_point.as_os_str().len(),
+            self.options.len(),
+            self.fs_type.0.len(),
+            self.source.len(),
+            self.super_options.len(),
+        ];
+        let unknown: usize = self.propagation.unknown.iter().map(|field| size_of::<String>() + field.len()).sum();
+        size_of::<Self>() + texts.iter().sum::<usize>() + unknown
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    const TABLE: &str = "\
+21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw
+30 21 0:9 /a\\040b /mnt/c\\134d rw,relatime - overlay overlay rw,lowerdir=/l
+";
+
+    fn parsed(text: &str, size: usize, limits: TableLimits, detail: Detail) -> Result<MountTable, TableError> {
+        let mut parser = TableParser::new(limits, detail);
+        text.as_bytes().chunks(size).try_for_each(|piece| parser.push(piece))?;
+        parser.finish()
+    }
+
+    #[test]
+    fn pieces_of_any_size_are_the_same_table() {
+        let whole = MountTable::from_mountinfo(TABLE.as_bytes());
+        for size in 1..=TABLE.len() {
+            assert_eq!(parsed(TABLE, size, TableLimits::HOST, Detail::All).ok(), whole.clone().ok(), "{size}");
+        }
+        assert_eq!(parsed("", 1, TableLimits::HOST, Detail::All), Ok(MountTable::default()));
+    }
+
+    #[test]
+    fn a_text_that_is_no_whole_table_is_an_error() {
+        for end in (1..TABLE.len()).filter(|end| !TABLE[..*end].ends_with('\n')) {
+            assert_eq!(parsed(&TABLE[..end], 7, TableLimits::HOST, Detail::All), Err(TableError::CutOff), "{end}");
+        }
+        let wrong = parsed(&TABLE.replace("0:9", "zero"), 7, TableLimits::HOST, Detail::All);
+        assert!(matches!(wrong, Err(TableError::Parse(ParseError { line: 2, .. }))), "{wrong:?}");
+    }
+
+    #[test]
+    fn each_limit_is_one() {
+        let (text, longest) = (TABLE.len(), TABLE.lines().map(str::len).max().unwrap());
+        let fits = TableLimits { text, mounts: 2, line: longest, memory: 4096 };
+        for size in [1, 7, text] {
+            assert!(parsed(TABLE, size, fits, Detail::All).is_ok(), "{size}");
+            for (limits, exceeded) in [
+                (TableLimits { text: text - 1, ..fits }, ExceededLimit::Text(text - 1)),
+                (TableLimits { mounts: 1, ..fits }, ExceededLimit::Mounts(1)),
+                (TableLimits { line: longest - 1, ..fits }, ExceededLimit::Line(longest - 1)),
+                (TableLimits { memory: 300, ..fits }, ExceededLimit::Memory(300)),
+            ] {
+                assert_eq!(parsed(TABLE, size, limits, Detail::All), Err(TableError::TooLarge(exceeded)), "{size}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_sources_can_be_left_out() {
+        let table = parsed(TABLE, 7, TableLimits::CONTAINER, Detail::WithoutSources).unwrap();
+        let whole = MountTable::from_mountinfo(TABLE.as_bytes()).unwrap();
+        for (entry, whole) in table.entries().iter().zip(whole.entries()) {
+            assert_eq!((entry.source.len(), entry.super_options.len()), (0, 0));
+            assert_eq!((entry.id, &entry.root, &entry.propagation), (whole.id, &whole.root, &whole.propagation));
+        }
+    }
+}
