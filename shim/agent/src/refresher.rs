@@ -121,7 +121,7 @@ impl<'a> Refresher<'a> {
     fn report(&self, name: &str, refreshed: &Refreshed) -> Vec<String> {
         let mut warnings = Vec::new();
         for mount in &refreshed.mounts {
-            let result = RefreshResult::of(&mount.outcome.result());
+            let result = RefreshResult::of(&mount.result());
             self.metrics.refreshed(result);
             let place = mount.destination.display();
             match &mount.outcome {

@@ -7,6 +7,8 @@
 mod files;
 mod interrupted;
 mod volumes;
+mod way;
+mod writers;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,6 +18,8 @@ use crate::mount_table::{MountEntry, MountId, MountTable};
 pub use files::{BoundFile, files_in_container};
 pub use interrupted::left_shared;
 pub use volumes::{PodVolume, subpaths_in_container};
+pub use way::{FilePlace, Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
+pub use writers::ContainerTable;
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! A line about the refresh of one running container.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::journal_line::LineKind;
 use super::{Actor, Container, microseconds};
+use crate::refresh::RefusedReason;
 use crate::refresh_request::Notify;
 
 /// A line about one running container.
@@ -103,6 +105,13 @@ pub enum MountResult {
     Hidden,
     /// The volume changed faster than the mount could be replaced.
     Restless,
+    /// A container or a user may have led the way to the file on the host elsewhere.
+    Refused {
+        /// The reason.
+        reason: RefusedReason,
+        /// The symlink, folder or file on the host.
+        path: String,
+    },
     /// It could not be replaced.
     Failed {
         /// Why.
@@ -150,6 +159,7 @@ impl MountResult {
             Self::KeyGone => "key-gone",
             Self::Hidden => "hidden",
             Self::Restless => "restless",
+            Self::Refused { .. } => "refused",
             Self::Failed { .. } => "failed",
         }
     }
@@ -160,14 +170,15 @@ impl MountResult {
     }
 
     /// Why the container does not show the current file.
-    pub fn reason(&self) -> Option<&str> {
-        match self {
-            Self::Replaced { .. } | Self::Stale => None,
-            Self::KeyGone => Some("its volume has no such key any more"),
-            Self::Hidden => Some("the container mounted something over it"),
-            Self::Restless => Some("its volume changed all the time"),
-            Self::Failed { error } => Some(error),
-        }
+    pub fn reason(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            Self::Replaced { .. } | Self::Stale => return None,
+            Self::KeyGone => "its volume has no such key any more".into(),
+            Self::Hidden => "the container mounted something over it".into(),
+            Self::Restless => "its volume changed all the time".into(),
+            Self::Refused { reason, path } => format!("{path} {}", reason.words()).into(),
+            Self::Failed { error } => error.into(),
+        })
     }
 }
 

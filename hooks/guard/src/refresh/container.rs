@@ -217,8 +217,8 @@ impl<'a> ContainerRefresh<'a> {
 
     /// A mount of the current file; `None` if the volume changed meanwhile.
     fn new_mount(&self, subpath: &SubpathInContainer) -> Result<Option<NewMount>, Failure> {
-        let opened = self.volumes.open_current(&subpath.volume, &subpath.sub_path);
-        let opened = opened.ok_or(Failure::KeyGone)?.map_err(|error| Failure::NotReplaced(error.into()))?;
+        let opened = self.volumes.open_current(subpath);
+        let opened = opened.ok_or(Failure::KeyGone)?.map_err(Failure::NotReplaced)?;
         let file = opened.file.ok_or(Failure::KeyGone)?;
         match clone_like(&file, &subpath.mount, self.process) {
             Ok(new) => Ok(Some(new)),

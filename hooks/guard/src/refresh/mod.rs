@@ -12,6 +12,7 @@ mod outcome;
 mod records;
 mod restore;
 mod round;
+mod running;
 mod sandbox;
 mod volumes;
 
@@ -21,6 +22,7 @@ pub use files::{BoundFileError, BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 pub use records::{TuckRecordError, TuckRecords};
+pub use running::RunningContainers;
 pub use volumes::{PodVolumes, VolumesError};
 
 /// A container's init process, held so that no other process is taken for it; and a child that hangs in a container.

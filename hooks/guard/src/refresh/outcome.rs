@@ -1,10 +1,11 @@
 //! The result of a refresh, one for each stale mount of a container.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_sys::TargetError;
@@ -12,6 +13,7 @@ use bindguard_sys::enter::{Abandoned, CloneError, EnterError, ProcessError};
 
 pub use bindguard_core::report::AttachMethod;
 
+use super::files::BoundFileError;
 use super::records::TuckRecordError;
 
 /// One stale mount of a container, and what was done about it.
@@ -48,6 +50,12 @@ pub enum NotReplaced {
     /// The current file could not be opened.
     #[error("open the current file")]
     Open(#[from] TargetError),
+    /// The way to a bound file could not be walked.
+    #[error("open the current file")]
+    Walk(#[from] BoundFileError),
+    /// A container or a user may have led the way to the file elsewhere.
+    #[error("{} {}", .0.path.display(), .0.reason.words())]
+    Refused(Refused),
     /// There is no new mount of it.
     #[error(transparent)]
     Clone(#[from] CloneError),
@@ -69,6 +77,12 @@ pub enum NotReplaced {
     /// The volume changed faster than the mount could be replaced.
     #[error("its volume changed {0} times meanwhile")]
     Restless(u32),
+}
+
+impl From<Refused> for NotReplaced {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
 }
 
 /// The refresh of one container.
@@ -115,22 +129,40 @@ pub enum RefreshError {
 }
 
 impl RefreshOutcome {
-    /// The result as a report has it.
-    pub fn result(&self) -> MountResult {
+    /// The result for the current file at this path, as a report has it.
+    fn result(&self, source: &Path) -> MountResult {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
         match self {
             Self::Replaced(method) => MountResult::Replaced { method: *method },
             Self::Stale => MountResult::Stale,
             Self::KeyGone => MountResult::KeyGone,
             Self::Hidden => MountResult::Hidden,
             Self::NotReplaced(NotReplaced::Restless(_)) => MountResult::Restless,
+            Self::NotReplaced(NotReplaced::Refused(Refused { reason, path })) => {
+                MountResult::Refused { reason: *reason, path: text(path) }
+            }
+            Self::NotReplaced(NotReplaced::Enter(EnterError::OtherType)) => {
+                MountResult::Refused { reason: RefusedReason::OtherType, path: text(source) }
+            }
             Self::NotReplaced(why) => MountResult::Failed { error: error_chain(why) },
         }
     }
 }
 
+impl MountRefresh {
+    /// The result as a report has it.
+    pub fn result(&self) -> MountResult {
+        self.outcome.result(&self.source())
+    }
+
+    fn source(&self) -> PathBuf {
+        self.volume.join(&self.sub_path)
+    }
+}
+
 impl From<&MountRefresh> for RefreshedMount {
     fn from(mount: &MountRefresh) -> Self {
-        Self::new(&mount.destination, &mount.volume.join(&mount.sub_path), mount.outcome.result())
+        Self::new(&mount.destination, &mount.source(), mount.result())
     }
 }
 

@@ -8,7 +8,7 @@ use bindguard_core::error_chain;
 use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest};
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{BoundFiles, FileBind};
-use bindguard_operator::engines::{Engine, EngineContainer, engine_containers, state_folders};
+use bindguard_operator::engines::{ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders};
 use bindguard_sys::bundle::read_spec;
 
 use super::labels::{Labelled, annotated, labelled};
@@ -28,6 +28,7 @@ struct FollowedContainer {
 #[derive(Debug)]
 pub struct Followed {
     root: PathBuf,
+    running: ContainersOfNode,
     mode: RefreshMode,
     containers: HashMap<String, FollowedContainer>,
     /// The last answers of the engines. While an engine does not answer, its containers keep their requests.
@@ -37,7 +38,8 @@ pub struct Followed {
 impl Followed {
     /// The containers on a node whose `/` is at `root`. A survey finds them.
     pub fn new(root: &Path, mode: RefreshMode) -> Self {
-        Self { root: root.to_owned(), mode, containers: HashMap::new(), labels: HashMap::new() }
+        let running = ContainersOfNode::at(root);
+        Self { root: root.to_owned(), running, mode, containers: HashMap::new(), labels: HashMap::new() }
     }
 
     /// Finds the containers that opted in, watches the directories of their files, and refreshes each.
@@ -65,7 +67,7 @@ impl Followed {
     /// Refreshes a container, if it still runs.
     pub fn refresh(&self, id: &str, refresher: &Refresher<'_>) {
         let Some(opted_in) = self.containers.get(id) else { return };
-        let (files, errors) = BoundFiles::open(opted_in.binds.clone());
+        let (files, errors) = BoundFiles::open(opted_in.binds.clone(), opted_in.container.pid, &self.running);
         let mut warnings = opted_in.problems.clone();
         warnings.extend(errors.iter().map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))));
         warnings.extend(refresher.refresh(&opted_in.container, &files, opted_in.notify));
@@ -104,8 +106,8 @@ impl Followed {
         problems.iter_mut().for_each(|problem| *problem = format!("{name}: {problem}"));
         let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
         // Directories need no watch: a container sees their new files by itself.
-        let (files, _) = BoundFiles::open(if is_in { FileBind::of_spec(&spec) } else { Vec::new() });
-        let binds = files.binds().cloned().collect();
+        let mut binds = if is_in { FileBind::of_spec(&spec) } else { Vec::new() };
+        binds.retain(|bind| !bind.is_of_directory());
         let container = Container { id: container.id.clone(), name, pid: container.pid, pod: None };
         Some(FollowedContainer { container, binds, notify, problems })
     }

@@ -36,7 +36,7 @@ fn from_refresh_line(line: &RefreshLine) -> Vec<Occurrence> {
     };
     let mounts = line.mounts.iter().map(|mount| match mount.outcome.reason() {
         _ if mount.outcome.is_replaced() => refreshed(&mount.destination),
-        why => not_refreshed(&mount.destination, why.unwrap_or("policy only reports it")),
+        why => not_refreshed(&mount.destination, why.as_deref().unwrap_or("policy only reports it")),
     });
     let error = line.notification.as_ref().and_then(|notification| notification.error.as_deref());
     mounts.chain(error.map(not_notified)).map(occurrence).collect()

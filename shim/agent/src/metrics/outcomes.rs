@@ -36,6 +36,8 @@ pub enum RefreshResult {
     hidden,
     /// The volume changed all the time; the refresh is repeated.
     restless,
+    /// A container or a user may have led the way to the file elsewhere.
+    refused,
     /// It could not be replaced.
     failed,
     /// The application was not notified.
@@ -43,12 +45,13 @@ pub enum RefreshResult {
 }
 
 impl RefreshResult {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::replaced,
         Self::reported,
         Self::key_gone,
         Self::hidden,
         Self::restless,
+        Self::refused,
         Self::failed,
         Self::not_notified,
     ];
@@ -61,6 +64,7 @@ impl RefreshResult {
             MountResult::KeyGone => Self::key_gone,
             MountResult::Hidden => Self::hidden,
             MountResult::Restless => Self::restless,
+            MountResult::Refused { .. } => Self::refused,
             MountResult::Failed { .. } => Self::failed,
         }
     }
