@@ -143,7 +143,15 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
     let replaced = methods.map(|method| MountResult::Replaced { method });
     let failed = MountResult::Failed { error: "move_mount: EINVAL".to_owned() };
     let refuse = |reason| MountResult::Refused { reason, path: "/srv/data/conf".to_owned() };
-    let left = [MountResult::Stale, MountResult::KeyGone, MountResult::Hidden, MountResult::Restless, failed];
+    let left = [
+        MountResult::Stale,
+        MountResult::KeyGone,
+        MountResult::Hidden,
+        MountResult::Occupied,
+        MountResult::Missing,
+        MountResult::Restless,
+        failed,
+    ];
     let mount = |outcome| RefreshedMount::new("/etc/app.conf".as_ref(), "/volume/app.conf".as_ref(), outcome);
     let mut line = RefreshLine::new(Actor::Agent, "bb344d713010", full().container);
     line.mounts = replaced.into_iter().chain(left).chain(RefusedReason::ALL.map(refuse)).map(mount).collect();

@@ -11,6 +11,7 @@ use bindguard_core::report::{MountResult, RefreshedMount};
 use bindguard_guard::refresh::{HeldProcess, PodVolumes, RefreshAct, TuckRecords, refresh_container};
 use serde::Serialize;
 
+use crate::engines::binds_of_container;
 use crate::node::inits_of;
 use crate::pods::{ContainerState, PodContainer, PodName, Pods};
 
@@ -26,7 +27,7 @@ pub struct OldFiles {
     pub opted_in: Option<bool>,
     /// The stale files and folders.
     pub files: Vec<RefreshedMount>,
-    /// The command that shows the container the current files.
+    /// The command that shows the container the current files; none if a refresh cannot help.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
@@ -79,14 +80,22 @@ fn folder_of<'r>(uid: &str, mut kubelet_roots: impl Iterator<Item = &'r Path>) -
 /// `None` if all files are current, or if the container ended.
 fn of_container(container: &PodContainer, init: u32, volumes: &PodVolumes, pods: &Pods) -> Option<OldFiles> {
     let process = HeldProcess::open(init).ok()?;
-    let seen = refresh_container(&process, volumes, RefreshAct::Look, &TuckRecords::default()).ok()?;
+    let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
+    let seen = refresh_container(&process, &volumes, RefreshAct::Look, &TuckRecords::default()).ok()?;
     let mounts = seen.mounts.iter().map(RefreshedMount::from);
-    let files: Vec<_> = mounts.filter(|mount| mount.outcome == MountResult::Stale).collect();
+    let is_old = |mount: &RefreshedMount| match mount.outcome {
+        MountResult::Stale | MountResult::KeyGone | MountResult::Missing => true,
+        MountResult::Replaced { .. } | MountResult::Hidden | MountResult::Occupied => false,
+        MountResult::Restless | MountResult::Refused { .. } | MountResult::Failed { .. } => false,
+    };
+    let files: Vec<_> = mounts.filter(is_old).collect();
     if files.is_empty() {
         return None;
     }
     let pod = container.pod.clone();
     let opted_in = pods.opted_in(pod.uid.as_deref()?, container.name.as_deref()?);
-    let command = pod.for_people().map(|pod| format!("bindguard refresh --pod {pod}"));
+    // A removed key does not come back by a refresh, and a bind that is gone only by a restart.
+    let helps = files.iter().any(|file| file.outcome == MountResult::Stale);
+    let command = pod.for_people().filter(|_| helps).map(|pod| format!("bindguard refresh --pod {pod}"));
     Some(OldFiles { pod, container: container.clone(), opted_in, files, command })
 }

@@ -134,6 +134,12 @@ impl<'a> Refresher<'a> {
                 RefreshOutcome::Hidden => {
                     warnings.push(format!("{place} of {name} is not refreshed: the container mounted over it"));
                 }
+                RefreshOutcome::Occupied => {
+                    warnings.push(format!("{place} of {name} is not refreshed: other mounts are in it"));
+                }
+                RefreshOutcome::Missing => warnings.push(format!(
+                    "{place} of {name} is gone: the kernel detached it when the directory around it was updated; restart the container"
+                )),
                 // The events of these changes, and the checks after the last one, repeat it.
                 RefreshOutcome::NotReplaced(NotReplaced::Restless(_)) => {}
                 RefreshOutcome::NotReplaced(why) => {

@@ -6,6 +6,7 @@
 
 mod files;
 mod interrupted;
+mod nested;
 mod volumes;
 mod way;
 mod writers;
@@ -17,6 +18,7 @@ use crate::mount_table::{MountEntry, MountId, MountTable};
 
 pub use files::{BoundFile, files_in_container};
 pub use interrupted::left_shared;
+pub use nested::{SpecBind, missing_binds};
 pub use volumes::{PodVolume, subpaths_in_container};
 pub use way::{FilePlace, Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
 pub use writers::ContainerTable;
@@ -47,6 +49,8 @@ pub enum SubpathState {
     Covering(MountId),
     /// The container mounted something over it.
     Hidden,
+    /// A stale directory with other mounts in it: they would be lost with the directory's mount.
+    Occupied,
 }
 
 /// The part of a volume or directory that a mount shows.
@@ -64,29 +68,36 @@ impl ShownPart {
 }
 
 /// The mounts that show a part, with their states.
+///
+/// A mount that the container made over such a mount is never named, so nothing replaces or detaches it. The order of the table
+/// distinguishes it from an unfinished refresh: the kernel lists mounts in the order in which they were made. A refresh puts its new mount
+/// beneath the older one; the container puts its new mount on top.
 fn states(table: &MountTable, part_shown_by: impl Fn(&MountEntry) -> Option<ShownPart>) -> Vec<SubpathInContainer> {
     let shown: BTreeMap<MountId, ShownPart> =
         table.entries().iter().filter_map(|mount| Some((mount.id, part_shown_by(mount)?))).collect();
+    let is_newer = |mount: MountId, than: MountId| table.is_listed_after(mount, than) == Some(true);
+    let shows_same = |mount: MountId, part: &ShownPart| shown.get(&mount).is_some_and(|it| it.is_same_sub_path(part));
     let subpaths = table.entries().iter().filter_map(|mount| {
         let shown_here = shown.get(&mount.id)?;
         let parent = table.mount(mount.parent).filter(|parent| parent.id != mount.id);
-        let equal = parent.filter(|parent| parent.mount_point == mount.mount_point).and_then(|parent| {
-            let below = shown.get(&parent.id)?;
-            below.is_same_sub_path(shown_here).then_some(parent.id)
-        });
-        let covering = table
-            .entries()
-            .iter()
-            .find(|other| other.parent == mount.id && other.id != mount.id && other.mount_point == mount.mount_point);
-        // An equal mount on top is the unfinished refresh; that mount is the one to act on.
-        if covering.is_some_and(|top| shown.get(&top.id).is_some_and(|top| top.is_same_sub_path(shown_here))) {
+        let beneath = parent.filter(|parent| parent.mount_point == mount.mount_point && shown.contains_key(&parent.id));
+        if beneath.is_some_and(|beneath| is_newer(mount.id, beneath.id)) {
             return None;
         }
+        let equal = beneath.filter(|beneath| shows_same(beneath.id, shown_here)).map(|beneath| beneath.id);
+        let mut on_it = table.entries().iter().filter(|other| other.parent == mount.id && other.id != mount.id);
+        let covering = on_it.clone().find(|other| other.mount_point == mount.mount_point);
+        // An equal mount on top is the unfinished refresh; that mount is the one to act on.
+        if covering.is_some_and(|top| shows_same(top.id, shown_here) && !is_newer(top.id, mount.id)) {
+            return None;
+        }
+        let is_stale = equal.is_some() || !shown_here.is_current;
         let state = match (covering, equal) {
             (Some(_), _) => SubpathState::Hidden,
+            (None, _) if is_stale && on_it.next().is_some() => SubpathState::Occupied,
             (None, Some(equal)) => SubpathState::Covering(equal),
-            (None, None) if shown_here.is_current => SubpathState::Current,
-            (None, None) => SubpathState::Stale,
+            (None, None) if is_stale => SubpathState::Stale,
+            (None, None) => SubpathState::Current,
         };
         Some(SubpathInContainer {
             mount: mount.clone(),

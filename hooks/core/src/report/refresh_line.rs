@@ -103,6 +103,10 @@ pub enum MountResult {
     KeyGone,
     /// The container mounted something over it.
     Hidden,
+    /// Other mounts are in the stale directory.
+    Occupied,
+    /// A bind of the spec that was mounted in a directory of the volume is gone.
+    Missing,
     /// The volume changed faster than the mount could be replaced.
     Restless,
     /// A container or a user may have led the way to the file on the host elsewhere.
@@ -158,6 +162,8 @@ impl MountResult {
             Self::Stale => "stale",
             Self::KeyGone => "key-gone",
             Self::Hidden => "hidden",
+            Self::Occupied => "occupied",
+            Self::Missing => "missing",
             Self::Restless => "restless",
             Self::Refused { .. } => "refused",
             Self::Failed { .. } => "failed",
@@ -175,6 +181,10 @@ impl MountResult {
             Self::Replaced { .. } | Self::Stale => return None,
             Self::KeyGone => "its volume has no such key any more".into(),
             Self::Hidden => "the container mounted something over it".into(),
+            Self::Occupied => "other mounts are in the directory, and would be lost".into(),
+            Self::Missing => {
+                "the kernel detached this bind when the directory around it was updated; restart the container".into()
+            }
             Self::Restless => "its volume changed all the time".into(),
             Self::Refused { reason, path } => format!("{path} {}", reason.words()).into(),
             Self::Failed { error } => error.into(),

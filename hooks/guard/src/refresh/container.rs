@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{SubpathInContainer, SubpathState};
+use bindguard_core::refresh::{SpecBind, SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_sys::enter::{
     AT_A_TIME, Abandoned, CloneError, Entered, HeldProcess, MountsLock, NewMount, Replacement, clone_like,
@@ -68,6 +68,7 @@ pub fn refresh_container(
     refresh.notify = match act {
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
+            refresh.look_for_keys(&subpaths);
             return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale));
         }
         RefreshAct::Replace(notify) => notify,
@@ -128,6 +129,8 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) notify: Notify,
     pub(super) not_notified: Option<NotNotified>,
     pub(super) abandoned: Option<Abandoned>,
+    /// The binds of the spec that are gone.
+    missing: Vec<SpecBind>,
 }
 
 /// The reason for which a mount is not replaced in this round.
@@ -139,8 +142,18 @@ pub(super) enum Failure {
 
 impl<'a> ContainerRefresh<'a> {
     fn new(process: &'a HeldProcess, volumes: &'a dyn CurrentFiles, records: &'a TuckRecords) -> Self {
-        let (methods, failures) = Default::default();
-        Self { process, volumes, records, methods, failures, notify: Notify::None, not_notified: None, abandoned: None }
+        let (methods, failures, missing) = Default::default();
+        Self {
+            process,
+            volumes,
+            records,
+            methods,
+            failures,
+            notify: Notify::None,
+            not_notified: None,
+            abandoned: None,
+            missing,
+        }
     }
 
     /// One signal for one update, after all files are new.
@@ -150,8 +163,20 @@ impl<'a> ContainerRefresh<'a> {
         }
     }
 
-    fn find(&self) -> Result<Vec<SubpathInContainer>, RefreshError> {
-        Ok(self.shown_in(&self.process.mounts()?))
+    fn find(&mut self) -> Result<Vec<SubpathInContainer>, RefreshError> {
+        let table = self.process.mounts()?;
+        self.missing = self.volumes.missing_in(&table);
+        Ok(self.shown_in(&table))
+    }
+
+    /// Records the stale mounts whose key is gone: no refresh can help them.
+    fn look_for_keys(&mut self, subpaths: &[SubpathInContainer]) {
+        for subpath in self.due(subpaths) {
+            let opened = self.volumes.open_current(subpath);
+            if opened.is_none_or(|opened| opened.is_ok_and(|opened| opened.file.is_none())) {
+                self.fail(subpath, Failure::KeyGone);
+            }
+        }
     }
 
     pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
@@ -163,7 +188,7 @@ impl<'a> ContainerRefresh<'a> {
         let is_due = |subpath: &&SubpathInContainer| {
             let is_stale = match subpath.state {
                 SubpathState::Stale | SubpathState::Covering(_) => true,
-                SubpathState::Current | SubpathState::Hidden => false,
+                SubpathState::Current | SubpathState::Hidden | SubpathState::Occupied => false,
             };
             let failed = self.failures.get(&subpath.mount.mount_point);
             is_stale && failed.is_none_or(|(times, why)| *times < FAILURES && !matches!(why, Failure::KeyGone))
@@ -199,15 +224,17 @@ impl<'a> ContainerRefresh<'a> {
         for subpath in due {
             let new = match subpath.state {
                 SubpathState::Covering(_) => None,
-                SubpathState::Stale | SubpathState::Current | SubpathState::Hidden => match self.new_mount(subpath) {
-                    Ok(Some(new)) => Some(new),
-                    // The volume changed: judge again.
-                    Ok(None) => continue,
-                    Err(why) => {
-                        self.fail(subpath, why);
-                        continue;
+                SubpathState::Stale | SubpathState::Current | SubpathState::Hidden | SubpathState::Occupied => {
+                    match self.new_mount(subpath) {
+                        Ok(Some(new)) => Some(new),
+                        // The volume changed: judge again.
+                        Ok(None) => continue,
+                        Err(why) => {
+                            self.fail(subpath, why);
+                            continue;
+                        }
                     }
-                },
+                }
             };
             prepared.0.push(*subpath);
             prepared.1.push(Replacement { stale: &subpath.mount, parent: subpath.parent.as_ref(), new });
@@ -245,6 +272,7 @@ impl<'a> ContainerRefresh<'a> {
             let outcome = match subpath.state {
                 SubpathState::Current => RefreshOutcome::Replaced(*self.methods.get(place)?),
                 SubpathState::Hidden => RefreshOutcome::Hidden,
+                SubpathState::Occupied => RefreshOutcome::Occupied,
                 SubpathState::Stale | SubpathState::Covering(_) => match self.failures.remove(place) {
                     Some((_, Failure::KeyGone)) => RefreshOutcome::KeyGone,
                     Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
@@ -254,8 +282,9 @@ impl<'a> ContainerRefresh<'a> {
             let SubpathInContainer { mount, volume, sub_path, .. } = subpath;
             Some(MountRefresh { destination: mount.mount_point, volume, sub_path, outcome })
         });
+        let missing = self.missing.iter().map(MountRefresh::of_missing);
         Refreshed {
-            mounts: mounts.collect(),
+            mounts: mounts.chain(missing).collect(),
             subpaths: count,
             not_notified: self.not_notified,
             abandoned: self.abandoned,

@@ -2,7 +2,7 @@
 //! engine bound.
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::SubpathInContainer;
+use bindguard_core::refresh::{SpecBind, SubpathInContainer};
 use bindguard_sys::OpenedTarget;
 
 use super::outcome::NotReplaced;
@@ -11,6 +11,11 @@ use super::outcome::NotReplaced;
 pub trait CurrentFiles {
     /// The mounts of a container that show them, each with its state at this moment.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer>;
+
+    /// The binds of the container's spec that were mounted in one of them and are gone.
+    fn missing_in(&self, _table: &MountTable) -> Vec<SpecBind> {
+        Vec::new()
+    }
 
     /// Opens the file or directory that a stale mount should show now. `None` for a directory or volume that is none of these.
     fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>>;

@@ -23,7 +23,7 @@ pub use host::{VolumeOfPod, rebind_volume};
 pub use outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 pub use records::{TuckRecordError, TuckRecords};
 pub use running::RunningContainers;
-pub use volumes::{PodVolumes, VolumesError};
+pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
 
 /// A container's init process, held so that no other process is taken for it; and a child that hangs in a container.
 pub use bindguard_sys::enter::{Abandoned, HeldProcess, ProcessError};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
-use bindguard_core::refresh::{Refused, RefusedReason};
+use bindguard_core::refresh::{Refused, RefusedReason, SpecBind};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_sys::TargetError;
@@ -40,6 +40,10 @@ pub enum RefreshOutcome {
     KeyGone,
     /// The container mounted something over it.
     Hidden,
+    /// Other mounts are in the stale directory.
+    Occupied,
+    /// A bind of the spec that was mounted in a directory of the volume is gone.
+    Missing,
     /// It is still stale.
     NotReplaced(NotReplaced),
 }
@@ -101,6 +105,9 @@ pub struct Refreshed {
 /// Why an application was not notified.
 #[derive(Debug, thiserror::Error)]
 pub enum NotNotified {
+    /// The container itself cannot write the file beneath the mount.
+    #[error("touch the file beneath {}: the container cannot write there", .0.display())]
+    ReadOnly(PathBuf),
     /// The file beneath the mount could not be touched.
     #[error(transparent)]
     Touch(#[from] EnterError),
@@ -137,6 +144,8 @@ impl RefreshOutcome {
             Self::Stale => MountResult::Stale,
             Self::KeyGone => MountResult::KeyGone,
             Self::Hidden => MountResult::Hidden,
+            Self::Occupied => MountResult::Occupied,
+            Self::Missing => MountResult::Missing,
             Self::NotReplaced(NotReplaced::Restless(_)) => MountResult::Restless,
             Self::NotReplaced(NotReplaced::Refused(Refused { reason, path })) => {
                 MountResult::Refused { reason: *reason, path: text(path) }
@@ -150,6 +159,15 @@ impl RefreshOutcome {
 }
 
 impl MountRefresh {
+    /// A bind of the spec that is gone.
+    pub(super) fn of_missing(bind: &SpecBind) -> Self {
+        let (volume, sub_path) = match (bind.source.parent(), bind.source.file_name()) {
+            (Some(directory), Some(name)) => (directory.to_owned(), name.into()),
+            _ => (bind.source.clone(), PathBuf::new()),
+        };
+        Self { destination: bind.destination.clone(), volume, sub_path, outcome: RefreshOutcome::Missing }
+    }
+
     /// The result as a report has it.
     pub fn result(&self) -> MountResult {
         self.outcome.result(&self.source())

@@ -13,6 +13,7 @@ mod oci_state;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::RunningContainers;
 use bindguard_sys::bundle::read_spec;
@@ -28,11 +29,13 @@ const MOBY: [&str; 3] = [
 const PODMAN: [&str; 2] = ["run/crun", "run/runc"];
 
 /// containerd's task folders, one for each namespace: `moby` of dockerd, `k8s.io` of the kubelet.
-const TASKS: [&str; 4] = [
+const TASKS: [&str; 6] = [
     "run/containerd/io.containerd.runtime.v2.task",
     "run/docker/containerd/daemon/io.containerd.runtime.v2.task",
     "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task",
     "run/k3s/containerd/io.containerd.runtime.v2.task",
+    "run/k0s/containerd/io.containerd.runtime.v2.task",
+    "var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task",
 ];
 
 /// The annotation with which Podman and CRI-O mark their containers.
@@ -123,6 +126,17 @@ impl RunningContainers for ContainersOfNode {
     }
 }
 
+/// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is not found.
+pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
+    let namespaces = TASKS.iter().flat_map(|folder| entries(&root.join(folder)));
+    let bundles = namespaces.map(|namespace| namespace.join(id));
+    let states = PODMAN.iter().map(|folder| root.join(folder).join(id));
+    let of_states = states.filter_map(|state| oci_state::bundle_and_pid(&state)).map(|(bundle, _)| bundle);
+    let bytes = bundles.chain(of_states).find_map(|bundle| read_spec(&bundle).ok());
+    let spec = bytes.as_ref().and_then(|bytes| SpecView::from_bytes(bytes).ok());
+    spec.map(|spec| SpecBind::of_spec(&spec)).unwrap_or_default()
+}
+
 /// The user whose rootless container this is. The host paths of such a container belong to a mount namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
     let is_there = |user: &Path, folder: &str| user.join(folder.trim_start_matches("run/")).join(id).metadata().is_ok();
@@ -182,6 +196,11 @@ mod tests {
         found.sort_by_key(|container| container.pid);
         let found: Vec<_> = found.iter().map(|it| (it.engine, it.id.as_str(), it.pid)).collect();
         assert_eq!(found, [(Engine::Docker, "d1", 11), (Engine::Podman, "p1", 13), (Engine::Podman, "p2", 15)]);
+        write(at("b/c1/config.json"), r#"{"mounts":[{"type":"bind","source":"/s","destination":"/d"}]}"#);
+        let bind = SpecBind { destination: "/d".into(), source: "/s".into() };
+        assert_eq!(binds_of_container(root.path(), "c1"), [bind]);
+        assert_eq!(binds_of_container(root.path(), "created"), []);
+        assert_eq!(binds_of_container(root.path(), "gone"), []);
         // Also those of pods: any container may be able to write a folder of the host.
         assert_eq!(ContainersOfNode::at(root.path()).inits(), [11, 12, 13, 14, 15]);
         assert_eq!(rootless_owner(root.path(), "r1").as_deref(), Some("1000"));

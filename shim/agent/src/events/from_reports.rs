@@ -6,7 +6,7 @@ use std::path::Path;
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
 use bindguard_core::report::{
-    BindRecord, BindReport, Container, CreateLine, JournalLine, Outcome, RefreshLine, Report,
+    BindRecord, BindReport, Container, CreateLine, JournalLine, MountResult, Outcome, RefreshLine, Report,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_guard::refresh::{NotReplaced, RefreshOutcome, Refreshed};
@@ -36,6 +36,7 @@ fn from_refresh_line(line: &RefreshLine) -> Vec<Occurrence> {
     };
     let mounts = line.mounts.iter().map(|mount| match mount.outcome.reason() {
         _ if mount.outcome.is_replaced() => refreshed(&mount.destination),
+        _ if mount.outcome == MountResult::Missing => missing(&mount.destination),
         why => not_refreshed(&mount.destination, why.as_deref().unwrap_or("policy only reports it")),
     });
     let error = line.notification.as_ref().and_then(|notification| notification.error.as_deref());
@@ -91,6 +92,8 @@ pub fn from_refresh(pod: &PodIdentity, container: &str, done: &Refreshed) -> Vec
                 not_refreshed(place, &format!("the volume has no {} any more", mount.sub_path.display()))
             }
             RefreshOutcome::Hidden => not_refreshed(place, "the container mounted over it"),
+            RefreshOutcome::Occupied => not_refreshed(place, "other mounts are in it"),
+            RefreshOutcome::Missing => missing(place),
             RefreshOutcome::Stale => not_refreshed(place, "policy only reports it"),
             RefreshOutcome::NotReplaced(why) => not_refreshed(place, &error_chain(why)),
         };
@@ -110,6 +113,13 @@ fn not_notified(error: &str) -> (Reason, String) {
 
 fn refreshed(place: impl fmt::Display) -> (Reason, String) {
     (Reason::BindMountRefreshed, format!("the mount at {place} shows the current file"))
+}
+
+fn missing(place: impl fmt::Display) -> (Reason, String) {
+    let message = format!(
+        "the mount at {place} is gone: the kernel detached it when the directory around it was updated; restart the container"
+    );
+    (Reason::BindMountNotRefreshed, message)
 }
 
 fn not_refreshed(place: impl fmt::Display, why: &str) -> (Reason, String) {

@@ -34,6 +34,10 @@ pub enum RefreshResult {
     key_gone,
     /// The container mounted over it.
     hidden,
+    /// Other mounts are in the stale directory.
+    occupied,
+    /// A bind of the spec in a directory of the volume is gone.
+    missing,
     /// The volume changed all the time; the refresh is repeated.
     restless,
     /// A container or a user may have led the way to the file elsewhere.
@@ -45,11 +49,13 @@ pub enum RefreshResult {
 }
 
 impl RefreshResult {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::replaced,
         Self::reported,
         Self::key_gone,
         Self::hidden,
+        Self::occupied,
+        Self::missing,
         Self::restless,
         Self::refused,
         Self::failed,
@@ -63,6 +69,8 @@ impl RefreshResult {
             MountResult::Stale => Self::reported,
             MountResult::KeyGone => Self::key_gone,
             MountResult::Hidden => Self::hidden,
+            MountResult::Occupied => Self::occupied,
+            MountResult::Missing => Self::missing,
             MountResult::Restless => Self::restless,
             MountResult::Refused { .. } => Self::refused,
             MountResult::Failed { .. } => Self::failed,
