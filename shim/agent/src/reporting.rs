@@ -8,10 +8,14 @@ use std::mem;
 use bindguard_core::report::{Actor, JournalLine, Report};
 use bindguard_guard::refresh::{Refreshed, VolumeOfPod};
 use bindguard_operator::container_mounts::ContainerMounts;
+use bindguard_operator::ignored_requests::IgnoredRequest;
 use bindguard_operator::node_report::NodeReport;
 use tracing::warn;
 
-use crate::events::{Events, PodIdentity, Standing, from_journal, from_keeper, from_rebind, from_refresh, from_survey};
+use crate::events::{
+    Events, PodIdentity, Standing, from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh,
+    from_survey,
+};
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
 use crate::node_state::StateSink;
@@ -22,6 +26,9 @@ pub struct SurveyEvents {
     sources: Standing<()>,
     /// The ids of the containers that keep mounts of the host.
     keepers: HashSet<String>,
+    /// The pods whose annotations have no effect, and the events about them.
+    ignored: Vec<IgnoredRequest>,
+    ignored_events: Standing<()>,
 }
 
 /// Takes reports, from any thread.
@@ -78,6 +85,27 @@ impl Reporting {
             warn!("{pod} container {name} keeps mounts that the host has unmounted: {places:?}");
             self.events.record(from_keeper(keeper));
         }
+    }
+
+    /// The annotations for live refresh that have no effect. Returns the number of their pods.
+    pub fn ignored_requests(&self, found: Vec<IgnoredRequest>, known: &mut SurveyEvents) -> usize {
+        let before = mem::replace(&mut known.ignored, found);
+        let mut occurrences = Vec::new();
+        for request in &known.ignored {
+            let problems = request.confirmed_by(&before);
+            if !problems.is_empty() {
+                occurrences.extend(from_ignored_request(&request.pod, &problems));
+            }
+        }
+        let count = occurrences.len();
+        let new = known.ignored_events.changed((), occurrences);
+        for occurrence in &new {
+            warn!("pod {}: {}", occurrence.subject, occurrence.message);
+        }
+        if self.events.are_on() {
+            self.events.record(new);
+        }
+        count
     }
 
     /// A re-bind of a volume's subpaths.

@@ -12,6 +12,7 @@ use bindguard_core::source::SourceKind;
 use bindguard_guard::refresh::{NotReplaced, RefreshOutcome, Refreshed};
 use bindguard_operator::container_mounts::Keeper;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
+use bindguard_operator::pods::PodName;
 
 use super::occurrence::{Occurrence, PodIdentity, Reason, Subject};
 
@@ -146,6 +147,19 @@ fn surveyed(NodeBind { bind, pod, .. }: &NodeBind) -> Option<Occurrence> {
         reason: reason(bind.verdict(), None)?,
         message: message(&place(bind), bind.verdict(), &bind.reason()?, None),
     })
+}
+
+/// The occurrence of a pod whose annotations for live refresh have no effect.
+pub fn from_ignored_request(pod: &PodName, problems: &[String]) -> Option<Occurrence> {
+    let uid = pod.uid.clone()?;
+    let subject = match (&pod.namespace, &pod.name) {
+        (Some(namespace), Some(name)) => {
+            Subject::Pod(PodIdentity { namespace: namespace.clone(), name: name.clone(), uid })
+        }
+        _ => Subject::Uid(uid),
+    };
+    let message = problems.join("; ");
+    Some(Occurrence { subject, container: None, reason: Reason::RefreshRequestIgnored, message })
 }
 
 /// The occurrence of a running container that keeps mounts of the host.
