@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindguard_core::evidence::FileKind;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SpecBind, SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
@@ -218,9 +219,9 @@ impl<'a> ContainerRefresh<'a> {
         Ok(())
     }
 
-    /// A new mount for each of these, but for those whose key is gone.
+    /// A new mount for each of these, but for those whose key is gone. Directories come first: the old ones are empty.
     fn prepared<'s>(&mut self, due: &[&'s SubpathInContainer]) -> (Vec<&'s SubpathInContainer>, Vec<Replacement<'s>>) {
-        let mut prepared = (Vec::new(), Vec::new());
+        let mut prepared = Vec::new();
         for subpath in due {
             let new = match subpath.state {
                 SubpathState::Covering(_) => None,
@@ -236,19 +237,23 @@ impl<'a> ContainerRefresh<'a> {
                     }
                 }
             };
-            prepared.0.push(*subpath);
-            prepared.1.push(Replacement { stale: &subpath.mount, parent: subpath.parent.as_ref(), new });
+            let (new, kind) = new.unzip();
+            let is_directory = kind == Some(FileKind::Directory);
+            let replacement = Replacement { stale: &subpath.mount, parent: subpath.parent.as_ref(), new };
+            prepared.push((is_directory, *subpath, replacement));
         }
-        prepared
+        prepared.sort_by_key(|(is_directory, ..)| !is_directory);
+        prepared.into_iter().map(|(_, subpath, replacement)| (subpath, replacement)).unzip()
     }
 
-    /// A mount of the current file; `None` if the volume changed meanwhile.
-    fn new_mount(&self, subpath: &SubpathInContainer) -> Result<Option<NewMount>, Failure> {
+    /// A mount of the current file, and its kind; `None` if the volume changed meanwhile.
+    fn new_mount(&self, subpath: &SubpathInContainer) -> Result<Option<(NewMount, FileKind)>, Failure> {
         let opened = self.volumes.open_current(subpath);
         let opened = opened.ok_or(Failure::KeyGone)?.map_err(Failure::NotReplaced)?;
         let file = opened.file.ok_or(Failure::KeyGone)?;
+        let kind = file.identity().map_or(FileKind::File, |identity| identity.kind);
         match clone_like(&file, &subpath.mount, self.process) {
-            Ok(new) => Ok(Some(new)),
+            Ok(new) => Ok(Some((new, kind))),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),
         }
