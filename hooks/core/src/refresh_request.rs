@@ -106,8 +106,14 @@ impl RefreshRequest {
             Some("true") => request.containers = OptIn::All,
             Some("") => request.refuse(REFRESH, "", "\"true\", \"false\" or names of containers"),
             Some(names) => {
-                let names = names.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned);
-                request.containers = OptIn::Named(names.collect());
+                let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+                let (names, others): (Vec<_>, Vec<_>) = names.partition(|name| may_be_container(name));
+                for other in others {
+                    request.refuse(REFRESH, other, "\"true\", \"false\" or names of containers");
+                }
+                if !names.is_empty() {
+                    request.containers = OptIn::Named(names.into_iter().map(str::to_owned).collect());
+                }
             }
         }
         request.read_notify(NOTIFY, annotation(NOTIFY));
@@ -138,6 +144,12 @@ impl RefreshRequest {
         let text = crate::text::cut(text, 64);
         self.problems.push(format!("ignoring {name}: {text:?} is not {expected}"));
     }
+}
+
+/// True if a container of a pod can have this name: a DNS label. `True` is none.
+fn may_be_container(name: &str) -> bool {
+    let is_of_label = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    name.len() <= 63 && name.bytes().all(is_of_label)
 }
 
 impl OptIn {
@@ -221,7 +233,10 @@ mod tests {
             let containers = request(value, None).containers;
             assert_eq!((containers.includes("app"), containers.includes("side")), (app, side), "{value:?}");
         }
-        assert_eq!(request(Some(""), None).problems.len(), 1);
+        for (value, problems) in [("", 1), ("True", 1), ("YES,app,On", 2), ("app", 0), ("true", 0), ("false", 0)] {
+            assert_eq!(request(Some(value), None).problems.len(), problems, "{value}");
+        }
+        assert!(request(Some("YES,app"), None).containers.includes("app"));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::judge::{Finding, Lack, NoRemedy, Pinning, StaleCause, Unmounted, Verdict};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
+use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::{
     Actor, AttachMethod, BindReport, Container, MountResult, Notification, Outcome, PlannedAction, RebindLine,
@@ -141,10 +142,19 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
     let methods = [AttachMethod::Beneath, AttachMethod::Tucked, AttachMethod::Finished];
     let replaced = methods.map(|method| MountResult::Replaced { method });
     let failed = MountResult::Failed { error: "move_mount: EINVAL".to_owned() };
-    let left = [MountResult::Stale, MountResult::KeyGone, MountResult::Hidden, MountResult::Restless, failed];
+    let refuse = |reason| MountResult::Refused { reason, path: "/srv/data/conf".to_owned() };
+    let left = [
+        MountResult::Stale,
+        MountResult::KeyGone,
+        MountResult::Hidden,
+        MountResult::Occupied,
+        MountResult::Missing,
+        MountResult::Restless,
+        failed,
+    ];
     let mount = |outcome| RefreshedMount::new("/etc/app.conf".as_ref(), "/volume/app.conf".as_ref(), outcome);
     let mut line = RefreshLine::new(Actor::Agent, "bb344d713010", full().container);
-    line.mounts = replaced.into_iter().chain(left).map(mount).collect();
+    line.mounts = replaced.into_iter().chain(left).chain(RefusedReason::ALL.map(refuse)).map(mount).collect();
     line.notification = Some(Notification { request: Notify::Touch, error: error.map(str::to_owned) });
     line.problems.extend(error.map(str::to_owned));
     line

@@ -135,6 +135,10 @@ fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
     scene.pod.update(1);
     let payload = scene.pod.volume().join(fs::read_link(scene.pod.volume().join("..data")).unwrap());
     fs::remove_file(payload.join("0")).unwrap();
+    // A refresh cannot help, and a report of the state must not recommend one.
+    let seen = scene.refresh_only(&container, RefreshAct::Look);
+    let seen: Vec<_> = seen.mounts.iter().map(|mount| mount.result().as_str()).collect();
+    assert_eq!(seen, ["key-gone", "stale"]);
     let refreshed = scene.refresh(&container);
     let of = |place: &str| {
         let mount = refreshed.mounts.iter().find(|mount| mount.destination == Path::new(place)).unwrap();
@@ -185,4 +189,28 @@ fn a_folder_as_sub_path_is_refreshed_as_a_whole() {
     let refreshed = scene.refresh(&container);
     assert_eq!(methods(&refreshed), [method()]);
     assert_eq!(container.read("etc/folder/0").as_deref(), Some("1"));
+}
+
+/// A container must not change a file of the host through the agent: its own mount is read-only.
+#[test]
+fn a_file_beneath_a_read_only_mount_is_not_touched() {
+    if !can_run() {
+        return;
+    }
+    for is_read_only in [false, true] {
+        let scene = Scene::with_keys(1);
+        let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
+            let access = if is_read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+            let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | access;
+            nix::mount::mount(None::<&str>, "/", None::<&str>, flags, None::<&str>).unwrap();
+        });
+        let beneath = scene.root.path().join("etc/app/0");
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1);
+        fs::File::options().write(true).open(&beneath).unwrap().set_modified(long_ago).unwrap();
+        scene.pod.update(1);
+        let refreshed = scene.refresh_only(&container, RefreshAct::Replace(Notify::Touch));
+        assert!(refreshed.is_current() && refreshed.not_notified.is_some() == is_read_only, "{refreshed:?}");
+        let is_touched = fs::metadata(&beneath).unwrap().modified().unwrap() != long_ago;
+        assert_eq!(is_touched, !is_read_only);
+    }
 }

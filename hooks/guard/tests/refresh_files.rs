@@ -16,7 +16,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
     BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, RefreshOutcome, Refreshed, TuckRecords,
@@ -27,6 +29,9 @@ use nix::mount::{MsFlags, mount};
 use pod::{Folder, own_namespace};
 
 const PLACE: &str = "/etc/app.conf";
+
+/// No other container runs.
+static NO_OTHERS: Vec<u32> = Vec::new();
 
 /// A directory of the host with a file, and the root of a container that binds it.
 struct Scene {
@@ -58,7 +63,11 @@ impl Scene {
 
     fn refresh(&self, container: &Container) -> Refreshed {
         let spec = spec(&[(&self.at("app.conf"), PLACE)]);
-        let (files, errors) = BoundFiles::open(FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()));
+        let (files, errors) = BoundFiles::open(
+            FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
+            container.process.pid(),
+            &NO_OTHERS,
+        );
         assert!(errors.is_empty(), "{errors:?}");
         let records = TuckRecords::at(&self.folder.path().join("tucks"));
         refresh_container(
@@ -176,7 +185,7 @@ fn a_symlink_out_of_the_directory_is_refused() {
     }
 }
 
-/// The directory's path leads elsewhere now: the mount that the container has belongs to the directory that it had.
+/// The directory's path leads elsewhere now, and anyone may have put it there: `/tmp` is writable for all.
 #[test]
 fn a_file_of_another_directory_is_never_shown() {
     if !can_run() {
@@ -188,7 +197,12 @@ fn a_file_of_another_directory_is_never_shown() {
     fs::rename(&conf, moved).unwrap();
     symlink("elsewhere", &conf).unwrap();
     fs::write(scene.folder.path().join("elsewhere/app.conf"), "9").unwrap();
-    assert_eq!(scene.refresh(&container).subpaths, 0);
+    let refreshed = scene.refresh(&container);
+    let refused = MountResult::Refused {
+        reason: RefusedReason::OtherFolderOfUser,
+        path: scene.folder.path().to_string_lossy().into_owned(),
+    };
+    assert_eq!(refreshed.mounts[0].result(), refused);
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
 }
 
@@ -218,9 +232,10 @@ fn binds_of_directories_are_left_out() {
     let scene = Scene::new();
     let (directory, gone) = (scene.folder.path().join("conf"), scene.folder.path().join("gone/app.conf"));
     let spec = spec(&[(&directory, "/etc/conf"), (&gone, "/etc/gone"), (&scene.at("app.conf"), PLACE)]);
-    let (files, errors) = BoundFiles::open(FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()));
+    let (files, errors) = BoundFiles::open(FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()), 1, &NO_OTHERS);
     let destinations: Vec<_> = files.binds().map(|bind| bind.destination.as_path()).collect();
-    assert_eq!((destinations, errors.len()), (vec![Path::new(PLACE)], 1), "{errors:?}");
+    // A file whose directory is gone may come back.
+    assert_eq!((destinations, errors.len()), (vec![Path::new("/etc/gone"), Path::new(PLACE)], 1), "{errors:?}");
 }
 
 /// The program of a process that lasts until the test that started it ends.
@@ -236,7 +251,7 @@ fn a_sandbox_is_never_entered() {
     if !can_run() {
         return;
     }
-    let (files, _) = BoundFiles::open(Vec::new());
+    let (files, _) = BoundFiles::open(Vec::new(), 1, &NO_OTHERS);
     let refused = |mut command: Command| {
         let mut program = command.spawn().unwrap();
         let process = HeldProcess::open(program.id()).unwrap();

@@ -43,6 +43,30 @@ fn a_mount_of_the_container_over_it_stays() {
     }
 }
 
+/// `mount --bind FILE FILE` and a remount give a file other flags: the mount of the container must stay, in front of the stale one.
+#[test]
+fn a_bind_of_the_file_over_itself_stays() {
+    if !can_run() {
+        return;
+    }
+    for own in ["/etc/app/0", "/etc/app/1"] {
+        let scene = Scene::with_keys(2);
+        let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
+            let place = "/etc/app/0";
+            mount(Some(own), place, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+            let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOEXEC;
+            mount(None::<&str>, place, None::<&str>, flags, None::<&str>).unwrap();
+        });
+        let before = container.mounts_at("/etc/app/0");
+        scene.pod.update_keeping_old(1);
+        let refreshed = scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
+        assert_eq!(container.mounts_at("/etc/app/0"), before, "{own}: {refreshed:?}");
+        let hidden = refreshed.mounts.iter().find(|mount| mount.destination == Path::new("/etc/app/0")).unwrap();
+        assert_eq!(hidden.result().as_str(), "hidden", "{own}");
+        assert_eq!(container.read("etc/app/1").as_deref(), Some("1"));
+    }
+}
+
 /// The mount table names a path; by the time of the refresh a symlink has a name on that path.
 #[test]
 fn a_symlink_on_the_way_is_never_followed() {

@@ -16,6 +16,7 @@ pub mod doctor;
 pub mod engines;
 pub mod guarded_runtimes;
 pub mod holders;
+pub mod ignored_requests;
 pub mod namespaces;
 pub mod node;
 pub mod node_report;

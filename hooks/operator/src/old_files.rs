@@ -11,6 +11,7 @@ use bindguard_core::report::{MountResult, RefreshedMount};
 use bindguard_guard::refresh::{HeldProcess, PodVolumes, ProcessError, RefreshError, Refreshed, find_stale};
 use serde::Serialize;
 
+use crate::engines::binds_of_container;
 use crate::node::inits_of;
 use crate::pods::{ContainerState, PodContainer, PodName, Pods};
 
@@ -26,7 +27,7 @@ pub struct OldFiles {
     pub opted_in: Option<bool>,
     /// The stale files and folders.
     pub files: Vec<RefreshedMount>,
-    /// The command that shows the container the current files.
+    /// The command that shows the container the current files; none if a refresh cannot help.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
@@ -92,7 +93,7 @@ fn of_container(
     volumes: &PodVolumes,
     pods: &Pods,
 ) -> Result<Option<OldFiles>, ProcessError> {
-    let seen = match look_at(init, volumes) {
+    let seen = match look_at(container, init, volumes) {
         Ok(seen) => seen,
         Err(RefreshError::Process(ProcessError::Ended(_))) => return Ok(None),
         Err(RefreshError::Process(error)) => return Err(error),
@@ -105,15 +106,23 @@ fn of_container(
         ) => return Ok(None),
     };
     let mounts = seen.mounts.iter().map(RefreshedMount::from);
-    let files: Vec<_> = mounts.filter(|mount| mount.outcome == MountResult::Stale).collect();
+    let is_old = |mount: &RefreshedMount| match mount.outcome {
+        MountResult::Stale | MountResult::KeyGone | MountResult::Missing => true,
+        MountResult::Replaced { .. } | MountResult::Hidden | MountResult::Occupied => false,
+        MountResult::Restless | MountResult::Refused { .. } | MountResult::Failed { .. } => false,
+    };
+    let files: Vec<_> = mounts.filter(is_old).collect();
     let (pod, names) = (container.pod.clone(), (container.pod.uid.as_deref(), container.name.as_deref()));
     let (false, (Some(uid), Some(name))) = (files.is_empty(), names) else { return Ok(None) };
     let opted_in = pods.opted_in(uid, name);
-    let command = pod.for_people().map(|pod| format!("bindguard refresh --pod {pod}"));
+    // A removed key does not come back by a refresh, and a bind that is gone only by a restart.
+    let helps = files.iter().any(|file| file.outcome == MountResult::Stale);
+    let command = pod.for_people().filter(|_| helps).map(|pod| format!("bindguard refresh --pod {pod}"));
     Ok(Some(OldFiles { pod, container: container.clone(), opted_in, files, command }))
 }
 
-fn look_at(init: u32, volumes: &PodVolumes) -> Result<Refreshed, RefreshError> {
+fn look_at(container: &PodContainer, init: u32, volumes: &PodVolumes) -> Result<Refreshed, RefreshError> {
     let process = HeldProcess::open(init)?;
-    find_stale(&process, volumes)
+    let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
+    find_stale(&process, &volumes)
 }

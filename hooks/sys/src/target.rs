@@ -77,20 +77,6 @@ pub fn open_target(volume: &Handle, sub_path: &Path, layout: VolumeLayout) -> Re
     }
 }
 
-/// Opens the file that a name in a directory leads to. Symlinks are followed as long as they stay in the directory.
-///
-/// # Errors
-/// If a symlink leads out of the directory, or to another mount. A missing name is no error.
-pub fn open_name(directory: &Handle, name: &Path) -> Result<OpenedTarget, TargetError> {
-    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    let file = match open_resolved(directory, name, OFlags::PATH | OFlags::CLOEXEC, within) {
-        Ok(fd) => Some(Handle::from_fd(fd, directory.path().join(name))),
-        Err(Errno::NOENT | Errno::NOTDIR) => None,
-        Err(errno) => return Err(open_error(directory, name, errno)),
-    };
-    Ok(OpenedTarget { timestamp: None, file })
-}
-
 fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetError> {
     for _ in 0..SWAPS {
         let timestamp = current_payload(volume)?;

@@ -4,6 +4,7 @@
 //! Workers start when there is work, and end when there is none: an idle agent keeps no stacks for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::{PodVolumes, VolumeOfPod};
+use bindguard_operator::engines::binds_of_container;
 use tracing::error;
 
 use crate::events::PodIdentity;
@@ -152,9 +154,10 @@ impl<'a> PodRefreshes<'a> {
         let pod = PodIdentity { namespace, name: pod, uid: uid.to_owned() };
         let name = format!("{}/{} container {}", opted_in.pod.namespace, opted_in.pod.name, container.name);
         let container = Container { name, pod: Some((pod, container.name.clone())), ..container.clone() };
+        let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
         match turn {
-            Turn::First => self.refresher.begin(FIRST_TURN, &container, volumes, opted_in.request.notify),
-            Turn::Last => self.refresher.finish(LAST_TURN, &container, volumes, opted_in.request.notify),
+            Turn::First => self.refresher.begin(FIRST_TURN, &container, &volumes, opted_in.request.notify),
+            Turn::Last => self.refresher.finish(LAST_TURN, &container, &volumes, opted_in.request.notify),
         }
     }
 }

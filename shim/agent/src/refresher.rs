@@ -204,7 +204,7 @@ impl<'a> Refresher<'a> {
     fn report(&self, name: &str, refreshed: &Refreshed) -> Vec<String> {
         let mut warnings = Vec::new();
         for mount in &refreshed.mounts {
-            let result = RefreshResult::of(&mount.outcome.result());
+            let result = RefreshResult::of(&mount.result());
             self.metrics.refreshed(result);
             let place = mount.destination.display();
             match &mount.outcome {
@@ -217,6 +217,12 @@ impl<'a> Refresher<'a> {
                 RefreshOutcome::Hidden => {
                     warnings.push(format!("{place} of {name} is not refreshed: the container mounted over it"));
                 }
+                RefreshOutcome::Occupied => {
+                    warnings.push(format!("{place} of {name} is not refreshed: other mounts are in it"));
+                }
+                RefreshOutcome::Missing => warnings.push(format!(
+                    "{place} of {name} is gone: the kernel detached it when the directory around it was updated; restart the container"
+                )),
                 // The events of these changes, and the checks after the last one, repeat it.
                 RefreshOutcome::NotReplaced(NotReplaced::Restless(_)) => {}
                 RefreshOutcome::NotReplaced(why) => {

@@ -9,11 +9,13 @@ use bindguard_core::error_chain;
 use bindguard_core::report::{Actor, JournalLine, Report};
 use bindguard_guard::refresh::{Refreshed, VolumeOfPod};
 use bindguard_operator::container_mounts::ContainerMounts;
+use bindguard_operator::ignored_requests::IgnoredRequest;
 use bindguard_operator::node_report::NodeReport;
 use tracing::warn;
 
 use crate::events::{
-    Events, PodIdentity, Standing, from_journal, from_keeper, from_rebind, from_refresh, from_refusal, from_survey,
+    Events, PodIdentity, Standing, from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh,
+    from_refusal, from_survey,
 };
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
@@ -27,6 +29,9 @@ pub struct SurveyEvents {
     keepers: HashSet<String>,
     /// The ids of the containers whose mounts are unknown.
     unread: HashSet<String>,
+    /// The pods whose annotations have no effect, and the events about them.
+    ignored: Vec<IgnoredRequest>,
+    ignored_events: Standing<()>,
 }
 
 /// Takes reports, from any thread.
@@ -91,6 +96,27 @@ impl Reporting {
             let name = container.name.as_deref().unwrap_or(&container.id);
             warn!("the mounts of {pod} container {name} are unknown: {}", error_chain(&unread.why));
         }
+    }
+
+    /// The annotations for live refresh that have no effect. Returns the number of their pods.
+    pub fn ignored_requests(&self, found: Vec<IgnoredRequest>, known: &mut SurveyEvents) -> usize {
+        let before = mem::replace(&mut known.ignored, found);
+        let mut occurrences = Vec::new();
+        for request in &known.ignored {
+            let problems = request.confirmed_by(&before);
+            if !problems.is_empty() {
+                occurrences.extend(from_ignored_request(&request.pod, &problems));
+            }
+        }
+        let count = occurrences.len();
+        let new = known.ignored_events.changed((), occurrences);
+        for occurrence in &new {
+            warn!("pod {}: {}", occurrence.subject, occurrence.message);
+        }
+        if self.events.are_on() {
+            self.events.record(new);
+        }
+        count
     }
 
     /// A re-bind of a volume's subpaths.

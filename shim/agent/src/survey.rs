@@ -11,6 +11,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::source::KindName;
 use bindguard_operator::container_mounts::{ContainerMounts, container_mounts};
+use bindguard_operator::ignored_requests::ignored_requests;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::survey_node;
@@ -74,6 +75,10 @@ impl Surveyor {
         let pods = self.pods.all();
         // A runtime that does not answer still has containers: what is known about them stays.
         let mounts = pods.as_ref().ok().and_then(|pods| self.container_mounts(pods, last));
+        if let Ok(pods) = &pods {
+            let ignored = self.reporting.ignored_requests(ignored_requests(pods), &mut last.events);
+            self.metrics.ignored_requests.set(ignored as i64);
+        }
         // Names are a convenience: a runtime that does not answer costs them, and no finding.
         let report = survey_node(&self.policy, &self.places, &pods.unwrap_or_default(), |_| true);
         self.count(&report);

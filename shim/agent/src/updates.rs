@@ -46,7 +46,7 @@ impl<'a> Updates<'a> {
     }
 
     /// Re-binds the stale subpaths of these volumes, and plans the refresh of their running containers. The host comes first:
-    /// a container that restarts meanwhile starts with the current file.
+    /// a container that restarts meanwhile starts with the current file. Only directories do not wait for the host.
     pub fn follow(&mut self, volumes: &[VolumeOfPod]) {
         let reports = Mutex::new(Vec::new());
         let next = AtomicUsize::new(0);
@@ -71,6 +71,11 @@ impl<'a> Updates<'a> {
     }
 
     fn rebind(&self, volume: &VolumeOfPod) -> Report {
+        // A directory has no files until its refresh; the files of a volume keep their old content. The plan after the re-bind finds the
+        // containers that started meanwhile.
+        if let Some(refreshes) = self.refreshes.as_ref().filter(|_| volume.has_directories()) {
+            refreshes.plan(volume.clone());
+        }
         let start = Instant::now();
         let report = rebind_volume(volume, self.config.policy());
         self.metrics.rebound(&report, start.elapsed());

@@ -11,7 +11,7 @@ pub struct MountAttributes(u64);
 
 /// `MOUNT_ATTR_*` of the kernel's `include/uapi/linux/mount.h`, and its name in mountinfo.
 const WORDS: [(&[u8], u64); 8] = [
-    (b"ro", 0x1),
+    (b"ro", READ_ONLY),
     (b"nosuid", 0x2),
     (b"nodev", 0x4),
     (b"noexec", 0x8),
@@ -21,6 +21,7 @@ const WORDS: [(&[u8], u64); 8] = [
     (b"nosymfollow", 0x20_0000),
 ];
 
+const READ_ONLY: u64 = 0x1;
 const NOATIME: u64 = 0x10;
 const STRICTATIME: u64 = 0x20;
 const NODIRATIME: u64 = 0x80;
@@ -28,7 +29,7 @@ const IDMAPPED: u64 = 0x10_0000;
 
 impl MountAttributes {
     /// Read-only, nosuid, nodev, noexec and nosymfollow: each takes a permission from the users of the mount.
-    const DENYING: u64 = 0x1 | 0x2 | 0x4 | 0x8 | 0x20_0000;
+    const DENYING: u64 = READ_ONLY | 0x2 | 0x4 | 0x8 | 0x20_0000;
 
     /// `MOUNT_ATTR__ATIME` and `MOUNT_ATTR_NODIRATIME`: how access times are kept.
     pub const ACCESS_TIMES: u64 = 0x70 | NODIRATIME;
@@ -50,6 +51,11 @@ impl MountAttributes {
     /// The bits for mount_setattr(2). An idmapping cannot be set by a bit alone and is not included.
     pub fn bits(self) -> u64 {
         self.0 & !IDMAPPED
+    }
+
+    /// True if nothing can be written through the mount.
+    pub fn is_read_only(self) -> bool {
+        self.0 & READ_ONLY != 0
     }
 
     /// True if its files show other owners than their filesystem has: only a copy of the mount can do the same.

@@ -175,6 +175,12 @@ pub struct MountEntry {
 }
 
 impl MountEntry {
+    /// True if nothing can be written through it: the mount or its filesystem is read-only.
+    pub fn is_read_only(&self) -> bool {
+        let mut words = self.super_options.as_bytes().split(|byte| *byte == b',');
+        self.attributes.is_read_only() || words.any(|word| word == b"ro")
+    }
+
     /// The path in its filesystem that the mount shows, if the source contains it.
     pub(super) fn root_in_source(&self) -> Option<&Path> {
         let server_and_path = Some(self.source.as_bytes()).filter(|_| self.fs_type.has_root_in_source())?;

@@ -1,13 +1,15 @@
 //! The single files that a container engine bound from a directory of the host (moby#15793).
 //!
 //! An editor writes a new file and renames it over the old one; the container keeps the old one. The host path comes from the
-//! container's spec, which no container can change. A mount belongs to it only if it shows a file of the same directory: so
-//! a refresh can never show a container a file of another directory.
+//! container's spec, which no container can change. A mount belongs to a bind by its destination, or by the place of its file.
+//! [`Way`](super::Way) decides if the file that the path leads to now may be shown.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use super::way::FilePlace;
 use super::{ShownPart, SubpathInContainer, states};
-use crate::mount_table::{Device, MountEntry, MountTable};
+use crate::mount_table::{MountEntry, MountTable};
 use crate::paths::below;
 
 /// A bind of a single file, from a container's spec.
@@ -19,12 +21,10 @@ pub struct BoundFile {
     pub name: PathBuf,
     /// The path in the container.
     pub destination: PathBuf,
-    /// The device of the directory's filesystem.
-    pub device: Device,
-    /// The directory's place within that filesystem.
-    pub place: PathBuf,
+    /// The place of the directory.
+    pub place: FilePlace,
     /// The place of the file that the name leads to now; `None` if it is gone.
-    pub current: Option<PathBuf>,
+    pub current: Option<FilePlace>,
 }
 
 /// The mounts of a container that show these files, or older files of the same names.
@@ -37,26 +37,36 @@ pub fn files_in_container(table: &MountTable, files: &[BoundFile]) -> Vec<Subpat
         Some(ShownPart {
             volume: file.directory.clone(),
             sub_path: file.name.clone(),
-            is_current: !mount.root.deleted && file.current.as_deref() == Some(&mount.root.path),
+            is_current: file.is_shown_by(mount),
         })
     })
 }
 
 impl BoundFile {
-    /// The file may have another name by now: some editors rename the old file to a backup.
+    /// The old file may have another name or another folder by now: some editors rename it to a backup, and its folder can be renamed.
     fn is_destination_of(&self, mount: &MountEntry) -> bool {
-        let inside = below(&mount.root.path, &self.place).filter(|_| self.device == mount.device);
-        mount.mount_point == self.destination && inside.is_some_and(|name| !name.as_os_str().is_empty())
+        if mount.mount_point != self.destination || mount.device != self.place.device {
+            return false;
+        }
+        let inside = below(&mount.root.path, &self.place.path).is_some_and(|name| !name.as_os_str().is_empty());
+        inside || mount.root.path.file_name() == Some(self.name.as_os_str())
     }
 
     fn is_name_of(&self, mount: &MountEntry) -> bool {
-        self.device == mount.device && below(&mount.root.path, &self.place) == Some(&self.name)
+        let name = below(&mount.root.path, &self.place.path).map(|name| name.as_os_str());
+        mount.device == self.place.device && name == Some(OsStr::new(&self.name))
+    }
+
+    fn is_shown_by(&self, mount: &MountEntry) -> bool {
+        let is_place = |place: &FilePlace| place.device == mount.device && place.path == mount.root.path;
+        !mount.root.deleted && self.current.as_ref().is_some_and(is_place)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount_table::Device;
     use crate::refresh::SubpathState;
 
     fn file(current: Option<&str>) -> BoundFile {
@@ -64,10 +74,13 @@ mod tests {
             directory: "/srv/app".into(),
             name: "app.conf".into(),
             destination: "/etc/app.conf".into(),
-            device: Device { major: 8, minor: 1 },
-            place: "/app".into(),
-            current: current.map(PathBuf::from),
+            place: place("/app"),
+            current: current.map(place),
         }
+    }
+
+    fn place(path: &str) -> FilePlace {
+        FilePlace { device: Device { major: 8, minor: 1 }, path: path.into() }
     }
 
     /// The state of a mount with this device, root and mount point.
@@ -93,6 +106,8 @@ mod tests {
         ] {
             assert_eq!(state(now, "8:1", root, at), expected, "{root}");
         }
+        // Its folder was renamed, and another one has the folder's name.
+        assert_eq!(state(here, "8:1", "/app.old/app.conf", at), stale);
         // The image has a symlink on the way to the destination.
         assert_eq!(state(here, "8:1", "/app/app.conf//deleted", "/run/etc/app.conf"), stale);
     }
@@ -102,8 +117,9 @@ mod tests {
         let at = "/etc/app.conf";
         for (device, root, point) in [
             ("8:2", "/app/app.conf//deleted", at),
-            ("8:1", "/other/app.conf//deleted", at),
-            ("8:1", "/application/app.conf", at),
+            ("8:1", "/other/own.conf//deleted", at),
+            ("8:1", "/other/app.conf//deleted", "/etc/other.conf"),
+            ("8:1", "/application/own.conf", at),
             ("8:1", "/app", at),
             ("8:1", "/", at),
             ("8:1", "/app/other.conf", "/etc/other.conf"),

@@ -6,7 +6,10 @@
 
 mod files;
 mod interrupted;
+mod nested;
 mod volumes;
+mod way;
+mod writers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -15,7 +18,10 @@ use crate::mount_table::{MountEntry, MountId, MountTable};
 
 pub use files::{BoundFile, files_in_container};
 pub use interrupted::{changed_by_tuck, left_shared};
+pub use nested::{SpecBind, missing_binds};
 pub use volumes::{PodVolume, subpaths_in_container};
+pub use way::{FilePlace, Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
+pub use writers::ContainerTable;
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +49,18 @@ pub enum SubpathState {
     Covering(MountId),
     /// The container mounted something over it.
     Hidden,
+    /// A stale directory with other mounts in it: they would be lost with the directory's mount.
+    Occupied,
+}
+
+impl SubpathState {
+    /// True if the mount has to be replaced, or its refresh finished.
+    pub fn is_stale(&self) -> bool {
+        match self {
+            Self::Stale | Self::Covering(_) => true,
+            Self::Current | Self::Hidden | Self::Occupied => false,
+        }
+    }
 }
 
 /// The part of a volume or directory that a mount shows.
@@ -59,39 +77,46 @@ impl ShownPart {
     }
 }
 
-/// The mounts that show a part, with their states. A container decides how many there are: nothing here searches the table for each.
+/// The mounts that show a part, with their states. A container decides how many mounts there are: each is looked up, none is searched.
+///
+/// A mount that the container made over such a mount is never named, so nothing replaces or detaches it. The order of the table
+/// distinguishes it from an unfinished refresh: the kernel lists mounts in the order in which they were made, and those of a copied
+/// namespace in the order of their places. A refresh puts its new mount beneath the older one; the container puts its new mount on top.
 fn states(table: &MountTable, part_shown_by: impl Fn(&MountEntry) -> Option<ShownPart>) -> Vec<SubpathInContainer> {
     let shown: BTreeMap<MountId, ShownPart> =
         table.entries().iter().filter_map(|mount| Some((mount.id, part_shown_by(mount)?))).collect();
     if shown.is_empty() {
         return Vec::new();
     }
-    let by_id: HashMap<MountId, &MountEntry> = table.entries().iter().map(|mount| (mount.id, mount)).collect();
-    let parent_of = |mount: &MountEntry| by_id.get(&mount.parent).copied().filter(|parent| parent.id != mount.id);
-    let mut covering_by_id: HashMap<MountId, &MountEntry> = HashMap::new();
-    for mount in table.entries() {
-        let below = parent_of(mount).filter(|parent| shown.contains_key(&parent.id));
-        if let Some(below) = below.filter(|below| below.mount_point == mount.mount_point) {
-            covering_by_id.entry(below.id).or_insert(mount);
-        }
+    let by_id: HashMap<MountId, (usize, &MountEntry)> =
+        table.entries().iter().enumerate().map(|(position, mount)| (mount.id, (position, mount))).collect();
+    let is_newer = |mount: &MountEntry, than: &MountEntry| by_id[&mount.id].0 > by_id[&than.id].0;
+    let mut on: HashMap<MountId, Vec<&MountEntry>> = HashMap::new();
+    for mount in table.entries().iter().filter(|mount| mount.id != mount.parent && shown.contains_key(&mount.parent)) {
+        on.entry(mount.parent).or_default().push(mount);
     }
+    let shows_same = |mount: MountId, part: &ShownPart| shown.get(&mount).is_some_and(|it| it.is_same_sub_path(part));
     let subpaths = table.entries().iter().filter_map(|mount| {
         let shown_here = shown.get(&mount.id)?;
-        let parent = parent_of(mount);
-        let equal = parent.filter(|parent| parent.mount_point == mount.mount_point).and_then(|parent| {
-            let below = shown.get(&parent.id)?;
-            below.is_same_sub_path(shown_here).then_some(parent.id)
-        });
-        let covering = covering_by_id.get(&mount.id);
-        // An equal mount on top is the unfinished refresh; that mount is the one to act on.
-        if covering.is_some_and(|top| shown.get(&top.id).is_some_and(|top| top.is_same_sub_path(shown_here))) {
+        let parent = by_id.get(&mount.parent).map(|(_, parent)| *parent).filter(|parent| parent.id != mount.id);
+        let beneath = parent.filter(|parent| parent.mount_point == mount.mount_point && shown.contains_key(&parent.id));
+        if beneath.is_some_and(|beneath| is_newer(mount, beneath)) {
             return None;
         }
+        let equal = beneath.filter(|beneath| shows_same(beneath.id, shown_here)).map(|beneath| beneath.id);
+        let on_it: &[&MountEntry] = on.get(&mount.id).map_or(&[], Vec::as_slice);
+        let covering = on_it.iter().find(|other| other.mount_point == mount.mount_point);
+        // An equal mount on top is the unfinished refresh; that mount is the one to act on.
+        if covering.is_some_and(|top| shows_same(top.id, shown_here) && !is_newer(top, mount)) {
+            return None;
+        }
+        let is_stale = equal.is_some() || !shown_here.is_current;
         let state = match (covering, equal) {
             (Some(_), _) => SubpathState::Hidden,
+            (None, _) if is_stale && !on_it.is_empty() => SubpathState::Occupied,
             (None, Some(equal)) => SubpathState::Covering(equal),
-            (None, None) if shown_here.is_current => SubpathState::Current,
-            (None, None) => SubpathState::Stale,
+            (None, None) if is_stale => SubpathState::Stale,
+            (None, None) => SubpathState::Current,
         };
         Some(SubpathInContainer {
             mount: mount.clone(),

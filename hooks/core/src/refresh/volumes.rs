@@ -117,9 +117,29 @@ mod tests {
         assert_eq!(states(&[(2, 1, "8:1", &deleted, at), (3, 2, "0:40", "/x", at)]), [(2, SubpathState::Hidden)]);
         assert_eq!(states(&[(2, 1, "0:40", "/x", at), (3, 2, "8:1", &deleted, at)]), [(3, SubpathState::Stale)]);
         let other = root(&format!("/{OLD}/other.conf//deleted"));
-        assert_eq!(
-            states(&[(2, 1, "8:1", &other, at), (3, 2, "8:1", &deleted, at)]),
-            [(2, SubpathState::Hidden), (3, SubpathState::Stale)]
-        );
+        assert_eq!(states(&[(2, 1, "8:1", &other, at), (3, 2, "8:1", &deleted, at)]), [(2, SubpathState::Hidden)]);
+    }
+
+    /// The table lists the mounts in the order in which they were made.
+    #[test]
+    fn a_mount_of_the_container_over_its_own_file_is_left_alone() {
+        let (deleted, current) = (root(&format!("/{OLD}/app.conf//deleted")), root(&format!("/{NEW}/app.conf")));
+        let at = "/etc/app.conf";
+        // `mount --bind FILE FILE`, to remount it with other flags.
+        for own in [&deleted, &current] {
+            assert_eq!(
+                states(&[(2, 1, "8:1", &deleted, at), (3, 2, "8:1", own, at)]),
+                [(2, SubpathState::Hidden)],
+                "{own}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_stale_directory_with_other_mounts_in_it_is_occupied() {
+        let (old, new) = (root(&format!("/{OLD}/d//deleted")), root(&format!("/{NEW}/d")));
+        let inner = (3, 2, "0:40", "/b", "/etc/d/b.conf");
+        assert_eq!(states(&[(2, 1, "8:1", &old, "/etc/d"), inner]), [(2, SubpathState::Occupied)]);
+        assert_eq!(states(&[(2, 1, "8:1", &new, "/etc/d"), inner]), [(2, SubpathState::Current)]);
     }
 }

@@ -1,5 +1,6 @@
 //! A line about the refresh of one running container.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::journal_line::LineKind;
 use super::{Actor, Container, microseconds};
+use crate::refresh::RefusedReason;
 use crate::refresh_request::Notify;
 
 /// A line about one running container.
@@ -101,8 +103,19 @@ pub enum MountResult {
     KeyGone,
     /// The container mounted something over it.
     Hidden,
+    /// Other mounts are in the stale directory.
+    Occupied,
+    /// A bind of the spec that was mounted in a directory of the volume is gone.
+    Missing,
     /// The volume changed faster than the mount could be replaced.
     Restless,
+    /// A container or a user may have led the way to the file on the host elsewhere.
+    Refused {
+        /// The reason.
+        reason: RefusedReason,
+        /// The symlink, folder or file on the host.
+        path: String,
+    },
     /// It could not be replaced.
     Failed {
         /// Why.
@@ -149,7 +162,10 @@ impl MountResult {
             Self::Stale => "stale",
             Self::KeyGone => "key-gone",
             Self::Hidden => "hidden",
+            Self::Occupied => "occupied",
+            Self::Missing => "missing",
             Self::Restless => "restless",
+            Self::Refused { .. } => "refused",
             Self::Failed { .. } => "failed",
         }
     }
@@ -160,14 +176,19 @@ impl MountResult {
     }
 
     /// Why the container does not show the current file.
-    pub fn reason(&self) -> Option<&str> {
-        match self {
-            Self::Replaced { .. } | Self::Stale => None,
-            Self::KeyGone => Some("its volume has no such key any more"),
-            Self::Hidden => Some("the container mounted something over it"),
-            Self::Restless => Some("its volume changed all the time"),
-            Self::Failed { error } => Some(error),
-        }
+    pub fn reason(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            Self::Replaced { .. } | Self::Stale => return None,
+            Self::KeyGone => "its volume has no such key any more".into(),
+            Self::Hidden => "the container mounted something over it".into(),
+            Self::Occupied => "other mounts are in the directory, and would be lost".into(),
+            Self::Missing => {
+                "the kernel detached this bind when the directory around it was updated; restart the container".into()
+            }
+            Self::Restless => "its volume changed all the time".into(),
+            Self::Refused { reason, path } => format!("{path} {}", reason.words()).into(),
+            Self::Failed { error } => error.into(),
+        })
     }
 }
 

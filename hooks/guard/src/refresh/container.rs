@@ -19,8 +19,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindguard_core::evidence::FileKind;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{SubpathInContainer, SubpathState};
+use bindguard_core::refresh::{SpecBind, SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
@@ -69,8 +70,12 @@ pub enum RefreshAct {
 /// If the process ended, its mount table cannot be read, or it is no process of a container.
 pub fn find_stale(process: &HeldProcess, volumes: &dyn CurrentFiles) -> Result<Refreshed, RefreshError> {
     refuse_sandbox(process, &process.mount_namespace()?)?;
-    let (subpaths, overlooked) = limited(volumes.shown_in(&process.mounts()?), |_| false);
-    let report = into_report(subpaths, BTreeMap::new(), BTreeMap::new(), |_| RefreshOutcome::Stale);
+    let table = process.mounts()?;
+    let (subpaths, overlooked) = limited(volumes.shown_in(&table), |_| false);
+    let without_key = subpaths.iter().filter(|subpath| subpath.state.is_stale() && is_key_gone(volumes, subpath));
+    let failures = without_key.map(|subpath| (subpath.mount.mount_point.clone(), (1, Failure::KeyGone))).collect();
+    let missing = volumes.missing_in(&table);
+    let report = into_report(subpaths, BTreeMap::new(), failures, &missing, |_| RefreshOutcome::Stale);
     Ok(Refreshed { overlooked, ..report })
 }
 
@@ -110,6 +115,7 @@ pub fn refresh_container_within(
     refresh.notify = match act {
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
+            refresh.look_for_keys(&subpaths);
             return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale));
         }
         RefreshAct::Replace(notify) => notify,
@@ -180,6 +186,8 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) until: Instant,
     overlooked: usize,
     pub(super) abandoned: Option<Abandoned>,
+    /// The binds of the spec that are gone.
+    missing: Vec<SpecBind>,
 }
 
 /// The reason for which a mount is not replaced in this round.
@@ -211,6 +219,7 @@ impl<'a> ContainerRefresh<'a> {
             until,
             overlooked: 0,
             abandoned: None,
+            missing: Vec::new(),
         }
     }
 
@@ -222,10 +231,20 @@ impl<'a> ContainerRefresh<'a> {
     }
 
     fn find(&mut self) -> Result<Vec<SubpathInContainer>, RefreshError> {
-        let (subpaths, overlooked) =
-            limited(self.shown_in(&self.namespace.mounts()?), |place| self.spec.has_mount_at(place));
+        let table = self.namespace.mounts()?;
+        self.missing = self.volumes.missing_in(&table);
+        let (subpaths, overlooked) = limited(self.shown_in(&table), |place| self.spec.has_mount_at(place));
         self.overlooked = overlooked;
         Ok(subpaths)
+    }
+
+    /// Records the stale mounts whose key is gone: no refresh can help them.
+    fn look_for_keys(&mut self, subpaths: &[SubpathInContainer]) {
+        for subpath in self.due(subpaths) {
+            if is_key_gone(self.volumes, subpath) {
+                self.fail(subpath, Failure::KeyGone);
+            }
+        }
     }
 
     pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
@@ -235,12 +254,9 @@ impl<'a> ContainerRefresh<'a> {
     /// The stale mounts that are worth another round.
     fn due<'s>(&self, subpaths: &'s [SubpathInContainer]) -> Vec<&'s SubpathInContainer> {
         let is_due = |subpath: &&SubpathInContainer| {
-            let is_stale = match subpath.state {
-                SubpathState::Stale | SubpathState::Covering(_) => true,
-                SubpathState::Current | SubpathState::Hidden => false,
-            };
             let failed = self.failures.get(&subpath.mount.mount_point);
-            is_stale && failed.is_none_or(|(times, why)| *times < FAILURES && !matches!(why, Failure::KeyGone))
+            subpath.state.is_stale()
+                && failed.is_none_or(|(times, why)| *times < FAILURES && !matches!(why, Failure::KeyGone))
         };
         subpaths.iter().filter(is_due).take(AT_A_TIME).collect()
     }
@@ -267,37 +283,43 @@ impl<'a> ContainerRefresh<'a> {
         Ok(())
     }
 
-    /// A new mount for each of these, but for those whose key is gone.
+    /// A new mount for each of these, but for those whose key is gone. Directories come first: the old ones are empty.
     fn prepared<'s>(&mut self, due: &[&'s SubpathInContainer]) -> (Vec<&'s SubpathInContainer>, Vec<Replacement<'s>>) {
-        let mut prepared = (Vec::new(), Vec::new());
+        let mut prepared = Vec::new();
         for subpath in due {
             let new = match subpath.state {
                 SubpathState::Covering(_) => None,
-                SubpathState::Stale | SubpathState::Current | SubpathState::Hidden => match self.new_mount(subpath) {
-                    Ok(Some(new)) => Some(new),
-                    // The volume changed: judge again.
-                    Ok(None) => continue,
-                    Err(why) => {
-                        self.fail(subpath, why);
-                        continue;
+                SubpathState::Stale | SubpathState::Current | SubpathState::Hidden | SubpathState::Occupied => {
+                    match self.new_mount(subpath) {
+                        Ok(Some(new)) => Some(new),
+                        // The volume changed: judge again.
+                        Ok(None) => continue,
+                        Err(why) => {
+                            self.fail(subpath, why);
+                            continue;
+                        }
                     }
-                },
+                }
             };
-            prepared.0.push(*subpath);
-            prepared.1.push(Replacement { stale: &subpath.mount, parent: subpath.parent.as_ref(), new });
+            let (new, kind) = new.unzip();
+            let is_directory = kind == Some(FileKind::Directory);
+            let replacement = Replacement { stale: &subpath.mount, parent: subpath.parent.as_ref(), new };
+            prepared.push((is_directory, *subpath, replacement));
         }
-        prepared
+        prepared.sort_by_key(|(is_directory, ..)| !is_directory);
+        prepared.into_iter().map(|(_, subpath, replacement)| (subpath, replacement)).unzip()
     }
 
-    /// A mount of the current file; `None` if the volume changed meanwhile.
-    fn new_mount(&self, subpath: &SubpathInContainer) -> Result<Option<NewMount>, Failure> {
-        let opened = self.volumes.open_current(&subpath.volume, &subpath.sub_path);
-        let opened = opened.ok_or(Failure::KeyGone)?.map_err(|error| Failure::NotReplaced(error.into()))?;
+    /// A mount of the current file, and its kind; `None` if the volume changed meanwhile.
+    fn new_mount(&self, subpath: &SubpathInContainer) -> Result<Option<(NewMount, FileKind)>, Failure> {
+        let opened = self.volumes.open_current(subpath);
+        let opened = opened.ok_or(Failure::KeyGone)?.map_err(Failure::NotReplaced)?;
         let file = opened.file.ok_or(Failure::KeyGone)?;
         let users = Users::of_mount_like(&subpath.mount, self.spec, self.namespace);
         let users = users.map_err(|error| Failure::NotReplaced(error.into()))?;
+        let kind = file.identity().map_or(FileKind::File, |identity| identity.kind);
         match clone_like(&file, &subpath.mount, self.namespace, users.as_ref().map(Users::file)) {
-            Ok(new) => Ok(Some(new)),
+            Ok(new) => Ok(Some((new, kind))),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),
         }
@@ -314,8 +336,13 @@ impl<'a> ContainerRefresh<'a> {
         subpaths: Vec<SubpathInContainer>,
         otherwise: impl Fn(Option<NotReplaced>) -> RefreshOutcome,
     ) -> Refreshed {
-        let Self { methods, failures, not_notified, overlooked, abandoned, .. } = self;
-        Refreshed { not_notified, overlooked, abandoned, ..into_report(subpaths, methods, failures, otherwise) }
+        let Self { methods, failures, missing, not_notified, overlooked, abandoned, .. } = self;
+        Refreshed {
+            not_notified,
+            overlooked,
+            abandoned,
+            ..into_report(subpaths, methods, failures, &missing, otherwise)
+        }
     }
 }
 
@@ -337,11 +364,18 @@ fn limited(
     (subpaths, overlooked)
 }
 
-/// One line for each mount that was stale: its way if it is current now.
+/// True if no refresh can help a stale mount: its volume no longer has the file.
+fn is_key_gone(volumes: &dyn CurrentFiles, stale: &SubpathInContainer) -> bool {
+    let opened = volumes.open_current(stale);
+    opened.is_none_or(|opened| opened.is_ok_and(|opened| opened.file.is_none()))
+}
+
+/// One line for each mount that was stale: its way if it is current now. Another one for each bind that is missing.
 fn into_report(
     subpaths: Vec<SubpathInContainer>,
     methods: BTreeMap<PathBuf, AttachMethod>,
     mut failures: BTreeMap<PathBuf, (u32, Failure)>,
+    missing: &[SpecBind],
     otherwise: impl Fn(Option<NotReplaced>) -> RefreshOutcome,
 ) -> Refreshed {
     let count = subpaths.len();
@@ -350,6 +384,7 @@ fn into_report(
         let outcome = match subpath.state {
             SubpathState::Current => RefreshOutcome::Replaced(*methods.get(place)?),
             SubpathState::Hidden => RefreshOutcome::Hidden,
+            SubpathState::Occupied => RefreshOutcome::Occupied,
             SubpathState::Stale | SubpathState::Covering(_) => match failures.remove(place) {
                 Some((_, Failure::KeyGone)) => RefreshOutcome::KeyGone,
                 Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
@@ -359,7 +394,8 @@ fn into_report(
         let SubpathInContainer { mount, volume, sub_path, .. } = subpath;
         Some(MountRefresh { destination: mount.mount_point, volume, sub_path, outcome })
     });
-    Refreshed { mounts: mounts.collect(), subpaths: count, ..Refreshed::default() }
+    let mounts = mounts.chain(missing.iter().map(MountRefresh::of_missing)).collect();
+    Refreshed { mounts, subpaths: count, ..Refreshed::default() }
 }
 
 fn number_of(signal: NotifySignal) -> Signal {

@@ -1,17 +1,22 @@
 //! The files on the host that the mounts of a container should show: those of a pod's volumes, or single files that a container
 //! engine bound.
 
-use std::path::Path;
-
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::SubpathInContainer;
-use bindguard_sys::{OpenedTarget, TargetError};
+use bindguard_core::refresh::{SpecBind, SubpathInContainer};
+use bindguard_sys::OpenedTarget;
+
+use super::outcome::NotReplaced;
 
 /// Files on the host, open while containers are refreshed.
 pub trait CurrentFiles {
     /// The mounts of a container that show them, each with its state at this moment.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer>;
 
-    /// Opens the file or directory that a mount should show now. `None` for a directory or volume that is none of these.
-    fn open_current(&self, volume: &Path, sub_path: &Path) -> Option<Result<OpenedTarget, TargetError>>;
+    /// The binds of the container's spec that were mounted in one of them and are gone.
+    fn missing_in(&self, _table: &MountTable) -> Vec<SpecBind> {
+        Vec::new()
+    }
+
+    /// Opens the file or directory that a stale mount should show now. `None` for a directory or volume that is none of these.
+    fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>>;
 }

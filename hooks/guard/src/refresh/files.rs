@@ -1,19 +1,24 @@
-//! The single files that a container engine bound, with their directories open while the container is refreshed (moby#15793).
+//! The single files that a container engine bound (moby#15793).
 //!
-//! The host path is the one of the container's own spec. The directory is opened as the runtime would open it, the file beneath
-//! it: a symlink in the directory that leads out of it is refused.
+//! The host path is the one of the container's own spec. Every round walks the path anew, from `/` on, and keeps the folders open
+//! while the way is judged: a container may be able to write one of them.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use bindguard_core::evidence::FileKind;
-use bindguard_core::mount_table::{Device, MountTable};
-use bindguard_core::paths::below;
-use bindguard_core::refresh::{BoundFile, SubpathInContainer, files_in_container};
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::refresh::{
+    BoundFile, ContainerTable, FilePlace, Refused, RefusedReason, SubpathInContainer, Way, WayFolder,
+    files_in_container,
+};
 use bindguard_core::spec::SpecView;
-use bindguard_sys::{Handle, HandleError, MountError, Mounts, OpenedTarget, TargetError, open_name};
+use bindguard_sys::{Handle, HostWalk, MountError, Mounts, OpenedTarget, WalkError, walk_host_path};
 
 use super::current_files::CurrentFiles;
+use super::outcome::NotReplaced;
+use super::running::RunningContainers;
 
 /// A bind of a spec whose source has a name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,112 +45,169 @@ impl FileBind {
         });
         named.collect()
     }
+
+    /// True if the source is a directory at this moment. A container sees the new files of a directory by itself.
+    pub fn is_of_directory(&self) -> bool {
+        let end = walk_host_path(&self.source()).ok().and_then(|walk| walk.end);
+        end.and_then(|end| end.identity().ok()).is_some_and(|identity| identity.kind == FileKind::Directory)
+    }
+
+    fn source(&self) -> PathBuf {
+        self.directory.join(&self.name)
+    }
 }
 
 /// Why a bound file cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum BoundFileError {
-    /// Its directory could not be opened.
-    #[error("open the directory of a bound file")]
-    Open(#[from] HandleError),
-    /// The directory's path could not be resolved.
+    /// The path could not be walked.
+    #[error("walk to a bound file")]
+    Walk(#[from] WalkError),
+    /// The directory of the file is gone.
+    #[error("the directory {} is gone", .0.display())]
+    NoDirectory(PathBuf),
+    /// The path of a folder could not be resolved.
     #[error("resolve {}", directory.display())]
     Resolve {
-        /// The directory.
+        /// The folder.
         directory: PathBuf,
         /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The mount of the directory could not be read.
+    /// The mount of a folder could not be read.
     #[error("find the mount of {}", directory.display())]
     Mount {
-        /// The directory.
+        /// The folder.
         directory: PathBuf,
         /// The reason.
         #[source]
         source: MountError,
     },
-    /// The directory is not below the mount that shows it.
+    /// The folder is not below the mount that shows it.
     #[error("{} is not below its mount", .0.display())]
     NotBelow(PathBuf),
 }
 
 /// The single files that a container's spec binds.
 #[derive(Debug)]
-pub struct BoundFiles {
-    files: Vec<OpenFile>,
+pub struct BoundFiles<'a> {
+    binds: Vec<FileBind>,
+    /// The time since 1970 at which the container's init started; none if that is not known.
+    started: Option<Duration>,
+    others: &'a dyn RunningContainers,
 }
 
+/// The way to a file at one moment.
 #[derive(Debug)]
-struct OpenFile {
-    bind: FileBind,
-    directory: Handle,
-    resolved: PathBuf,
-    device: Device,
-    place: PathBuf,
+struct WalkedWay {
+    way: Way,
+    /// The place of the directory in which the bind's name was looked up.
+    directory: FilePlace,
+    file: Option<(Handle, FilePlace)>,
 }
 
-impl BoundFiles {
-    /// Opens the directories of these binds, and returns the errors of those that cannot be followed. Binds of directories are
-    /// left out.
-    pub fn open(binds: Vec<FileBind>) -> (Self, Vec<BoundFileError>) {
-        let mut errors = Vec::new();
-        let opened = binds.into_iter().filter_map(|bind| match OpenFile::open(bind) {
-            Ok(file) => Some(file),
-            Err(error) => {
-                errors.push(error);
-                None
-            }
-        });
-        let files = opened.filter(|file| !file.is_directory()).collect();
-        (Self { files }, errors)
+impl<'a> BoundFiles<'a> {
+    /// The files of these binds, and the errors of those that cannot be followed. Binds of directories are left out. `init` is the pid
+    /// of the container's init, `others` are the running containers that may be able to write a folder on the way to a file.
+    pub fn open(binds: Vec<FileBind>, init: u32, others: &'a dyn RunningContainers) -> (Self, Vec<BoundFileError>) {
+        let binds: Vec<_> = binds.into_iter().filter(|bind| !bind.is_of_directory()).collect();
+        let errors = binds.iter().filter_map(|bind| WalkedWay::of(bind).err()).collect();
+        (Self { binds, started: super::running::started(init), others }, errors)
     }
 
     /// The binds that are followed.
     pub fn binds(&self) -> impl Iterator<Item = &FileBind> {
-        self.files.iter().map(|file| &file.bind)
+        self.binds.iter()
+    }
+
+    /// Refuses a way that a container or a user may have changed since the start of the container.
+    fn judge(&self, walked: &WalkedWay, file: &FilePlace, stale: &SubpathInContainer) -> Result<(), Refused> {
+        let mount = &stale.mount;
+        let relied_on = walked.way.relied_on(mount, self.started)?;
+        if relied_on.is_empty() {
+            return Ok(());
+        }
+        let containers: Vec<ContainerTable> = match self.others.tables() {
+            Ok(containers) => containers,
+            Err(_) => return Err(walked.way.refusal(&relied_on[0], RefusedReason::MountsUnknown)),
+        };
+        let to_write = !mount.is_read_only();
+        for folder in &relied_on {
+            let leads = |container: &ContainerTable| container.can_lead(&folder.folder.place, file, to_write);
+            if containers.iter().any(leads) {
+                return Err(walked.way.refusal(folder, folder.reason));
+            }
+        }
+        Ok(())
     }
 }
 
-impl CurrentFiles for BoundFiles {
+impl CurrentFiles for BoundFiles<'_> {
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        let files: Vec<BoundFile> = self.files.iter().map(OpenFile::observe).collect();
+        let files: Vec<BoundFile> = self.binds.iter().filter_map(observe).collect();
         files_in_container(table, &files)
     }
 
-    fn open_current(&self, directory: &Path, name: &Path) -> Option<Result<OpenedTarget, TargetError>> {
-        let file = self.files.iter().find(|file| file.bind.directory == directory && file.bind.name == name)?;
-        Some(open_name(&file.directory, name))
+    fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>> {
+        let bind = self.binds.iter().find(|bind| bind.directory == stale.volume && bind.name == stale.sub_path)?;
+        let walked = match WalkedWay::of(bind) {
+            Ok(walked) => walked,
+            Err(error) => return Some(Err(error.into())),
+        };
+        if let Some(refused) = walked.way.mount_point() {
+            return Some(Err(refused.into()));
+        }
+        let file = match &walked.file {
+            None => None,
+            Some((_, place)) => match self.judge(&walked, place, stale) {
+                Ok(()) => walked.file.map(|(file, _)| file),
+                Err(refused) => return Some(Err(refused.into())),
+            },
+        };
+        Some(Ok(OpenedTarget { timestamp: None, file }))
     }
 }
 
-impl OpenFile {
-    fn open(bind: FileBind) -> Result<Self, BoundFileError> {
-        let directory = Handle::follow(&bind.directory)?;
-        let path = || bind.directory.clone();
-        let mount = Mounts::default().mount_of(&directory);
-        let mount = mount.map_err(|source| BoundFileError::Mount { directory: path(), source })?.entry;
-        let resolved = directory.resolved_path();
-        let resolved = resolved.map_err(|source| BoundFileError::Resolve { directory: path(), source })?;
-        let place = mount.place_in_filesystem(&resolved).ok_or_else(|| BoundFileError::NotBelow(path()))?;
-        Ok(Self { bind, directory, resolved, device: mount.device, place })
-    }
+/// `None` while the way cannot be walked: then nothing is known of the bind's mounts.
+fn observe(bind: &FileBind) -> Option<BoundFile> {
+    let walked = WalkedWay::of(bind).ok()?;
+    let FileBind { directory, name, destination } = bind.clone();
+    // A file that is replaced at this moment has no place: it counts as stale, and the next round sees the new one.
+    let current = walked.file.map(|(_, place)| place);
+    Some(BoundFile { directory, name, destination, place: walked.directory, current })
+}
 
-    fn current(&self) -> Option<Handle> {
-        open_name(&self.directory, &self.bind.name).ok()?.file
+impl WalkedWay {
+    fn of(bind: &FileBind) -> Result<Self, BoundFileError> {
+        let HostWalk { folders, look_ups, named_in, end } = walk_host_path(&bind.source())?;
+        let mounts = Mounts::default();
+        let mut on_the_way = Vec::with_capacity(folders.len());
+        for folder in &folders {
+            on_the_way.push(WayFolder {
+                path: folder.handle.path().to_owned(),
+                place: place_of(&folder.handle, &mounts)?,
+                owner: folder.owner,
+                mode: folder.mode,
+                born: folder.born,
+            });
+        }
+        let named_in = named_in.and_then(|index| on_the_way.get(index));
+        let directory = named_in.ok_or_else(|| BoundFileError::NoDirectory(bind.directory.clone()))?.place.clone();
+        let file = match end {
+            Some(file) => Some(place_of(&file, &mounts).map(|place| (file, place))?),
+            None => None,
+        };
+        Ok(Self { way: Way { folders: on_the_way, look_ups }, directory, file })
     }
+}
 
-    fn is_directory(&self) -> bool {
-        let kind = self.current().and_then(|file| file.identity().ok()).map(|identity| identity.kind);
-        kind == Some(FileKind::Directory)
-    }
-
-    fn observe(&self) -> BoundFile {
-        let path = self.current().and_then(|file| file.resolved_path().ok());
-        // A file that is replaced at this moment has no place: it counts as stale, and the next round sees the new one.
-        let current = path.and_then(|path| below(&path, &self.resolved).map(|rest| self.place.join(rest)));
-        let FileBind { directory, name, destination } = self.bind.clone();
-        BoundFile { directory, name, destination, device: self.device, place: self.place.clone(), current }
-    }
+fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, BoundFileError> {
+    let directory = || file.path().to_owned();
+    let mount = mounts.mount_of(file);
+    let mount = mount.map_err(|source| BoundFileError::Mount { directory: directory(), source })?.entry;
+    let resolved = file.resolved_path();
+    let resolved = resolved.map_err(|source| BoundFileError::Resolve { directory: directory(), source })?;
+    let path = mount.place_in_filesystem(&resolved).ok_or_else(|| BoundFileError::NotBelow(directory()))?;
+    Ok(FilePlace { device: mount.device, path })
 }

@@ -42,6 +42,12 @@ impl VolumeOfPod {
         self.pod_directory().join("volume-subpaths").join(&self.volume)
     }
 
+    /// True if a container has a directory of the volume as its subPath: such a directory is empty once the kubelet removed the old payload.
+    pub fn has_directories(&self) -> bool {
+        let paths = self.subpaths().into_iter().map(|subpath| subpath.path());
+        paths.into_iter().any(|path| fs::symlink_metadata(path).is_ok_and(|file| file.is_dir()))
+    }
+
     /// The subpaths that the kubelet bound, in no order. A folder that is not there has none: the pod goes away.
     fn subpaths(&self) -> Vec<VolumeSubpath> {
         let containers = entries(&self.subpaths_directory());

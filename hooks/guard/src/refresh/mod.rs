@@ -13,6 +13,7 @@ mod outcome;
 mod records;
 mod restore;
 mod round;
+mod running;
 mod sandbox;
 mod volumes;
 
@@ -23,7 +24,8 @@ pub use host::{VolumeOfPod, rebind_volume};
 pub use ids::IdsError;
 pub use outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
 pub use records::{TuckRecordError, TuckRecords};
-pub use volumes::{PodVolumes, VolumesError};
+pub use running::RunningContainers;
+pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
 
 /// A container's init process, held so that no other process is taken for it; and a child that hangs in a container.
 pub use bindguard_sys::enter::{Abandoned, HeldProcess, NamespaceError, ProcessError};

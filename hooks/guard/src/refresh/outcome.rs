@@ -1,10 +1,11 @@
 //! The result of a refresh, one for each stale mount of a container.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
+use bindguard_core::refresh::{Refused, RefusedReason, SpecBind};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_sys::TargetError;
@@ -12,6 +13,7 @@ use bindguard_sys::enter::{Abandoned, CloneError, EnterError, NamespaceError, Pr
 
 pub use bindguard_core::report::AttachMethod;
 
+use super::files::BoundFileError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
 
@@ -39,6 +41,10 @@ pub enum RefreshOutcome {
     KeyGone,
     /// The container mounted something over it.
     Hidden,
+    /// Other mounts are in the stale directory.
+    Occupied,
+    /// A bind of the spec that was mounted in a directory of the volume is gone.
+    Missing,
     /// It is still stale.
     NotReplaced(NotReplaced),
 }
@@ -49,6 +55,12 @@ pub enum NotReplaced {
     /// The current file could not be opened.
     #[error("open the current file")]
     Open(#[from] TargetError),
+    /// The way to a bound file could not be walked.
+    #[error("open the current file")]
+    Walk(#[from] BoundFileError),
+    /// A container or a user may have led the way to the file elsewhere.
+    #[error("{} {}", .0.path.display(), .0.reason.words())]
+    Refused(Refused),
     /// There is no new mount of it.
     #[error(transparent)]
     Clone(#[from] CloneError),
@@ -78,6 +90,12 @@ pub enum NotReplaced {
     Restless(u32),
 }
 
+impl From<Refused> for NotReplaced {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
+}
+
 /// The refresh of one container.
 #[derive(Debug, Default)]
 pub struct Refreshed {
@@ -98,6 +116,9 @@ pub struct Refreshed {
 /// Why an application was not notified.
 #[derive(Debug, thiserror::Error)]
 pub enum NotNotified {
+    /// The container itself cannot write the file beneath the mount.
+    #[error("touch the file beneath {}: the container cannot write there", .0.display())]
+    ReadOnly(PathBuf),
     /// The file beneath the mount could not be touched.
     #[error(transparent)]
     Touch(#[from] EnterError),
@@ -132,22 +153,51 @@ pub enum RefreshError {
 }
 
 impl RefreshOutcome {
-    /// The result as a report has it.
-    pub fn result(&self) -> MountResult {
+    /// The result for the current file at this path, as a report has it.
+    fn result(&self, source: &Path) -> MountResult {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
         match self {
             Self::Replaced(method) => MountResult::Replaced { method: *method },
             Self::Stale => MountResult::Stale,
             Self::KeyGone => MountResult::KeyGone,
             Self::Hidden => MountResult::Hidden,
+            Self::Occupied => MountResult::Occupied,
+            Self::Missing => MountResult::Missing,
             Self::NotReplaced(NotReplaced::Restless(_)) => MountResult::Restless,
+            Self::NotReplaced(NotReplaced::Refused(Refused { reason, path })) => {
+                MountResult::Refused { reason: *reason, path: text(path) }
+            }
+            Self::NotReplaced(NotReplaced::Enter(EnterError::OtherType)) => {
+                MountResult::Refused { reason: RefusedReason::OtherType, path: text(source) }
+            }
             Self::NotReplaced(why) => MountResult::Failed { error: error_chain(why) },
         }
     }
 }
 
+impl MountRefresh {
+    /// A bind of the spec that is gone.
+    pub(super) fn of_missing(bind: &SpecBind) -> Self {
+        let (volume, sub_path) = match (bind.source.parent(), bind.source.file_name()) {
+            (Some(directory), Some(name)) => (directory.to_owned(), name.into()),
+            _ => (bind.source.clone(), PathBuf::new()),
+        };
+        Self { destination: bind.destination.clone(), volume, sub_path, outcome: RefreshOutcome::Missing }
+    }
+
+    /// The result as a report has it.
+    pub fn result(&self) -> MountResult {
+        self.outcome.result(&self.source())
+    }
+
+    fn source(&self) -> PathBuf {
+        self.volume.join(&self.sub_path)
+    }
+}
+
 impl From<&MountRefresh> for RefreshedMount {
     fn from(mount: &MountRefresh) -> Self {
-        Self::new(&mount.destination, &mount.volume.join(&mount.sub_path), mount.outcome.result())
+        Self::new(&mount.destination, &mount.source(), mount.result())
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::refresh::{SubpathInContainer, SubpathState, changed_by_tuck};
 use bindguard_core::refresh_request::Notify;
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_sys::fault;
 
 use super::container::{ContainerRefresh, Failure};
-use super::outcome::{AttachMethod, NotReplaced, RefreshError};
+use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError};
 
 /// One visit of a child to the container.
 pub(super) struct Round<'r, 'a, 's> {
@@ -136,10 +136,15 @@ impl Round<'_, '_, '_> {
         }
     }
 
+    /// Only through a mount that the container can write: otherwise it would reach more than it may, through the agent.
     fn touch(&mut self, index: usize) {
-        if self.refresh.notify == Notify::Touch
-            && let Err(error) = self.entered.touch(index)
-        {
+        if self.refresh.notify != Notify::Touch {
+            return;
+        }
+        let SubpathInContainer { mount, parent, .. } = self.subpaths[index];
+        if parent.as_ref().is_none_or(MountEntry::is_read_only) {
+            self.refresh.not_notified = Some(NotNotified::ReadOnly(mount.mount_point.clone()));
+        } else if let Err(error) = self.entered.touch(index) {
             self.refresh.not_notified = Some(error.into());
         }
     }

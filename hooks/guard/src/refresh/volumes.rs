@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{DATA_LINK, Plugin, TimestampDirectory, VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{PodVolume, SubpathInContainer, subpaths_in_container};
-use bindguard_sys::{Handle, HandleError, MountError, Mounts, OpenedTarget, TargetError, open_target};
+use bindguard_core::refresh::{PodVolume, SpecBind, SubpathInContainer, missing_binds, subpaths_in_container};
+use bindguard_sys::{Handle, HandleError, MountError, Mounts, OpenedTarget, open_target};
 
 use super::current_files::CurrentFiles;
+use super::outcome::NotReplaced;
 
 /// Why the volumes of a pod could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -88,9 +89,37 @@ impl CurrentFiles for PodVolumes {
         subpaths_in_container(table, &volumes)
     }
 
-    fn open_current(&self, volume: &Path, sub_path: &Path) -> Option<Result<OpenedTarget, TargetError>> {
-        let volume = self.volumes.iter().find(|known| known.seen.directory == volume)?;
-        Some(open_target(&volume.handle, sub_path, VolumeLayout::Payload))
+    fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>> {
+        let volume = self.volumes.iter().find(|known| known.seen.directory == stale.volume)?;
+        Some(open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload).map_err(NotReplaced::from))
+    }
+}
+
+/// The volumes of a pod, for one of its containers.
+#[derive(Debug)]
+pub struct ContainerVolumes<'a> {
+    volumes: &'a PodVolumes,
+    binds: Vec<SpecBind>,
+}
+
+impl PodVolumes {
+    /// The same for the container with these binds in its spec; none if the spec is not known.
+    pub fn for_container(&self, binds: Vec<SpecBind>) -> ContainerVolumes<'_> {
+        ContainerVolumes { volumes: self, binds }
+    }
+}
+
+impl CurrentFiles for ContainerVolumes<'_> {
+    fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
+        self.volumes.shown_in(table)
+    }
+
+    fn missing_in(&self, table: &MountTable) -> Vec<SpecBind> {
+        missing_binds(table, &self.shown_in(table), &self.binds).into_iter().cloned().collect()
+    }
+
+    fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>> {
+        self.volumes.open_current(stale)
     }
 }
 

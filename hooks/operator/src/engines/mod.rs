@@ -13,7 +13,9 @@ mod oci_state;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::SpecView;
+use bindguard_guard::refresh::RunningContainers;
 use bindguard_sys::bundle::read_spec;
 
 /// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own, as a snap.
@@ -25,6 +27,16 @@ const MOBY: [&str; 3] = [
 
 /// The state folders of runtimes that Podman calls as root.
 const PODMAN: [&str; 2] = ["run/crun", "run/runc"];
+
+/// containerd's task folders, one for each namespace: `moby` of dockerd, `k8s.io` of the kubelet.
+const TASKS: [&str; 6] = [
+    "run/containerd/io.containerd.runtime.v2.task",
+    "run/docker/containerd/daemon/io.containerd.runtime.v2.task",
+    "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task",
+    "run/k3s/containerd/io.containerd.runtime.v2.task",
+    "run/k0s/containerd/io.containerd.runtime.v2.task",
+    "var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task",
+];
 
 /// The annotation with which Podman and CRI-O mark their containers.
 const MANAGER: &str = "io.container.manager";
@@ -92,6 +104,42 @@ pub fn bundle_of(root: &Path, id: &str) -> Option<PathBuf> {
     PODMAN.iter().find_map(|folder| oci_state::bundle_and_pid(&root.join(folder).join(id))).map(|(bundle, _)| bundle)
 }
 
+/// The containers that may be able to write a folder of the host: those of Docker and Podman, and those of pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainersOfNode {
+    root: PathBuf,
+}
+
+impl ContainersOfNode {
+    /// The containers on a node whose `/` is at `root`.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+}
+
+impl RunningContainers for ContainersOfNode {
+    fn inits(&self) -> Vec<u32> {
+        let namespaces = TASKS.iter().flat_map(|folder| entries(&self.root.join(folder)));
+        let tasks = namespaces.flat_map(|namespace| entries(&namespace));
+        let of_task = |task: PathBuf| fs::read_to_string(task.join("init.pid")).ok()?.trim().parse().ok();
+        let states = PODMAN.iter().flat_map(|folder| entries(&self.root.join(folder)));
+        let of_state = |state: PathBuf| oci_state::bundle_and_pid(&state).map(|(_, pid)| pid);
+        let mut inits: Vec<u32> = tasks.filter_map(of_task).chain(states.filter_map(of_state)).collect();
+        inits.sort_unstable();
+        inits.dedup();
+        inits
+    }
+}
+
+/// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is not found.
+pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
+    let namespaces = TASKS.iter().flat_map(|folder| entries(&root.join(folder)));
+    let bundles = namespaces.map(|namespace| namespace.join(id));
+    let bytes = bundles.chain(bundle_of(root, id)).find_map(|bundle| read_spec(&bundle).ok());
+    let spec = bytes.as_ref().and_then(|bytes| SpecView::from_bytes(bytes).ok());
+    spec.map(|spec| SpecBind::of_spec(&spec)).unwrap_or_default()
+}
+
 /// The user whose rootless container this is. The host paths of such a container belong to a mount namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
     let is_there = |user: &Path, folder: &str| user.join(folder.trim_start_matches("run/")).join(id).metadata().is_ok();
@@ -151,6 +199,13 @@ mod tests {
         found.sort_by_key(|container| container.pid);
         let found: Vec<_> = found.iter().map(|it| (it.engine, it.id.as_str(), it.pid)).collect();
         assert_eq!(found, [(Engine::Docker, "d1", 11), (Engine::Podman, "p1", 13), (Engine::Podman, "p2", 15)]);
+        write(at("b/c1/config.json"), r#"{"mounts":[{"type":"bind","source":"/s","destination":"/d"}]}"#);
+        let bind = SpecBind { destination: "/d".into(), source: "/s".into() };
+        assert_eq!(binds_of_container(root.path(), "c1"), [bind]);
+        assert_eq!(binds_of_container(root.path(), "created"), []);
+        assert_eq!(binds_of_container(root.path(), "gone"), []);
+        // Also those of pods: any container may be able to write a folder of the host.
+        assert_eq!(ContainersOfNode::at(root.path()).inits(), [11, 12, 13, 14, 15]);
         assert_eq!(rootless_owner(root.path(), "r1").as_deref(), Some("1000"));
         assert_eq!(rootless_owner(root.path(), "p1"), None);
     }

@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use bindguard_core::mount_table::MountId;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::LinkNameSpaceType;
@@ -100,6 +100,12 @@ impl Child<'_> {
         let stale = walk(&job.mount_point).map_err(at(EnterStep::OpenMountPoint))?;
         if !is_on(&stale, job.stale) {
             return Ok(Reply::OtherMount);
+        }
+        if let Some(new) = &job.new
+            && type_of(&new.mount).map_err(at(EnterStep::CompareTypes))?
+                != type_of(&stale).map_err(at(EnterStep::CompareTypes))?
+        {
+            return Ok(Reply::OtherType);
         }
         let mut opened = Opened { stale: Some(stale), ..Opened::default() };
         if let Some(parent) = &job.parent {
@@ -245,6 +251,13 @@ fn is_on(file: &OwnedFd, mount: MountId) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(file, c"", flags, StatxFlags::MNT_ID);
     stat.is_ok_and(|stat| stat.stx_mnt_id == u64::from(mount.0))
+}
+
+/// A directory, a file, a socket and so on: the kernel itself distinguishes only directories when it mounts.
+fn type_of(file: &OwnedFd) -> Result<FileType, Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(file, c"", flags, StatxFlags::TYPE)?;
+    Ok(FileType::from_raw_mode(stat.stx_mode.into()))
 }
 
 /// Sets the propagation of the mount whose root a descriptor refers to.

@@ -74,6 +74,8 @@ steps! {
     Enter = "entering the container's mount namespace",
     /// `openat2(2)` of the mount point.
     OpenMountPoint = "opening the mount point in the container",
+    /// `statx(2)` of the stale mount and of the new one.
+    CompareTypes = "comparing the types of the old and the current file",
     /// `openat2(2)` of the parent folder.
     OpenFolder = "opening the folder of the mount point in the container",
     /// `openat2(2)` of the mount that the folder is on.
@@ -114,6 +116,8 @@ pub(super) enum Reply {
     Done,
     /// Another mount is at the place.
     OtherMount,
+    /// The current file has another type than the old one.
+    OtherType,
     Failed(EnterStep, Errno),
 }
 
@@ -124,6 +128,7 @@ impl Reply {
         let (code, step, errno) = match self {
             Self::Done => (0, 0, 0),
             Self::OtherMount => (1, 0, 0),
+            Self::OtherType => (3, 0, 0),
             Self::Failed(step, errno) => (2, step as u8, errno.raw_os_error()),
         };
         let [a, b, c, d] = errno.to_le_bytes();
@@ -134,6 +139,7 @@ impl Reply {
         Some(match code {
             0 => Self::Done,
             1 => Self::OtherMount,
+            3 => Self::OtherType,
             2 => {
                 let number = i32::from_le_bytes([a, b, c, d]);
                 let errno = (1..4096).contains(&number).then(|| Errno::from_raw_os_error(number))?;
@@ -166,7 +172,7 @@ mod tests {
             let reply = Reply::Failed(*step, Errno::INVAL);
             assert_eq!(Reply::from_bytes(reply.to_bytes()), Some(reply));
         }
-        for reply in [Reply::Done, Reply::OtherMount] {
+        for reply in [Reply::Done, Reply::OtherMount, Reply::OtherType] {
             assert_eq!(Reply::from_bytes(reply.to_bytes()), Some(reply));
         }
         assert_eq!(Reply::from_bytes([2, 200, 0, 0, 0, 0]), None);

@@ -63,6 +63,9 @@ pub enum EnterError {
     /// The mount point shows another mount than the mount table named.
     #[error("another mount has its place in the container")]
     OtherMount,
+    /// The current file has another type than the old one.
+    #[error("the current file has another type than the old one")]
+    OtherType,
     /// A step failed.
     #[error("{}", .0.words())]
     Failed(EnterStep, #[source] io::Error),
@@ -263,6 +266,7 @@ impl Entered {
         match Reply::from_bytes(bytes).filter(|_| read == Reply::SIZE).ok_or(EnterError::Ended)? {
             Reply::Done => Ok(()),
             Reply::OtherMount => Err(EnterError::OtherMount),
+            Reply::OtherType => Err(EnterError::OtherType),
             Reply::Failed(step, errno) => Err(EnterError::Failed(step, errno.into())),
         }
     }

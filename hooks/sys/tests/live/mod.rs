@@ -18,12 +18,18 @@ pub struct Inside {
     source: PathBuf,
     destination: &'static str,
     is_folder: bool,
+    is_writable: bool,
 }
 
 impl Inside {
     pub fn of(source: PathBuf, destination: &'static str) -> Self {
         let is_folder = fs::metadata(&source).unwrap().is_dir();
-        Self { source, destination, is_folder }
+        Self { source, destination, is_folder, is_writable: false }
+    }
+
+    /// The same, and the container may write it.
+    pub fn writable(source: PathBuf, destination: &'static str) -> Self {
+        Self { is_writable: true, ..Self::of(source, destination) }
     }
 }
 
@@ -208,8 +214,9 @@ pub fn enter_root(root: &Path, binds: &[Inside]) {
     for bind in binds {
         let place = root.join(bind.destination);
         mount(Some(&bind.source), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-        let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
-        mount(None::<&str>, &place, None::<&str>, read_only, None::<&str>).unwrap();
+        let access = if bind.is_writable { MsFlags::empty() } else { MsFlags::MS_RDONLY };
+        let attributes = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | access;
+        mount(None::<&str>, &place, None::<&str>, attributes, None::<&str>).unwrap();
         change(&place, MsFlags::MS_PRIVATE);
     }
     chdir(root).unwrap();

@@ -10,7 +10,7 @@ use bindguard_core::error_chain;
 use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{BoundFiles, FileBind};
-use bindguard_operator::engines::{Engine, EngineContainer, engine_containers, state_folders};
+use bindguard_operator::engines::{ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders};
 use bindguard_sys::bundle::read_spec;
 
 use super::labels::{Labelled, annotated, labelled};
@@ -34,6 +34,7 @@ struct FollowedContainer {
 #[derive(Debug)]
 pub struct Followed {
     root: PathBuf,
+    running: ContainersOfNode,
     mode: RefreshMode,
     containers: HashMap<String, FollowedContainer>,
     /// The containers that needed more time than their first turn.
@@ -45,7 +46,9 @@ pub struct Followed {
 impl Followed {
     /// The containers on a node whose `/` is at `root`. A survey finds them.
     pub fn new(root: &Path, mode: RefreshMode) -> Self {
-        Self { root: root.to_owned(), mode, containers: HashMap::new(), late: VecDeque::new(), labels: HashMap::new() }
+        let running = ContainersOfNode::at(root);
+        let (containers, late, labels) = Default::default();
+        Self { root: root.to_owned(), running, mode, containers, late, labels }
     }
 
     /// Finds the containers that opted in, watches the directories of their files, and refreshes each.
@@ -97,10 +100,10 @@ impl Followed {
         &self,
         id: &str,
         refresher: &Refresher<'_>,
-        refresh: impl Fn(&Container, &BoundFiles, Notify) -> RefreshedContainer,
+        refresh: impl Fn(&Container, &BoundFiles<'_>, Notify) -> RefreshedContainer,
     ) -> bool {
         let Some(opted_in) = self.containers.get(id) else { return false };
-        let (files, errors) = BoundFiles::open(opted_in.binds.clone());
+        let (files, errors) = BoundFiles::open(opted_in.binds.clone(), opted_in.container.pid, &self.running);
         let mut warnings = opted_in.problems.clone();
         warnings.extend(errors.iter().map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))));
         let done = refresh(&opted_in.container, &files, opted_in.notify);
@@ -141,8 +144,8 @@ impl Followed {
         problems.iter_mut().for_each(|problem| *problem = format!("{name}: {problem}"));
         let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
         // Directories need no watch: a container sees their new files by itself.
-        let (files, _) = BoundFiles::open(if is_in { FileBind::of_spec(&spec) } else { Vec::new() });
-        let binds = files.binds().cloned().collect();
+        let mut binds = if is_in { FileBind::of_spec(&spec) } else { Vec::new() };
+        binds.retain(|bind| !bind.is_of_directory());
         let users = SpecUsers::from_spec(&bytes).ok().map(Arc::new);
         let container = Container { id: container.id.clone(), name, pid: container.pid, spec: users, pod: None };
         Some(FollowedContainer { container, binds, notify, problems })

@@ -110,12 +110,16 @@ impl Watches {
         Ok(())
     }
 
-    /// Watches the directory of a file that a container binds.
+    /// Watches the directory of a file that a container binds. A directory that is gone may come back, as with systemd's
+    /// RuntimeDirectory=: then a survey is due.
     ///
     /// # Errors
     /// inotify_add_watch(2)'s.
     pub fn watch_file(&mut self, container: &str, directory: &Path, name: &Path) -> Result<(), WatchError> {
-        let watch = self.inotify.watch_files(directory);
+        let watch = match self.inotify.watch_files(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.watch_state(directory),
+            watch => watch,
+        };
         let watch = watch.map_err(|source| WatchError { directory: directory.to_owned(), source })?;
         self.watched.entry(watch).or_default().files.push((container.to_owned(), name.to_owned()));
         Ok(())
@@ -149,6 +153,19 @@ mod tests {
         watches.watch_state(&state).unwrap();
         fs::create_dir(state.join("id")).unwrap();
         assert!(changes(&mut watches).survey);
+    }
+
+    #[test]
+    fn the_directory_of_a_file_may_come_back() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watches = Watches::new(Inotify::new().unwrap());
+        let directory = root.path().join("run/service");
+        for made in ["run", "run/service"] {
+            watches.begin();
+            watches.watch_file("a", &directory, Path::new("app.conf")).unwrap();
+            fs::create_dir(root.path().join(made)).unwrap();
+            assert!(changes(&mut watches).survey, "{made}");
+        }
     }
 
     #[test]

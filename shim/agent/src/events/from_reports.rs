@@ -6,12 +6,13 @@ use std::path::Path;
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
 use bindguard_core::report::{
-    BindRecord, BindReport, Container, CreateLine, JournalLine, Outcome, RefreshLine, Report,
+    BindRecord, BindReport, Container, CreateLine, JournalLine, MountResult, Outcome, RefreshLine, Report,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_guard::refresh::{NotReplaced, RefreshOutcome, Refreshed};
 use bindguard_operator::container_mounts::Keeper;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
+use bindguard_operator::pods::PodName;
 
 use super::occurrence::{Occurrence, PodIdentity, Reason, Subject};
 
@@ -36,7 +37,8 @@ fn from_refresh_line(line: &RefreshLine) -> Vec<Occurrence> {
     };
     let mounts = line.mounts.iter().map(|mount| match mount.outcome.reason() {
         _ if mount.outcome.is_replaced() => refreshed(&mount.destination),
-        why => not_refreshed(&mount.destination, why.unwrap_or("policy only reports it")),
+        _ if mount.outcome == MountResult::Missing => missing(&mount.destination),
+        why => not_refreshed(&mount.destination, why.as_deref().unwrap_or("policy only reports it")),
     });
     let error = line.notification.as_ref().and_then(|notification| notification.error.as_deref());
     mounts.chain(error.map(not_notified)).map(occurrence).collect()
@@ -91,6 +93,8 @@ pub fn from_refresh(pod: &PodIdentity, container: &str, done: &Refreshed) -> Vec
                 not_refreshed(place, &format!("the volume has no {} any more", mount.sub_path.display()))
             }
             RefreshOutcome::Hidden => not_refreshed(place, "the container mounted over it"),
+            RefreshOutcome::Occupied => not_refreshed(place, "other mounts are in it"),
+            RefreshOutcome::Missing => missing(place),
             RefreshOutcome::Stale => not_refreshed(place, "policy only reports it"),
             RefreshOutcome::NotReplaced(why) => not_refreshed(place, &error_chain(why)),
         };
@@ -122,6 +126,13 @@ fn refreshed(place: impl fmt::Display) -> (Reason, String) {
     (Reason::BindMountRefreshed, format!("the mount at {place} shows the current file"))
 }
 
+fn missing(place: impl fmt::Display) -> (Reason, String) {
+    let message = format!(
+        "the mount at {place} is gone: the kernel detached it when the directory around it was updated; restart the container"
+    );
+    (Reason::BindMountNotRefreshed, message)
+}
+
 fn not_refreshed(place: impl fmt::Display, why: &str) -> (Reason, String) {
     let message = format!("the mount at {place} keeps its old content until the container restarts: {why}");
     (Reason::BindMountNotRefreshed, message)
@@ -146,6 +157,19 @@ fn surveyed(NodeBind { bind, pod, .. }: &NodeBind) -> Option<Occurrence> {
         reason: reason(bind.verdict(), None)?,
         message: message(&place(bind), bind.verdict(), &bind.reason()?, None),
     })
+}
+
+/// The occurrence of a pod whose annotations for live refresh have no effect.
+pub fn from_ignored_request(pod: &PodName, problems: &[String]) -> Option<Occurrence> {
+    let uid = pod.uid.clone()?;
+    let subject = match (&pod.namespace, &pod.name) {
+        (Some(namespace), Some(name)) => {
+            Subject::Pod(PodIdentity { namespace: namespace.clone(), name: name.clone(), uid })
+        }
+        _ => Subject::Uid(uid),
+    };
+    let message = problems.join("; ");
+    Some(Occurrence { subject, container: None, reason: Reason::RefreshRequestIgnored, message })
 }
 
 /// The occurrence of a running container that keeps mounts of the host.

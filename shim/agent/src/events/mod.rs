@@ -26,7 +26,9 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use crate::metrics::{EventResult, Metrics};
 
 pub use self::correlator::Event;
-pub use self::from_reports::{from_journal, from_keeper, from_rebind, from_refresh, from_refusal, from_survey};
+pub use self::from_reports::{
+    from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh, from_refusal, from_survey,
+};
 pub use self::occurrence::{EventType, Occurrence, PodIdentity};
 pub use self::recorder::{EventApi, Recorder, WriteError};
 pub use self::standing::Standing;

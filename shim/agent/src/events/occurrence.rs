@@ -1,5 +1,6 @@
 //! An occurrence that is worth an event on a pod.
 
+use std::fmt;
 use std::time::Duration;
 
 /// The reason of an event: `reason` of the API's object.
@@ -23,6 +24,8 @@ pub enum Reason {
     BindMountNotRefreshed,
     /// A running container got the current file, and its application does not know.
     ApplicationNotNotified,
+    /// An annotation for live refresh has no effect.
+    RefreshRequestIgnored,
 }
 
 /// The type of an event.
@@ -57,6 +60,7 @@ impl Reason {
             Self::BindMountRefreshed => "BindMountRefreshed",
             Self::BindMountNotRefreshed => "BindMountNotRefreshed",
             Self::ApplicationNotNotified => "ApplicationNotNotified",
+            Self::RefreshRequestIgnored => "RefreshRequestIgnored",
         }
     }
 
@@ -67,6 +71,7 @@ impl Reason {
             Self::ContainerRefused | Self::BindMountNotRepaired | Self::BindSourceDead => EventType::Warning,
             Self::VolumeNotMounted | Self::HostMountsPinned => EventType::Warning,
             Self::BindMountNotRefreshed | Self::ApplicationNotNotified => EventType::Warning,
+            Self::RefreshRequestIgnored => EventType::Warning,
         }
     }
 }
@@ -91,6 +96,15 @@ pub enum Subject {
     Uid(String),
 }
 
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(pod) => write!(f, "{}/{}", pod.namespace, pod.name),
+            Self::Uid(uid) => f.write_str(uid),
+        }
+    }
+}
+
 /// An occurrence on a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occurrence {
@@ -112,6 +126,7 @@ impl Occurrence {
             Reason::ContainerRefused => true,
             Reason::BindMountNotRepaired | Reason::BindSourceDead | Reason::VolumeNotMounted => false,
             Reason::HostMountsPinned | Reason::BindMountNotRefreshed => false,
+            Reason::RefreshRequestIgnored => false,
         }
     }
 }

@@ -66,6 +66,8 @@ pub struct Metrics {
     pub sources: Family<SourceLabels, Gauge>,
     /// Mounts that the host has unmounted and containers keep.
     pub pinned_mounts: Gauge,
+    /// Pods whose annotations for live refresh have no effect, in the last survey.
+    pub ignored_requests: Gauge,
 }
 
 /// The label of a kubelet root.
@@ -110,6 +112,7 @@ impl Metrics {
             unwritten_lines: Counter::default(),
             sources: Family::default(),
             pinned_mounts: Gauge::default(),
+            ignored_requests: Gauge::default(),
         };
         metrics.register();
         metrics.begin_at_zero();
@@ -144,6 +147,8 @@ impl Metrics {
         registry.register("sources", "Sources of binds in the last survey, by verdict", self.sources.clone());
         let pinned = self.pinned_mounts.clone();
         registry.register("pinned_mounts", "Mounts that the host has unmounted and containers keep", pinned);
+        let ignored = self.ignored_requests.clone();
+        registry.register("refresh_requests_ignored", "Pods whose annotations for refreshes have no effect", ignored);
     }
 
     /// An alert on an increase needs the zero before the first event.

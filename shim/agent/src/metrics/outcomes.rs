@@ -35,25 +35,32 @@ pub enum RefreshResult {
     key_gone,
     /// The container mounted over it.
     hidden,
+    /// Other mounts are in the stale directory.
+    occupied,
+    /// A bind of the spec in a directory of the volume is gone.
+    missing,
     /// The volume changed all the time; the refresh is repeated.
     restless,
+    /// A container or a user may have led the way to the file elsewhere. Or the container was not entered: its namespaces are not
+    /// those that its runtime made, or are not known.
+    refused,
     /// It could not be replaced.
     failed,
-    /// The container was not entered: its namespaces are not those that its runtime made, or are not known.
-    refused,
     /// The application was not notified.
     not_notified,
 }
 
 impl RefreshResult {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::replaced,
         Self::reported,
         Self::key_gone,
         Self::hidden,
+        Self::occupied,
+        Self::missing,
         Self::restless,
-        Self::failed,
         Self::refused,
+        Self::failed,
         Self::not_notified,
     ];
 
@@ -64,7 +71,10 @@ impl RefreshResult {
             MountResult::Stale => Self::reported,
             MountResult::KeyGone => Self::key_gone,
             MountResult::Hidden => Self::hidden,
+            MountResult::Occupied => Self::occupied,
+            MountResult::Missing => Self::missing,
             MountResult::Restless => Self::restless,
+            MountResult::Refused { .. } => Self::refused,
             MountResult::Failed { .. } => Self::failed,
         }
     }

@@ -9,7 +9,9 @@ use bindguard_core::error_chain;
 use bindguard_core::report::Container;
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{BoundFiles, FileBind, HeldProcess, TuckRecords, refresh_container};
-use bindguard_operator::engines::{EngineContainer, engine_containers, rootless_owner, state_folders};
+use bindguard_operator::engines::{
+    ContainersOfNode, EngineContainer, engine_containers, rootless_owner, state_folders,
+};
 use bindguard_sys::bundle::read_spec;
 
 use super::{Refresh, RefreshReport, record};
@@ -43,7 +45,8 @@ pub(super) fn refresh(container: &EngineContainer, verb: &Refresh, config: &Conf
     ensure!(is_its_own, "refresh {name}: the cgroup of process {} does not name it", container.pid);
     let bytes = read_spec(&container.bundle).with_context(doing)?;
     let spec = SpecView::from_bytes(&bytes).with_context(doing)?;
-    let (files, errors) = BoundFiles::open(FileBind::of_spec(&spec));
+    let running = ContainersOfNode::at(Path::new("/"));
+    let (files, errors) = BoundFiles::open(FileBind::of_spec(&spec), container.pid, &running);
     let start = Instant::now();
     let users = SpecUsers::from_spec(&bytes).ok();
     let refreshed = refresh_container(&process, users.as_ref(), &files, verb.act(), &TuckRecords::default());

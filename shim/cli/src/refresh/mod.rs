@@ -17,6 +17,7 @@ use bindguard_guard::refresh::{
     HeldProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
+use bindguard_operator::engines::binds_of_container;
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::init_of;
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName, PodSelector, Pods};
@@ -152,6 +153,7 @@ impl Refresh {
             rebind_host(root, uid, config.policy(), journal, report);
         }
         let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
+        let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
         let start = Instant::now();
         let spec = self.pods.spec_of(&container.id);
         let refreshed = refresh_container(&process, spec.as_ref(), &volumes, self.act(), &TuckRecords::default())

@@ -1,0 +1,86 @@
+//! The containers that may write a folder of the host, by their mount tables.
+//!
+//! A container that may write a folder can lead a name in it elsewhere. That gives nothing to a container that has the file already: an agent
+//! with a writable `/` could reach every file without a refresh.
+
+use std::path::Path;
+
+use super::way::FilePlace;
+use crate::mount_table::{MountEntry, MountTable};
+
+/// The mounts of a running container.
+#[derive(Debug, Clone)]
+pub struct ContainerTable {
+    /// The pid of its init.
+    pub init: u32,
+    /// Its mount table.
+    pub table: MountTable,
+}
+
+impl ContainerTable {
+    /// True if the container may write the folder, and has no access to the file. `to_write`: read access to the file does not suffice.
+    pub fn can_lead(&self, folder: &FilePlace, file: &FilePlace, to_write: bool) -> bool {
+        let may_write = |mount: &MountEntry| !mount.is_read_only() && folder.below(mount).is_some();
+        self.table.entries().iter().any(may_write) && !self.has(file, to_write)
+    }
+
+    fn has(&self, file: &FilePlace, to_write: bool) -> bool {
+        let gives = |mount: &&MountEntry| !(to_write && mount.is_read_only());
+        self.table.entries().iter().filter(gives).any(|mount| {
+            let path = file.below(mount).map(|rest| mount.mount_point.join(rest));
+            path.is_some_and(|path| self.is_seen(mount, &path))
+        })
+    }
+
+    /// True if no other mount hides the path. Only the mounts that carry this one may lie on the way to it.
+    fn is_seen(&self, mount: &MountEntry, path: &Path) -> bool {
+        let mut carrying = vec![mount.id];
+        let mut next = mount.parent;
+        while let Some(parent) = self.table.mount(next).filter(|parent| !carrying.contains(&parent.id)) {
+            carrying.push(parent.id);
+            next = parent.parent;
+        }
+        let on_the_way = self.table.entries().iter().filter(|other| path.starts_with(&other.mount_point));
+        on_the_way.into_iter().all(|other| carrying.contains(&other.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mount_table::Device;
+
+    fn container(mounts: &str) -> ContainerTable {
+        let text = format!("1 0 0:9 / / rw - overlay o rw\n{mounts}");
+        ContainerTable { init: 7, table: MountTable::from_mountinfo(text.as_bytes()).unwrap() }
+    }
+
+    fn place(path: &str) -> FilePlace {
+        FilePlace { device: Device { major: 8, minor: 1 }, path: path.into() }
+    }
+
+    #[test]
+    fn a_container_leads_only_to_files_that_it_does_not_have() {
+        let data = "2 1 8:1 /p/data /data rw - ext4 d rw\n";
+        let masked = format!("{data}3 2 0:40 / /data/secret rw - tmpfs t rw\n");
+        let all = "2 1 8:1 / /host rw - ext4 d rw\n";
+        let over = format!("{data}3 1 0:40 / /data rw - tmpfs t rw\n");
+        for (mounts, file, to_write, can) in [
+            (data, "/p/.env", false, true),
+            (data, "/p/data/conf/.env", false, false),
+            (data, "/p/data2/.env", false, true),
+            (masked.as_str(), "/p/data/secret/.env", false, true),
+            (masked.as_str(), "/p/data/conf/.env", false, false),
+            (over.as_str(), "/p/data/conf/.env", false, true),
+            (all, "/p/.env", true, false),
+            ("2 1 8:1 /p/data /data ro - ext4 d rw\n", "/p/.env", false, false),
+            ("2 1 8:1 /p/data /data rw - ext4 d ro\n", "/p/.env", false, false),
+            ("2 1 8:2 /p/data /data rw - ext4 d rw\n", "/p/.env", false, false),
+            ("2 1 8:1 /p/data//deleted /data rw - ext4 d rw\n", "/p/.env", false, false),
+            ("2 1 8:1 /p/data /data rw - ext4 d rw\n3 1 8:1 /p /all ro - ext4 d rw\n", "/p/.env", false, false),
+            ("2 1 8:1 /p/data /data rw - ext4 d rw\n3 1 8:1 /p /all ro - ext4 d rw\n", "/p/.env", true, true),
+        ] {
+            assert_eq!(container(mounts).can_lead(&place("/p/data"), &place(file), to_write), can, "{mounts}{file}");
+        }
+    }
+}
