@@ -59,7 +59,10 @@ pub fn contents(files: &[ProcessFile]) -> Vec<io::Result<Vec<u8>>> {
 
 /// The targets of these links, in the same order.
 pub fn links(files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
-    read(files, Part::Link).into_iter().map(|link| link.map(|bytes| std::ffi::OsString::from_vec(bytes).into())).collect()
+    read(files, Part::Link)
+        .into_iter()
+        .map(|link| link.map(|bytes| std::ffi::OsString::from_vec(bytes).into()))
+        .collect()
 }
 
 /// The inode numbers of the files that these links lead to, in the same order.

@@ -179,7 +179,12 @@ impl Executing {
                     unsafe {
                         let page = libc::mmap(std::ptr::null_mut(), PAGE, write, shared, file.as_raw_fd(), 0);
                         page.cast::<u8>().write_volatile(1);
-                        libc::execl(c"/bin/sleep".as_ptr(), c"sleep".as_ptr(), c"1000".as_ptr(), std::ptr::null::<u8>());
+                        libc::execl(
+                            c"/bin/sleep".as_ptr(),
+                            c"sleep".as_ptr(),
+                            c"1000".as_ptr(),
+                            std::ptr::null::<u8>(),
+                        );
                     }
                 }));
                 // SAFETY: as in `Holder::start`.
@@ -222,11 +227,7 @@ pub fn hold_memory(file: &File) {
 
 /// The control of a test: a reader of the command line of this process hangs.
 pub fn blocks_readers(pid: u32) -> bool {
-    let mut reader = Command::new("cat")
-        .arg(format!("/proc/{pid}/cmdline"))
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut reader = Command::new("cat").arg(format!("/proc/{pid}/cmdline")).stdout(Stdio::null()).spawn().unwrap();
     let status = format!("/proc/{}/status", reader.id());
     let hangs = loop {
         if reader.try_wait().unwrap().is_some() {
