@@ -8,11 +8,10 @@ use std::path::PathBuf;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::{MountinfoError, read_mount_table};
 
 use crate::host_mounts::HostMounts;
-use crate::node::inits_of;
+use crate::node::{hold_init, inits_of};
 use crate::pods::{ContainerState, PodContainer, Pods};
 
 /// The mounts of the host in the running containers of pods.
@@ -51,7 +50,9 @@ pub fn container_mounts(pods: &Pods, places: &Places, scope: Scope) -> Result<Co
     let (mut found, mut suspects) = (ContainerMounts::default(), Vec::new());
     for container in running {
         // A container that ends meanwhile keeps nothing.
-        let Some(table) = inits.get(container.id.as_str()).and_then(|init| table_of(*init)) else { continue };
+        let Some(table) = inits.get(container.id.as_str()).and_then(|init| table_of(&container.id, *init)) else {
+            continue;
+        };
         for is_reached in host.host_root_binds(&table, scope) {
             *if is_reached { &mut found.following_host } else { &mut found.private } += 1;
         }
@@ -72,7 +73,7 @@ pub fn container_mounts(pods: &Pods, places: &Places, scope: Scope) -> Result<Co
     Ok(found)
 }
 
-fn table_of(init: u32) -> Option<MountTable> {
-    let text = HeldProcess::open(init).ok()?.read("mountinfo").ok()?;
+fn table_of(container: &str, init: u32) -> Option<MountTable> {
+    let text = hold_init(container, init).ok()?.read("mountinfo").ok()?;
     MountTable::from_mountinfo(&text).ok()
 }

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{MountResult, RefreshedMount};
-use bindguard_guard::refresh::{HeldProcess, PodVolumes, RefreshAct, TuckRecords, refresh_container};
+use bindguard_guard::refresh::{PodVolumes, RefreshAct, TuckRecords, refresh_container};
 use serde::Serialize;
 
-use crate::node::inits_of;
+use crate::node::{hold_init, inits_of};
 use crate::pods::{ContainerState, PodContainer, PodName, Pods};
 
 /// A running container, and the old files that it reads.
@@ -78,7 +78,7 @@ fn folder_of<'r>(uid: &str, mut kubelet_roots: impl Iterator<Item = &'r Path>) -
 
 /// `None` if all files are current, or if the container ended.
 fn of_container(container: &PodContainer, init: u32, volumes: &PodVolumes, pods: &Pods) -> Option<OldFiles> {
-    let process = HeldProcess::open(init).ok()?;
+    let process = hold_init(&container.id, init).ok()?;
     let seen = refresh_container(&process, volumes, RefreshAct::Look, &TuckRecords::default()).ok()?;
     let mounts = seen.mounts.iter().map(RefreshedMount::from);
     let files: Vec<_> = mounts.filter(|mount| mount.outcome == MountResult::Stale).collect();

@@ -87,6 +87,11 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
     container.is_of_its_engine().then_some(container)
 }
 
+/// The init process that crun or runc has recorded in a state folder.
+pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
+    oci_state::bundle_and_pid(state).map(|(_, pid)| pid)
+}
+
 /// The user whose rootless container this is. The host paths of such a container belong to a mount namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
     let is_there = |user: &Path, folder: &str| user.join(folder.trim_start_matches("run/")).join(id).metadata().is_ok();
