@@ -13,7 +13,7 @@ mod dump;
 mod events;
 mod exits;
 #[cfg(test)]
-#[allow(dead_code, unsafe_code, clippy::unwrap_used, reason = "not every test needs all of it")]
+#[allow(dead_code, clippy::unwrap_used, reason = "not every test needs all of it")]
 #[path = "../../../hooks/sys/tests/held_memory/mod.rs"]
 mod held_memory;
 mod io;
