@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-const PROGRAMS: [&str; 3] = ["containerd-shim-bindguard-v2", "bindguard-runtime", "bindguard"];
+const PROGRAMS: [&str; 4] = ["containerd-shim-bindguard-v2", "bindguard-runtime", "bindguard", "bindguard-agent"];
 
 /// Every crate that the package links, itself left out.
 fn dependencies(package: &str) -> Result<BTreeSet<String>> {

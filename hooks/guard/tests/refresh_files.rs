@@ -269,10 +269,18 @@ fn a_sandbox_is_never_entered() {
     let mut kata = Command::new("sleep");
     kata.arg("1000");
     assert!(matches!(refused(kata), RefreshError::MountsOfNode(_)));
+    // gVisor executes its program through /proc/self/exe, so the process has another name than the program.
+    let folder = tempfile::tempdir().unwrap();
+    let [program, link, other] = ["runsc", "exe", "runsc-sandbox"].map(|name| folder.path().join(name));
     // Not busybox, whose name must be that of an applet.
-    let mut gvisor = Command::new("/proc/self/exe");
-    gvisor.arg0("runsc-sandbox").args(["--ignored", "--exact", "waits"]).stdin(Stdio::piped()).stdout(Stdio::null());
-    // SAFETY: one syscall, which uses neither the heap nor a lock.
-    unsafe { gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?)) };
-    assert!(matches!(refused(gvisor), RefreshError::Sandbox(_)));
+    fs::copy("/proc/self/exe", &program).unwrap();
+    symlink(&program, &link).unwrap();
+    symlink("/proc/self/exe", &other).unwrap();
+    for start in [link, other] {
+        let mut gvisor = Command::new(start);
+        gvisor.args(["--ignored", "--exact", "waits"]).stdin(Stdio::piped()).stdout(Stdio::null());
+        // SAFETY: one syscall, which uses neither the heap nor a lock.
+        unsafe { gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?)) };
+        assert!(matches!(refused(gvisor), RefreshError::Sandbox(_)));
+    }
 }

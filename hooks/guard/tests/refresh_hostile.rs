@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
 #[allow(dead_code, reason = "not every test file needs all of it")]
+#[path = "../../sys/tests/held_memory/mod.rs"]
+mod held_memory;
+#[allow(dead_code, reason = "not every test file needs all of it")]
 #[path = "../../sys/tests/live/mod.rs"]
 mod live;
 #[allow(dead_code, reason = "not every test file needs all of it")]
@@ -10,11 +13,13 @@ mod pod;
 #[allow(dead_code, reason = "not every test file needs all of it")]
 mod refresh_scene;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::RefreshAct;
+use held_memory::{Unwritable, blocks_readers, hold_memory};
 use live::Container;
 use nix::mount::{MsFlags, mount};
 use refresh_scene::{Scene, can_run, method, methods};
@@ -90,6 +95,38 @@ fn a_symlink_on_the_way_is_never_followed() {
     assert_eq!(container.read("etc/moved/0").as_deref(), Some("1"));
     assert_eq!(fs::read_to_string(inside("trap/0")).unwrap(), "9");
     assert_eq!(container.mounts(), mounts);
+}
+
+/// A thread of the container's init holds the init's mmap_lock: a reader of its command line or its memory would hang.
+#[test]
+fn a_container_that_holds_its_memory_is_refreshed() {
+    if !can_run() {
+        return;
+    }
+    let Some(files) = Unwritable::mounted() else { return };
+    let scene = Scene::with_keys(1);
+    let file = File::options().read(true).write(true).open(files.file()).unwrap();
+    let (mut go, wait) = std::io::pipe().map(|(wait, go)| (go, wait)).unwrap();
+    let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
+        files.forget_device_in_child();
+        let (file, mut wait) = (file.try_clone().unwrap(), wait.try_clone().unwrap());
+        std::thread::spawn(move || {
+            wait.read_exact(&mut [0]).unwrap();
+            hold_memory(&file);
+        });
+    });
+    // Closed before the page is written: the kernel waits for the daemon when a written file is closed.
+    drop(file);
+    go.write_all(b"x").unwrap();
+    // Dropped in this order: the container ends only after the daemon of its file is gone.
+    let held = (files, container);
+    let (files, container) = (&held.0, &held.1);
+    files.wait_for_a_holder();
+    assert!(blocks_readers(container.process.pid()), "the container does not hold its memory");
+    let mounts = container.mounts();
+    scene.pod.update(1);
+    assert_eq!(methods(&scene.refresh(container)), [method()]);
+    assert_eq!((container.read("etc/app/0").as_deref(), container.mounts()), (Some("1"), mounts));
 }
 
 #[test]

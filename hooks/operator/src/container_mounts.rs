@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_sys::enter::ProcessError;
 use bindguard_sys::{MountinfoError, read_mount_table};
 
 use crate::host_mounts::HostMounts;
-use crate::node::inits_of;
+use crate::node::{NotInit, hold_init, inits_of};
 use crate::pods::{ContainerState, PodContainer, Pods};
 
 /// The mounts of the host in the running containers of pods.
@@ -62,11 +62,11 @@ pub fn container_mounts(pods: &Pods, places: &Places, scope: Scope) -> Result<Co
     let mut found = ContainerMounts::default();
     for container in running {
         let Some(init) = inits.get(container.id.as_str()) else { continue };
-        let table = match table_of(*init) {
+        let table = match table_of(&container.id, *init) {
             Ok(table) => table,
-            // A container that ends meanwhile keeps nothing.
-            Err(ProcessError::Ended(_)) => continue,
-            Err(why) => {
+            // A container that ends meanwhile keeps nothing, nor does one whose pid is another process by now.
+            Err(NotInit::Process(ProcessError::Ended(_)) | NotInit::Cgroup { .. } | NotInit::Record { .. }) => continue,
+            Err(NotInit::Process(why)) => {
                 found.unread.push(UnreadContainer { container: container.clone(), why });
                 continue;
             }
@@ -87,6 +87,6 @@ pub fn container_mounts(pods: &Pods, places: &Places, scope: Scope) -> Result<Co
     Ok(found)
 }
 
-fn table_of(init: u32) -> Result<MountTable, ProcessError> {
-    HeldProcess::open(init)?.mounts()
+fn table_of(container: &str, init: u32) -> Result<MountTable, NotInit> {
+    Ok(hold_init(container, init)?.mounts()?)
 }

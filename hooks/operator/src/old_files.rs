@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{MountResult, RefreshedMount};
-use bindguard_guard::refresh::{HeldProcess, PodVolumes, ProcessError, RefreshError, Refreshed, find_stale};
+use bindguard_guard::refresh::{PodVolumes, ProcessError, RefreshError, Refreshed, find_stale};
 use serde::Serialize;
 
 use crate::engines::binds_of_container;
-use crate::node::inits_of;
+use crate::node::{NotInit, hold_init, inits_of};
 use crate::pods::{ContainerState, PodContainer, PodName, Pods};
 
 /// A running container, and the old files that it reads.
@@ -122,7 +122,11 @@ fn of_container(
 }
 
 fn look_at(container: &PodContainer, init: u32, volumes: &PodVolumes) -> Result<Refreshed, RefreshError> {
-    let process = HeldProcess::open(init)?;
+    let process = match hold_init(&container.id, init) {
+        Ok(process) => process,
+        Err(NotInit::Process(error)) => return Err(error.into()),
+        Err(NotInit::Cgroup { .. } | NotInit::Record { .. }) => return Err(ProcessError::Ended(init).into()),
+    };
     let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
     find_stale(&process, &volumes)
 }

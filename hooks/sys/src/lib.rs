@@ -13,6 +13,7 @@ pub mod in_container;
 pub mod journal;
 pub mod observe;
 pub mod probe;
+pub mod process_files;
 pub mod stranded;
 pub mod swap;
 

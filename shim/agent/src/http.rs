@@ -1,6 +1,8 @@
 //! `/metrics`, `/healthz` and `/readyz` on an address; these, the reports and kubediag's processors on the unix socket. The
 //! processors can have an address of their own.
 
+mod connections;
+
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -19,9 +21,9 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
 use tokio::time::Duration;
 
+use self::connections::accept;
 use crate::journal::JournalReader;
 use crate::kubediag::{self, Kubediag};
 use crate::metrics::Metrics;
@@ -33,9 +35,6 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 const NO_SUCH_PATH: &str = "no such path\n";
-
-/// Limit of connections at a time.
-const CONNECTIONS: usize = 32;
 
 /// Time limit for the head of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -91,22 +90,7 @@ pub async fn serve_kubediag(address: SocketAddr, served: Arc<Served>) -> io::Res
 
 async fn listen(address: SocketAddr, served: Arc<Served>, audience: Audience) -> io::Result<()> {
     let listener = TcpListener::bind(address).await?;
-    tokio::spawn(async move {
-        let open = Arc::new(Semaphore::new(CONNECTIONS));
-        loop {
-            let Ok(permit) = Arc::clone(&open).acquire_owned().await else { return };
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let served = Arc::clone(&served);
-                    tokio::spawn(async move {
-                        converse(stream, served, audience).await;
-                        drop(permit);
-                    });
-                }
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-            }
-        }
-    });
+    tokio::spawn(accept(listener, move |stream| converse(stream, Arc::clone(&served), audience)));
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use bindguard_guard::refresh::{
     Abandoned, CurrentFiles, HeldProcess, MAX_MOUNTS_OF_FILE, NotReplaced, RefreshAct, RefreshError, RefreshOutcome,
     Refreshed, TuckRecords, refresh_container_within,
 };
+use bindguard_operator::node::{NotInit, hold_init};
 use tracing::{info, warn};
 
 use crate::events::{PodIdentity, Standing};
@@ -302,13 +303,10 @@ fn line_about(container: &Container) -> RefreshLine {
     RefreshLine::new(Actor::Agent, &container.id, names)
 }
 
-/// The init of a container, checked by its cgroup: since the pid was read another process may have got it. `None` if it
-/// ended.
+/// The init of a container. Since the pid was read, another process may have got it. `None` if it ended.
 fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
-    let process = HeldProcess::open(container.pid).map_err(|_| None)?;
-    let cgroup = process.read("cgroup").map_err(|_| None)?;
-    match String::from_utf8_lossy(&cgroup).contains(&container.id) {
-        true => Ok(process),
-        false => Err(Some(format!("process {} is not in its cgroup", container.pid))),
-    }
+    hold_init(&container.id, container.pid).map_err(|error| match error {
+        NotInit::Process(_) => None,
+        NotInit::Cgroup { .. } | NotInit::Record { .. } => Some(error.to_string()),
+    })
 }

@@ -4,16 +4,19 @@ use bindguard_sys::enter::{HeldProcess, MountNamespace};
 
 use super::outcome::RefreshError;
 
-/// The program name of gVisor's processes (`runsc/sandbox/sandbox.go`).
-const GVISOR: &[u8] = b"runsc-";
+/// The name of gVisor's program and of its processes (`runsc/sandbox/sandbox.go`).
+const GVISOR: &[u8] = b"runsc";
 
 /// Kata names a process in the node's own namespace, gVisor its own kernel. A container that gives itself that name loses its own
 /// refresh, and nothing else.
+///
+/// The command line would name gVisor's sandbox, too, but a container can block its readers.
 pub(super) fn refuse_sandbox(process: &HeldProcess, namespace: &MountNamespace) -> Result<(), RefreshError> {
     if namespace.is_own()? {
         return Err(RefreshError::MountsOfNode(process.pid()));
     }
-    match process.read("cmdline")?.starts_with(GVISOR) {
+    let program = process.program_name()?;
+    match program.starts_with(GVISOR) || process.read("comm")?.starts_with(GVISOR) {
         true => Err(RefreshError::Sandbox(process.pid())),
         false => Ok(()),
     }

@@ -26,10 +26,10 @@ const MOBY: [&str; 3] = [
 ];
 
 /// The state folders of runtimes that Podman calls as root.
-const PODMAN: [&str; 2] = ["run/crun", "run/runc"];
+pub(crate) const STATES: [&str; 2] = ["run/crun", "run/runc"];
 
 /// containerd's task folders, one for each namespace: `moby` of dockerd, `k8s.io` of the kubelet.
-const TASKS: [&str; 6] = [
+pub(crate) const TASKS: [&str; 6] = [
     "run/containerd/io.containerd.runtime.v2.task",
     "run/docker/containerd/daemon/io.containerd.runtime.v2.task",
     "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task",
@@ -76,7 +76,7 @@ impl Engine {
 /// The folders in which running containers have a folder, on a node whose `/` is at `root`. Not all of them exist.
 pub fn state_folders(root: &Path) -> Vec<(Engine, PathBuf)> {
     let docker = MOBY.map(|folder| (Engine::Docker, root.join(folder)));
-    let podman = PODMAN.map(|folder| (Engine::Podman, root.join(folder)));
+    let podman = STATES.map(|folder| (Engine::Podman, root.join(folder)));
     docker.into_iter().chain(podman).collect()
 }
 
@@ -101,7 +101,7 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
 
 /// The bundle of a container that crun or runc started as root, of Podman or of CRI-O.
 pub fn bundle_of(root: &Path, id: &str) -> Option<PathBuf> {
-    PODMAN.iter().find_map(|folder| oci_state::bundle_and_pid(&root.join(folder).join(id))).map(|(bundle, _)| bundle)
+    STATES.iter().find_map(|folder| oci_state::bundle_and_pid(&root.join(folder).join(id))).map(|(bundle, _)| bundle)
 }
 
 /// The containers that may be able to write a folder of the host: those of Docker and Podman, and those of pods.
@@ -122,7 +122,7 @@ impl RunningContainers for ContainersOfNode {
         let namespaces = TASKS.iter().flat_map(|folder| entries(&self.root.join(folder)));
         let tasks = namespaces.flat_map(|namespace| entries(&namespace));
         let of_task = |task: PathBuf| fs::read_to_string(task.join("init.pid")).ok()?.trim().parse().ok();
-        let states = PODMAN.iter().flat_map(|folder| entries(&self.root.join(folder)));
+        let states = STATES.iter().flat_map(|folder| entries(&self.root.join(folder)));
         let of_state = |state: PathBuf| oci_state::bundle_and_pid(&state).map(|(_, pid)| pid);
         let mut inits: Vec<u32> = tasks.filter_map(of_task).chain(states.filter_map(of_state)).collect();
         inits.sort_unstable();
@@ -140,10 +140,15 @@ pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
     spec.map(|spec| SpecBind::of_spec(&spec)).unwrap_or_default()
 }
 
+/// The init process that crun or runc has recorded in a state folder.
+pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
+    oci_state::bundle_and_pid(state).map(|(_, pid)| pid)
+}
+
 /// The user whose rootless container this is. The host paths of such a container belong to a mount namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
     let is_there = |user: &Path, folder: &str| user.join(folder.trim_start_matches("run/")).join(id).metadata().is_ok();
-    let has_it = |user: &PathBuf| PODMAN.iter().any(|folder| is_there(user, folder));
+    let has_it = |user: &PathBuf| STATES.iter().any(|folder| is_there(user, folder));
     let user = entries(&root.join("run/user")).into_iter().find(has_it)?;
     Some(user.file_name()?.to_string_lossy().into_owned())
 }

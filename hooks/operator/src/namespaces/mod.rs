@@ -1,6 +1,6 @@
 //! The mount namespaces of a machine, each read once.
 //!
-//! A process's namespace costs one stat(2) of `/proc/PID/ns/mnt`; the table is read for the first process of each. So five
+//! A process's namespace costs one stat(2) of `/proc/PID/ns/mnt` in a separate process, which a hostile process can block; the table is read for the first process of each. So five
 //! hundred containers with ten processes each are five thousand stats and five hundred reads, whatever they mount.
 //! A namespace can exist without processes: bind-mounted, as `mnt:[...]` of an nsfs, or as an open descriptor of a process.
 
@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use crate::holders::{Checked, HeldBy, MountNamespace};
 use bindguard_core::mount_table::{MountTable, TableError};
+use bindguard_sys::process_files::{ProcessFile, inodes, links};
 use bindguard_sys::{ReadTableError, read_container_table, read_host_table};
 
 pub use self::enter::ReadMountsError;
@@ -119,9 +120,11 @@ impl Proc {
         let unreadable = |source| NamespacesError::Read { path: self.file(self.own, "ns/mnt"), source };
         let own_id = self.id_of(self.own).map_err(unreadable)?;
         let (mut by_id, mut problems, mut checked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Checked::default());
-        for pid in self.pids()? {
-            checked.processes += 1;
-            match self.id_of(&pid.to_string()) {
+        let pids = self.pids()?;
+        checked.processes = pids.len();
+        let files: Vec<ProcessFile> = pids.iter().map(|pid| self.file_of(*pid, "ns/mnt")).collect();
+        for (pid, id) in pids.into_iter().zip(inodes(&files)) {
+            match id {
                 Ok(id) => by_id.entry(id).or_default().push(pid),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => problems.push(self.failed(&pid.to_string(), "ns/mnt", &error)),
@@ -175,8 +178,10 @@ impl Proc {
                 found.entry(id).or_insert((held_by, entry.mount_point.clone()));
             }
         }
-        for (pid, descriptor) in self.descriptors() {
-            let link = fs::read_link(&descriptor).ok();
+        let descriptors = self.descriptors();
+        let targets = links(&descriptors);
+        for (ProcessFile { pid, path: descriptor }, link) in descriptors.into_iter().zip(targets) {
+            let link = link.ok();
             let id = link.as_deref().and_then(Path::to_str).and_then(namespace_id);
             if let Some(id) = id.filter(|id| !is_known(*id)) {
                 let comm = fs::read_to_string(self.file(&pid.to_string(), "comm")).unwrap_or_default();
@@ -191,11 +196,15 @@ impl Proc {
         seen.collect()
     }
 
-    fn descriptors(&self) -> Vec<(u32, PathBuf)> {
+    fn file_of(&self, pid: u32, name: &str) -> ProcessFile {
+        ProcessFile { pid, path: self.file(&pid.to_string(), name) }
+    }
+
+    fn descriptors(&self) -> Vec<ProcessFile> {
         let pids = self.pids().unwrap_or_default();
         let of = |pid: &u32| {
             let entries = fs::read_dir(self.file(&pid.to_string(), "fd")).into_iter().flatten().flatten();
-            entries.map(|entry| (*pid, entry.path())).collect::<Vec<_>>()
+            entries.map(|entry| ProcessFile { pid: *pid, path: entry.path() }).collect::<Vec<_>>()
         };
         pids.iter().flat_map(of).collect()
     }

@@ -1,32 +1,123 @@
-//! The init process of a container, by the container's id.
+//! The init process of a container, by the container's id: the one check for all programs.
+//!
+//! Two things must agree: the process is in a cgroup with the container's id, and the runtime has recorded its pid. The cgroup alone
+//! proves nothing: a user of the node with a delegated cgroup can name a cgroup after any container. The pid alone proves nothing
+//! either: the kernel may have given it to another process. Only where no record is found, the oldest process counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::iter;
+use std::path::{Path, PathBuf};
+
+use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_sys::process_files::{ProcessFile, contents};
 
 use super::processes::pids;
+use crate::engines::{STATES, TASKS, recorded_init};
 
-/// The pid of a container's init: of the processes in a cgroup with the container's id, the one that started first.
+/// Why a process is not taken for a container's init.
+#[derive(Debug, thiserror::Error)]
+pub enum NotInit {
+    /// It ended, or cannot be read.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// It is in no cgroup of the container.
+    #[error("process {pid} is in no cgroup of container {container}")]
+    Cgroup {
+        /// The process.
+        pid: u32,
+        /// The container.
+        container: String,
+    },
+    /// The runtime has recorded another process.
+    #[error("process {pid} is not the init of container {container}: its runtime recorded process {recorded}")]
+    Record {
+        /// The process.
+        pid: u32,
+        /// The container.
+        container: String,
+        /// The pid in the record.
+        recorded: u32,
+    },
+}
+
+/// Opens the init of a container. `pid` is from the CRI or from the runtime's record, and may belong to another process by now.
 ///
-/// Every runtime names a container's cgroup after its id, and no record of a runtime has to be found. `None` if no process
-/// is in it.
+/// # Errors
+/// If the process ended, or is not the container's init.
+pub fn hold_init(container: &str, pid: u32) -> Result<HeldProcess, NotInit> {
+    hold_init_at(Path::new("/"), container, pid)
+}
+
+fn hold_init_at(root: &Path, container: &str, pid: u32) -> Result<HeldProcess, NotInit> {
+    let process = HeldProcess::open(pid)?;
+    let cgroup = process.read("cgroup")?;
+    if container_of(&String::from_utf8_lossy(&cgroup), &BTreeSet::from([container])).is_none() {
+        return Err(NotInit::Cgroup { pid, container: container.to_owned() });
+    }
+    match recorded_pid(root, container) {
+        Some(recorded) if recorded != pid => Err(NotInit::Record { pid, container: container.to_owned(), recorded }),
+        Some(_) | None => Ok(process),
+    }
+}
+
+/// The pid of a container's init. `None` if it has no process.
 pub fn init_of(container: &str) -> Option<u32> {
     inits_of([container]).remove(container)
 }
 
-/// The same for many containers, with one pass over the processes.
+/// The same for many containers, with at most one pass over the processes.
 pub fn inits_of<'c>(containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&'c str, u32> {
-    let containers: BTreeSet<&str> = containers.into_iter().filter(|container| !container.is_empty()).collect();
-    let mut oldest = BTreeMap::<&str, (u64, u32)>::new();
-    for pid in pids() {
+    inits_at(Path::new("/"), containers)
+}
+
+fn inits_at<'c>(root: &Path, containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&'c str, u32> {
+    let (mut inits, mut unrecorded) = (BTreeMap::new(), BTreeSet::new());
+    for container in containers.into_iter().filter(|container| !container.is_empty()) {
+        match recorded_pid(root, container) {
+            Some(pid) if hold_init_at(root, container, pid).is_ok() => drop(inits.insert(container, pid)),
+            // The container ended, and its record is still there.
+            Some(_) => {}
+            None => drop(unrecorded.insert(container)),
+        }
+    }
+    inits.extend(oldest_of(&unrecorded));
+    inits
+}
+
+/// The pid that the container's runtime has recorded, on a node whose `/` is at `root`. Only root writes into these folders.
+fn recorded_pid(root: &Path, container: &str) -> Option<u32> {
+    let is_name = !container.is_empty() && !container.contains('/') && ![".", ".."].contains(&container);
+    let tasks = TASKS.iter().filter(|_| is_name).flat_map(|tasks| entries(&root.join(tasks)));
+    let of_task = |task: PathBuf| fs::read_to_string(task.join("init.pid")).ok()?.trim().parse().ok();
+    let mut of_containerd = tasks.map(|namespace| namespace.join(container)).filter_map(of_task);
+    let mut states = STATES.iter().filter(|_| is_name).map(|state| root.join(state).join(container));
+    of_containerd.next().or_else(|| states.find_map(|state| recorded_init(&state))).filter(|pid| *pid > 0)
+}
+
+/// For each container the process that started first of those in its cgroups.
+fn oldest_of<'c>(containers: &BTreeSet<&'c str>) -> BTreeMap<&'c str, u32> {
+    if containers.is_empty() {
+        return BTreeMap::new();
+    }
+    let in_container = |pid: u32| {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        let Some(container) = container_of(&cgroup, &containers) else { continue };
-        if let Some(started) = started(pid) {
+        Some((pid, container_of(&cgroup, containers)?))
+    };
+    let found: Vec<(u32, &str)> = pids().into_iter().filter_map(in_container).collect();
+    let files: Vec<ProcessFile> = found.iter().map(|(pid, _)| ProcessFile::of(*pid, "stat")).collect();
+    let mut oldest = BTreeMap::<&str, (u64, u32)>::new();
+    for ((pid, container), stat) in found.into_iter().zip(contents(&files)) {
+        if let Some(started) = stat.ok().and_then(|stat| started(&String::from_utf8_lossy(&stat))) {
             let first = oldest.entry(container).or_insert((started, pid));
             *first = (*first).min((started, pid));
         }
     }
     oldest.into_iter().map(|(container, (_, pid))| (container, pid)).collect()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
 /// The outermost of these containers in whose cgroup a process is, by its `/proc/PID/cgroup`.
@@ -42,8 +133,7 @@ fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c 
 }
 
 /// The time at which a process started, in the kernel's ticks since boot: field 22 of proc_pid_stat(5).
-fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+fn started(stat: &str) -> Option<u64> {
     // The name in parentheses may have spaces and parentheses itself.
     let (_, after_name) = stat.rsplit_once(") ")?;
     after_name.split(' ').nth(19)?.parse().ok()
@@ -51,6 +141,10 @@ fn started(pid: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::process::{Child, Command};
+
     use super::*;
 
     #[test]
@@ -76,8 +170,83 @@ mod tests {
 
     #[test]
     fn a_process_has_a_time_and_no_container_has_none() {
-        assert!(started(std::process::id()).is_some());
+        assert!(started(&fs::read_to_string("/proc/self/stat").unwrap()).is_some());
         assert_eq!(init_of(""), None);
         assert_eq!(init_of("no-such-container"), None);
+    }
+
+    #[test]
+    fn a_record_is_found_by_a_plain_name_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let task = root.path().join(TASKS[0]).join("k8s.io/c1");
+        fs::create_dir_all(&task).unwrap();
+        fs::write(task.join("init.pid"), "17\n").unwrap();
+        let state = root.path().join("run/crun/c2");
+        fs::create_dir_all(&state).unwrap();
+        fs::write(state.join("status"), r#"{"pid":18,"bundle":"/b"}"#).unwrap();
+        let of = |container: &str| recorded_pid(root.path(), container);
+        assert_eq!((of("c1"), of("c2"), of("c3")), (Some(17), Some(18), None));
+        assert_eq!((of("../k8s.io/c1"), of(".."), of("")), (None, None, None));
+    }
+
+    /// A process in a cgroup of its own.
+    struct InCgroup {
+        process: Child,
+        cgroup: PathBuf,
+    }
+
+    impl InCgroup {
+        /// `None` without the right to make cgroups.
+        fn start(path: &str) -> Option<Self> {
+            let hierarchies = ["unified", "pids", ""].map(|name| Path::new("/sys/fs/cgroup").join(name));
+            let has_processes = |folder: &&PathBuf| folder.join("cgroup.procs").symlink_metadata().is_ok();
+            let cgroup = hierarchies.iter().find(has_processes)?.join(path);
+            if fs::create_dir_all(&cgroup).is_err() {
+                eprintln!("SKIPPED: no right to make a cgroup");
+                return None;
+            }
+            let process = Command::new("sleep").arg("1000").spawn().unwrap();
+            fs::write(cgroup.join("cgroup.procs"), process.id().to_string()).unwrap();
+            Some(Self { process, cgroup })
+        }
+    }
+
+    impl Drop for InCgroup {
+        fn drop(&mut self) {
+            self.process.kill().unwrap();
+            self.process.wait().unwrap();
+            for cgroup in self.cgroup.ancestors().take(2) {
+                let _ = fs::remove_dir(cgroup);
+            }
+        }
+    }
+
+    /// A user of the node has a delegated cgroup, and names a cgroup in it after a container. The process is older than the container.
+    #[test]
+    fn a_process_in_a_cgroup_with_the_containers_name_is_not_its_init() {
+        let id = format!("c{}", std::process::id());
+        let Some(user) = InCgroup::start(&format!("bindguard-{id}-user/{id}")) else { return };
+        let Some(init) = InCgroup::start(&format!("bindguard-{id}-pods/{id}")) else { return };
+        let root = tempfile::tempdir().unwrap();
+        let task = root.path().join(TASKS[0]).join("k8s.io").join(&id);
+        fs::create_dir_all(&task).unwrap();
+        fs::write(task.join("init.pid"), init.process.id().to_string()).unwrap();
+
+        assert_eq!(inits_at(root.path(), [id.as_str()]), BTreeMap::from([(id.as_str(), init.process.id())]));
+        assert!(hold_init_at(root.path(), &id, init.process.id()).is_ok());
+        let refused = hold_init_at(root.path(), &id, user.process.id()).unwrap_err();
+        assert!(matches!(refused, NotInit::Record { .. }), "{refused}");
+        let own = hold_init_at(root.path(), &id, std::process::id()).unwrap_err();
+        assert!(matches!(own, NotInit::Cgroup { .. }), "{own}");
+    }
+
+    /// The id is a whole part of the path: a substring is another container's.
+    #[test]
+    fn a_cgroup_whose_name_only_contains_the_id_is_another_containers() {
+        let id = format!("c{}", std::process::id());
+        let Some(other) = InCgroup::start(&format!("bindguard-{id}-other/x{id}x")) else { return };
+        let root = tempfile::tempdir().unwrap();
+        let refused = hold_init_at(root.path(), &id, other.process.id()).unwrap_err();
+        assert!(matches!(refused, NotInit::Cgroup { .. }), "{refused}");
     }
 }

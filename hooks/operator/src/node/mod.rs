@@ -3,8 +3,8 @@
 mod init;
 mod processes;
 
-pub use init::{init_of, inits_of};
-pub use processes::{Process, processes_named, with_open};
+pub use init::{NotInit, hold_init, init_of, inits_of};
+pub use processes::{Process, arguments_of_processes, processes_named, with_open};
 
 use std::fs;
 use std::io;

@@ -1,8 +1,11 @@
 //! Processes of the reader's own mount namespace: daemons of this node, and of no container.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use bindguard_sys::process_files::{ProcessFile, arguments_of, inodes, links};
 
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,13 +24,6 @@ impl Process {
         file(self.pid, name)
     }
 
-    /// The arguments that it was started with.
-    pub fn arguments(&self) -> Vec<String> {
-        let bytes = fs::read(self.file("cmdline")).unwrap_or_default();
-        let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
-        words.filter(|word| !word.is_empty()).collect()
-    }
-
     fn of(pid: u32) -> Option<Self> {
         let text = |name| fs::read_to_string(file(pid, name)).ok();
         Some(Self { pid, command: text("comm")?.trim_end().to_owned(), cgroup: text("cgroup")? })
@@ -36,23 +32,44 @@ impl Process {
 
 /// The processes with this name.
 pub fn processes_named(name: &str) -> Vec<Process> {
-    let own = namespace_of(Path::new("/proc/thread-self"));
     let is_named = |pid: &u32| fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name);
-    let is_ours = |pid: &u32| own.is_some() && namespace_of(&file(*pid, "")) == own;
-    pids().into_iter().filter(|pid| is_named(pid) && is_ours(pid)).filter_map(Process::of).collect()
+    let named: Vec<u32> = pids().into_iter().filter(is_named).collect();
+    let own = [namespace("mnt"), namespace("user")];
+    let [mounts, users] = ["ns/mnt", "ns/user"].map(|link| inodes(&of_each(&named, link)));
+    let is_ours =
+        |(mounts, users): (io::Result<u64>, io::Result<u64>)| own == [mounts.ok(), users.ok()] && own[0].is_some();
+    let ours = mounts.into_iter().zip(users).map(is_ours);
+    named.iter().zip(ours).filter(|(_, is_ours)| *is_ours).filter_map(|(pid, _)| Process::of(*pid)).collect()
+}
+
+/// The arguments that each process with this name was started with. A process that gives no answer is left out.
+pub fn arguments_of_processes(name: &str) -> Vec<Vec<String>> {
+    let pids: Vec<u32> = processes_named(name).iter().map(|process| process.pid).collect();
+    arguments_of(&pids).into_iter().flatten().collect()
 }
 
 /// The processes, of containers too, that have this file open.
 pub fn with_open(path: &Path) -> Vec<Process> {
-    let has_it = |pid: &u32| {
-        let descriptors = fs::read_dir(file(*pid, "fd")).into_iter().flatten().flatten();
-        descriptors.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|open| open == path)
+    let descriptors = |pid: u32| {
+        let entries = fs::read_dir(file(pid, "fd")).into_iter().flatten().flatten();
+        entries.map(move |entry| ProcessFile { pid, path: entry.path() })
     };
-    pids().into_iter().filter(has_it).filter_map(Process::of).collect()
+    let files: Vec<ProcessFile> = pids().into_iter().flat_map(descriptors).collect();
+    let links = links(&files);
+    let has_it =
+        |(file, link): (&ProcessFile, io::Result<PathBuf>)| link.is_ok_and(|open| open == path).then_some(file.pid);
+    let mut found: Vec<u32> = files.iter().zip(links).filter_map(has_it).collect();
+    found.dedup();
+    found.into_iter().filter_map(Process::of).collect()
 }
 
-fn namespace_of(process: &Path) -> Option<u64> {
-    fs::metadata(process.join("ns/mnt")).ok().map(|metadata| metadata.ino())
+/// The caller's own namespace.
+fn namespace(kind: &str) -> Option<u64> {
+    fs::metadata(format!("/proc/thread-self/ns/{kind}")).ok().map(|metadata| metadata.ino())
+}
+
+fn of_each(pids: &[u32], name: &str) -> Vec<ProcessFile> {
+    pids.iter().map(|pid| ProcessFile::of(*pid, name)).collect()
 }
 
 pub(super) fn pids() -> Vec<u32> {

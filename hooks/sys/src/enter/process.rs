@@ -1,8 +1,9 @@
 //! A container's init process, held by a pidfd: what is read of it belongs to it and to no later process of the same pid.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use bindguard_core::mount_table::{MountTable, TableError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -90,6 +91,20 @@ impl HeldProcess {
             return Err(ProcessError::Ended(self.pid));
         }
         text.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
+    }
+
+    /// The file name of its program, by the link `exe` alone: the program's filesystem is not queried.
+    ///
+    /// # Errors
+    /// As [`HeldProcess::read`].
+    pub fn program_name(&self) -> Result<Vec<u8>, ProcessError> {
+        let name = "exe";
+        let link = fs::read_link(format!("/proc/{}/{name}", self.pid));
+        if !self.is_alive() {
+            return Err(ProcessError::Ended(self.pid));
+        }
+        let link = link.map_err(|source| ProcessError::Read { pid: self.pid, name, source })?;
+        Ok(link.file_name().unwrap_or_default().as_bytes().to_vec())
     }
 
     /// The time of its start, in ticks since the boot: field 22 of proc_pid_stat(5).

@@ -23,9 +23,10 @@ use bindguard_core::error_chain;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use http_body_util::{BodyExt, Limited};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use tokio::sync::Semaphore;
+use tokio::time::{Duration, timeout};
 
 use self::contract::{MOST_BYTES, MOUNT_INFO, POD_DETAIL, Processor, RECOVERY, TARGET};
 use crate::metrics::Metrics;
@@ -34,11 +35,17 @@ use crate::reporting::Reporting;
 pub use self::contract::FOLDER;
 pub use self::pod_detail::PodReader;
 
-/// Limit of a request: it has all earlier results.
-const MOST_POSTED: usize = 8 << 20;
+/// Limit of a request: it has the results of both collectors, each no longer than an answer.
+const MAX_POSTED: usize = 2 * MOST_BYTES;
 
-/// Limit of processors at a time: each of them may wait for a filesystem.
-const AT_A_TIME: usize = 4;
+/// Limit of processors at a time: a request is in memory more than once while it is parsed.
+const MAX_PROCESSORS: usize = 1;
+
+/// Time limit for the body of a request: meanwhile no other request is processed.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time limit of a request for its turn.
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A JSON object of strings.
 type Strings = BTreeMap<String, String>;
@@ -58,7 +65,7 @@ pub struct Kubediag {
 /// Why a processor has no result.
 #[derive(Debug, thiserror::Error)]
 enum NoResult {
-    #[error("the request ended early, or is longer than {} bytes", MOST_POSTED)]
+    #[error("the request ended early, or is longer than {} bytes", MAX_POSTED)]
     Body(#[source] Box<dyn Error + Send + Sync>),
     #[error("parse the request: expected a JSON object of strings")]
     NoStrings(#[source] serde_json::Error),
@@ -76,6 +83,10 @@ enum NoResult {
     Json(#[source] serde_json::Error),
     #[error("the result has {0} bytes, and kubediag accepts {MOST_BYTES}")]
     TooLong(usize),
+    #[error("the request has no end after {} s", BODY_TIMEOUT.as_secs())]
+    NoEnd,
+    #[error("other requests are processed")]
+    Busy,
     #[error("the agent ends")]
     Ends,
 }
@@ -83,7 +94,7 @@ enum NoResult {
 impl Kubediag {
     /// Processors that are disabled, or that work on this node.
     pub fn new(config: &Config, pods: PodReader, metrics: Arc<Metrics>, reporting: Reporting) -> Arc<Self> {
-        let (is_enabled, working) = (config.agent().kubediag.is_some(), Semaphore::new(AT_A_TIME));
+        let (is_enabled, working) = (config.agent().kubediag.is_some(), Semaphore::new(MAX_PROCESSORS));
         let (policy, places) = (*config.policy(), config.places().clone());
         Arc::new(Self { is_enabled, policy, places, pods, metrics, reporting, working })
     }
@@ -106,8 +117,9 @@ impl Kubediag {
     }
 
     async fn result(self: &Arc<Self>, processor: Processor, body: Incoming) -> Result<String, NoResult> {
-        let _turn = self.working.acquire().await.map_err(|_| NoResult::Ends)?;
-        let posted = Limited::new(body, MOST_POSTED).collect().await.map_err(NoResult::Body)?.to_bytes();
+        let turn = timeout(TURN_TIMEOUT, self.working.acquire()).await.map_err(|_| NoResult::Busy)?;
+        let _turn = turn.map_err(|_| NoResult::Ends)?;
+        let posted = posted(body).await?;
         let result = match processor {
             Processor::PodDetailCollector => self.pods.detail(&parse(&posted)?).await?,
             Processor::MountInfoCollector => self.blocking(|_| mount_info()).await?,
@@ -142,6 +154,15 @@ impl Kubediag {
     }
 }
 
+/// The whole body of a request.
+async fn posted<B>(body: B) -> Result<Bytes, NoResult>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
+{
+    let collected = timeout(BODY_TIMEOUT, Limited::new(body, MAX_POSTED).collect()).await;
+    Ok(collected.map_err(|_| NoResult::NoEnd)?.map_err(NoResult::Body)?.to_bytes())
+}
+
 fn parse(posted: &Bytes) -> Result<Strings, NoResult> {
     serde_json::from_slice(posted).map_err(NoResult::NoStrings)
 }
@@ -155,4 +176,42 @@ fn mount_info() -> Result<Strings, NoResult> {
     let bytes = std::fs::read("/proc/thread-self/mountinfo").map_err(NoResult::MountInfo)?;
     let text = contract::short_mount_info(String::from_utf8_lossy(&bytes).into_owned());
     Ok(Strings::from([(MOUNT_INFO.to_owned(), text)]))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use http_body_util::Full;
+    use hyper::body::Frame;
+
+    use super::*;
+
+    /// A client that begins a body and sends nothing more.
+    struct WithoutEnd;
+
+    impl Body for WithoutEnd {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_without_an_end_ends() {
+        assert!(matches!(posted(WithoutEnd).await, Err(NoResult::NoEnd)));
+    }
+
+    #[tokio::test]
+    async fn a_body_has_room_for_two_results_and_no_more() {
+        let of = |length: usize| posted(Full::new(Bytes::from(vec![b' '; length])));
+        assert_eq!(of(2 * MOST_BYTES).await.unwrap().len(), 2 * MOST_BYTES);
+        assert!(matches!(of(2 * MOST_BYTES + 1).await, Err(NoResult::Body(_))));
+    }
 }

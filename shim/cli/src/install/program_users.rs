@@ -2,12 +2,22 @@
 //!
 //! A program is removed only when it has no users: a container that was created through bindguard's shim, or through
 //! bindguard-runtime, is also killed and deleted through it.
+//!
+//! Processes of containers are checked, too. So nothing is read that such a process can block: no file of the process's root
+//! directory, and the command line of no process but a conmon, with a time limit.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use bindguard_core::mount_table::{Device, MountTable};
+use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
+use bindguard_sys::read_mount_table;
+
+/// Podman's and CRI-O's supervisor. It has its runtime's path among its arguments.
+const CONMON: &str = "conmon";
 
 /// The folders of running containers' bundles: containerd's, those of Docker's containerd, k3s', k0s' and MicroK8s'.
 const TASKS: [&str; 5] = [
@@ -41,39 +51,54 @@ fn users_by_name(path: &Path) -> Vec<String> {
         let runtime = fs::read(bundle.join("runtime")).unwrap_or_default();
         (runtime == path.as_os_str().as_bytes()).then(|| format!("the container of {}", bundle.display()))
     };
-    let processes =
-        folders(Path::new("/proc")).into_iter().filter(|process| is_number(process) && *process != own_process());
-    let of_process = |process: PathBuf| {
-        let runs = fs::read_link(process.join("exe")).is_ok_and(|program| program == path);
-        // conmon has its runtime's path among its arguments
-        let names = || {
-            fs::read(process.join("cmdline"))
-                .unwrap_or_default()
-                .split(|byte| *byte == 0)
-                .any(|word| word == path.as_os_str().as_bytes())
-        };
-        ((runs || names()) && has_this_program(&process, path))
-            .then(|| format!("process {}", process.file_name().unwrap_or_default().to_string_lossy()))
-    };
-    bundles.filter_map(of_bundle).chain(processes.filter_map(of_process)).collect()
+    let table = read_mount_table().ok();
+    let is_conmon = |pid: &u32| fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == CONMON);
+    let pids = pids();
+    let programs = links(&pids.iter().map(|pid| ProcessFile::of(*pid, "exe")).collect::<Vec<_>>());
+    let runs = |program: io::Result<PathBuf>| program.is_ok_and(|program| program == path);
+    let mut found: Vec<u32> =
+        pids.iter().zip(programs).filter_map(|(pid, program)| runs(program).then_some(*pid)).collect();
+    let conmons = pids.iter().copied().filter(is_conmon).filter(|pid| !found.contains(pid)).collect();
+    found.extend(that_name(path, conmons));
+    found.retain(|pid| has_this_program(*pid, path, table.as_ref()));
+    let processes = found.into_iter().map(|pid| format!("process {pid}"));
+    bundles.filter_map(of_bundle).chain(processes).collect()
 }
 
-/// Another mount namespace, a container's, may have its own program at that path. An unreadable file counts as this one.
-fn has_this_program(process: &Path, path: &Path) -> bool {
-    let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
-    let Ok(this) = file(path) else { return true };
-    match file(&process.join("root").join(path.strip_prefix("/").unwrap_or(path))) {
-        Ok(other) => this == other,
-        Err(error) => error.kind() != ErrorKind::NotFound,
+/// The processes with this path among their arguments. A process without an answer counts as one of them.
+fn that_name(path: &Path, pids: Vec<u32>) -> Vec<u32> {
+    let names = |words: Vec<String>| words.iter().any(|word| word.as_bytes() == path.as_os_str().as_bytes());
+    let read = arguments_of(&pids).into_iter().map(|words| words.map_or(true, names));
+    pids.into_iter().zip(read).filter_map(|(pid, names)| names.then_some(pid)).collect()
+}
+
+/// Another mount namespace, a container's, may have its own program at that path. The mount tables show whether both paths are
+/// the same place of the same filesystem. An unreadable table counts as this one.
+fn has_this_program(pid: u32, path: &Path, own: Option<&MountTable>) -> bool {
+    let Ok(process) = HeldProcess::open(pid) else { return false };
+    let theirs = process.mounts().ok();
+    let place = |table: Option<&MountTable>| place_of(path, table?);
+    match (place(own), place(theirs.as_ref())) {
+        (Some(own), Some(theirs)) => own == theirs,
+        (_, None) => process.is_alive(),
+        (None, Some(_)) => true,
     }
 }
 
-fn own_process() -> PathBuf {
-    Path::new("/proc").join(std::process::id().to_string())
+fn place_of(path: &Path, table: &MountTable) -> Option<(Device, PathBuf)> {
+    let mount = table.mount_over(path)?;
+    Some((mount.device, mount.place_in_filesystem(path)?))
 }
 
-fn is_number(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.as_bytes().iter().all(u8::is_ascii_digit))
+/// All processes but this one.
+fn pids() -> Vec<u32> {
+    let names = folders(Path::new("/proc")).into_iter();
+    let pids = names.filter_map(|folder| folder.file_name()?.to_str()?.parse().ok());
+    pids.filter(|pid| *pid != std::process::id()).collect()
+}
+
+fn file(pid: u32, name: &str) -> PathBuf {
+    Path::new("/proc").join(pid.to_string()).join(name)
 }
 
 fn folders(path: &Path) -> Vec<PathBuf> {
@@ -88,12 +113,15 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use super::*;
+    use crate::held_memory::{Holder, blocks_readers};
 
-    /// A process that prints a line when it runs, and stays until its stdin ends.
+    /// A conmon that prints a line when it runs, and stays until its stdin ends.
     fn with_argument(before: &str, program: &Path) -> Option<Child> {
         let script = format!("{before} echo there && read end");
+        let bin = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/bin/sh", bin.path().join(CONMON)).unwrap();
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", &script, "sh"]).arg(program);
+        command.arg("--mount").arg(bin.path().join(CONMON)).args(["-c", &script, "sh"]).arg(program);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
@@ -126,5 +154,23 @@ mod tests {
         assert_eq!(needed_beside(&cover, &program), Some(false), "nothing is there");
         let another = format!("{cover} touch {} &&", program.display());
         assert_eq!(needed_beside(&another, &program), Some(false), "another one is there");
+    }
+
+    /// Its owner keeps it: the program stays, and the command ends.
+    #[test]
+    fn a_conmon_that_holds_its_memory_keeps_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bindguard-runtime");
+        fs::write(&program, "").unwrap();
+        let Some(holder) = Holder::start(c"conmon", || {}) else { return };
+        assert!(blocks_readers(holder.pid()), "the process does not hold its memory");
+        assert_eq!(users_of(&program), [format!("process {}", holder.pid())]);
+    }
+
+    #[test]
+    fn a_process_that_holds_its_memory_is_no_user() {
+        let Some(holder) = Holder::start(c"app", || {}) else { return };
+        assert!(blocks_readers(holder.pid()), "the process does not hold its memory");
+        assert!(users_of(Path::new("/no/such/program")).is_empty());
     }
 }

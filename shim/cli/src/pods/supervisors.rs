@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use bindguard_core::program_names::{SHIM, WRAPPER};
-use bindguard_operator::node::{Process, processes_named};
+use bindguard_operator::node::arguments_of_processes;
 
 /// The kernel cuts the names of all of containerd's shims to this.
 const SHIMS: &str = "containerd-shim";
@@ -17,9 +17,8 @@ const CONMON: &str = "conmon";
 
 /// The ids that supervisors were started for (containerd: the id of the pod's sandbox), and whether the guard runs there.
 pub fn guarded() -> HashMap<String, bool> {
-    let words = |process: Process| process.arguments();
-    let shims = processes_named(SHIMS).into_iter().map(words).filter_map(|words| of_shim(&words));
-    let conmons = processes_named(CONMON).into_iter().map(words).filter_map(|words| of_conmon(&words));
+    let shims = arguments_of_processes(SHIMS).into_iter().filter_map(|words| of_shim(&words));
+    let conmons = arguments_of_processes(CONMON).into_iter().filter_map(|words| of_conmon(&words));
     shims.chain(conmons).collect()
 }
 

@@ -8,10 +8,11 @@ use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::report::Container;
 use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_guard::refresh::{BoundFiles, FileBind, HeldProcess, TuckRecords, refresh_container};
+use bindguard_guard::refresh::{BoundFiles, FileBind, TuckRecords, refresh_container};
 use bindguard_operator::engines::{
     ContainersOfNode, EngineContainer, engine_containers, rootless_owner, state_folders,
 };
+use bindguard_operator::node::hold_init;
 use bindguard_sys::bundle::read_spec;
 
 use super::{Refresh, RefreshReport, record};
@@ -38,11 +39,8 @@ pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContain
 pub(super) fn refresh(container: &EngineContainer, verb: &Refresh, config: &Config) -> anyhow::Result<RefreshReport> {
     let name = format!("{} container {}", container.engine.name(), container.id);
     let doing = || format!("refresh {name}");
-    let process = HeldProcess::open(container.pid).with_context(doing)?;
-    let cgroup = process.read("cgroup").with_context(doing)?;
     // Since the state was read, another process may have got the pid.
-    let is_its_own = String::from_utf8_lossy(&cgroup).contains(&container.id);
-    ensure!(is_its_own, "refresh {name}: the cgroup of process {} does not name it", container.pid);
+    let process = hold_init(&container.id, container.pid).with_context(doing)?;
     let bytes = read_spec(&container.bundle).with_context(doing)?;
     let spec = SpecView::from_bytes(&bytes).with_context(doing)?;
     let running = ContainersOfNode::at(Path::new("/"));

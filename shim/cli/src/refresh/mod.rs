@@ -14,12 +14,12 @@ use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, Container, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    HeldProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
+    PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::engines::binds_of_container;
 use bindguard_operator::kubelets_here;
-use bindguard_operator::node::init_of;
+use bindguard_operator::node::{hold_init, init_of};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName, PodSelector, Pods};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
@@ -141,7 +141,7 @@ impl Refresh {
         let name = name.join("/");
         let uid = container.pod.uid.as_deref().with_context(|| format!("refresh {name}: its pod's uid is unknown"))?;
         let pid = init_of(&container.id).with_context(|| format!("refresh {name}: it has no process"))?;
-        let process = HeldProcess::open(pid).with_context(|| format!("refresh {name}"))?;
+        let process = hold_init(&container.id, pid).with_context(|| format!("refresh {name}"))?;
         let (here, problems) = kubelets_here(config.places());
         report.problems.extend(problems);
         let mut pods_of_roots = here.into_iter().map(|root| (root.clone(), root.join("pods").join(uid)));

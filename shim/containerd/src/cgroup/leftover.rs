@@ -18,12 +18,12 @@ const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Ends the init that a killed runtime left waiting, and removes the empty cgroup that a spec names by `cgroupsPath`, in every
-/// hierarchy. With a path in systemd's form it stops the scope. `bundle` is the container's.
-pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str, bundle: &Path) {
+/// hierarchy. With a path in systemd's form it stops the scope. `state` is the runtime's directory for the container.
+pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
     let scope = Scope::of(cgroups_path);
     let Some(path) = scope.as_ref().map(Scope::path).or_else(|| below_the_root(cgroups_path)) else { return };
     let directories: Vec<PathBuf> = hierarchies().iter().map(|hierarchy| hierarchy.join(path)).collect();
-    end_waiting_init(&directories, bundle);
+    end_waiting_init(&directories, state);
     match scope {
         Some(scope) => scope.stop_if_empty().await,
         None => remove_empty(&directories).await,

@@ -5,9 +5,12 @@
 //! stopped.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use bindguard_core::error_chain;
 
 use super::hierarchies::hierarchies;
 use crate::blocking::run_blocking;
@@ -54,7 +57,11 @@ impl Scope {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        if cgroups.iter().all(|cgroup| is_empty(cgroup)) {
+        let occupied = cgroups.iter().map(|cgroup| is_empty(cgroup)).find(|empty| !matches!(empty, Ok(true)));
+        if let Some(Err(error)) = &occupied {
+            tracing::warn!(unit = self.unit, error = error_chain(error), "a scope stays");
+        }
+        if occupied.is_none() {
             tracing::debug!(unit = self.unit, "stopping the scope that a killed runtime left");
             if let Err(error) = run_blocking(move || stop(&self.unit)).await {
                 tracing::warn!(%error, "an empty scope stays: run systemctl");
@@ -78,12 +85,45 @@ fn path_of_slice(slice: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// True if no process is in it or in a cgroup below it. One that is gone is empty.
-fn is_empty(cgroup: &Path) -> bool {
-    let has_none = |folder: &Path| fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default().is_empty();
-    let below = fs::read_dir(cgroup).into_iter().flatten().flatten();
-    let folders = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    has_none(cgroup) && folders.into_iter().all(|folder| is_empty(&folder.path()))
+/// A cgroup whose processes are not known.
+#[derive(Debug, thiserror::Error)]
+#[error("read {}", path.display())]
+struct UnreadCgroup {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// True if no process is in it or in a cgroup below it. One that is gone is empty. One that cannot be read may have processes.
+fn is_empty(cgroup: &Path) -> Result<bool, UnreadCgroup> {
+    let unread = |path: &Path, source| Err(UnreadCgroup { path: path.to_owned(), source });
+    let processes = cgroup.join("cgroup.procs");
+    match fs::read_to_string(&processes) {
+        Ok(pids) if !pids.is_empty() => return Ok(false),
+        Ok(_) => {}
+        Err(error) if is_gone(&error) => return Ok(true),
+        Err(error) => return unread(&processes, error),
+    }
+    let below = match fs::read_dir(cgroup) {
+        Ok(below) => below,
+        Err(error) if is_gone(&error) => return Ok(true),
+        Err(error) => return unread(cgroup, error),
+    };
+    for entry in below {
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(error) => return unread(cgroup, error),
+        };
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_folder && !is_empty(&entry.path())? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A cgroup that is removed while its file is open answers ENODEV.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ENODEV)
 }
 
 fn stop(unit: &str) {
@@ -134,8 +174,16 @@ mod tests {
         fs::create_dir(&below).unwrap();
         fs::write(dir.path().join("cgroup.procs"), "").unwrap();
         fs::write(below.join("cgroup.procs"), "").unwrap();
-        assert!(is_empty(dir.path()) && is_empty(Path::new("/no/such/cgroup")));
+        assert!(is_empty(dir.path()).unwrap() && is_empty(Path::new("/no/such/cgroup")).unwrap());
         fs::write(below.join("cgroup.procs"), "7\n").unwrap();
-        assert!(!is_empty(dir.path()));
+        assert!(!is_empty(dir.path()).unwrap());
+    }
+
+    /// EOPNOTSUPP of a threaded cgroup, EIO of a failing read: the file is there, and its content is not known.
+    #[test]
+    fn an_unreadable_cgroup_is_not_an_empty_one() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("cgroup.procs")).unwrap();
+        assert!(is_empty(dir.path()).is_err());
     }
 }

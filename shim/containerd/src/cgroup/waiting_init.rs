@@ -3,9 +3,11 @@
 //! crun's init waits for `start` before crun has recorded it. If crun is killed in between, no `delete` finds the init. It waits
 //! without end, and its cgroup or scope stays.
 //!
-//! Another container may have the same `cgroupsPath`, so the cgroup alone proves nothing. The init has not executed the
-//! container's program yet: its command line is that of the runtime's `create`, with the bundle of this container and of no
-//! other. A process with any other command line is not touched.
+//! Another container may have the same `cgroupsPath`, so the cgroup alone proves nothing. The init has the fifo open that
+//! `start` writes to: `exec.fifo` in the runtime's state of this container and of no other. It closes the fifo when it executes
+//! the container's program. A process without this descriptor is not touched.
+//!
+//! Only links are read. The supervising process never reads a command line: a process can block its readers for ever.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,17 +17,34 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Ends the processes in these cgroups, or below them, that the runtime's `create` for this bundle forked. There is one cgroup
-/// for each hierarchy.
-pub(super) fn end_waiting_init(cgroups: &[PathBuf], bundle: &Path) {
+/// The fifo by which crun and runc start the init.
+const START_FIFO: &str = "exec.fifo";
+
+/// The kernel's mark on the name of a file that was removed.
+const DELETED: &[u8] = b" (deleted)";
+
+/// Ends the processes in these cgroups, or below them, that wait for the start of the container with this state directory. There
+/// is one cgroup for each hierarchy.
+pub(super) fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
     let pids: HashSet<Pid> = cgroups.iter().flat_map(|cgroup| pids_within(cgroup)).collect();
+    if pids.is_empty() {
+        return;
+    }
+    let fifo = resolved(state).join(START_FIFO);
     for pid in pids {
-        match end_if_of_create(pid, bundle) {
+        match end_if_waiting(pid, &fifo) {
             Ok(false) => {}
-            Ok(true) => tracing::warn!(%pid, bundle = %bundle.display(), "ended the init that a killed runtime left"),
+            Ok(true) => tracing::warn!(%pid, state = %state.display(), "ended the init that a killed runtime left"),
             Err(error) => tracing::warn!(%pid, %error, "a process of an interrupted create stays"),
         }
     }
+}
+
+/// The kernel shows a descriptor's path without links. The state directory itself may be gone.
+#[expect(clippy::disallowed_methods, reason = "the runtime's own directory, not the source of a container's bind")]
+fn resolved(state: &Path) -> PathBuf {
+    let root = state.parent().and_then(|root| root.canonicalize().ok());
+    root.zip(state.file_name()).map_or_else(|| state.to_owned(), |(root, id)| root.join(id))
 }
 
 /// The processes in a cgroup and below it. None if it is gone.
@@ -37,69 +56,106 @@ fn pids_within(cgroup: &Path) -> Vec<Pid> {
     own.chain(below.flat_map(|folder| pids_within(&folder.path()))).collect()
 }
 
-/// The descriptor comes first: the command line is then that of the process that gets the signal, or the signal fails.
-fn end_if_of_create(pid: Pid, bundle: &Path) -> io::Result<bool> {
+/// The descriptor comes first: the links are then those of the process that gets the signal, or the signal fails.
+fn end_if_waiting(pid: Pid, fifo: &Path) -> io::Result<bool> {
     let process = pidfd_open(pid, PidfdFlags::empty())?;
-    let command_line = fs::read(format!("/proc/{pid}/cmdline"))?;
-    if !is_create_of(&command_line, bundle) {
+    if !has_open(pid, fifo)? {
         return Ok(false);
     }
     pidfd_send_signal(&process, Signal::KILL)?;
     Ok(true)
 }
 
-/// True for `PROGRAM … create … --bundle BUNDLE …`, as [`Runtime::create`](crate::runtime::Runtime::create) calls it.
-fn is_create_of(command_line: &[u8], bundle: &Path) -> bool {
-    let words: Vec<&[u8]> = command_line.split(|byte| *byte == 0).collect();
-    let bundle = bundle.as_os_str().as_bytes();
-    words.contains(&b"create".as_slice()) && words.windows(2).any(|pair| pair == [b"--bundle".as_slice(), bundle])
+fn has_open(pid: Pid, fifo: &Path) -> io::Result<bool> {
+    for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // A descriptor may be closed meanwhile.
+        let Ok(link) = fs::read_link(descriptor?.path()) else { continue };
+        let link = link.as_os_str().as_bytes();
+        if link.strip_suffix(DELETED).unwrap_or(link) == fifo.as_os_str().as_bytes() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Child, Command, Stdio};
 
     use super::*;
+    use crate::held_memory::{Holder, blocks_readers};
 
-    #[test]
-    fn only_a_create_of_this_very_bundle_counts() {
-        let bundle = Path::new("/run/b/web");
-        let of = |line: &str| is_create_of(line.replace(' ', "\0").as_bytes(), bundle);
-        assert!(of("crun --root /r create --bundle /run/b/web --pid-file /run/b/web/init.pid web "));
-        for other in [
-            "",
-            "/bin/app create --bundle",
-            "crun --root /r create --bundle /run/b/web2 web2 ",
-            "crun --root /r create --bundle /run/b web ",
-            "crun --root /r exec --bundle /run/b/web web ",
-            "crun create --pid-file /run/b/web --bundle /run/b/other ",
-        ] {
-            assert!(!of(other), "{other}");
-        }
+    /// The state directory of a container, with the fifo.
+    fn state(root: &Path, id: &str) -> PathBuf {
+        let state = root.join(id);
+        fs::create_dir(&state).unwrap();
+        assert!(Command::new("mkfifo").arg(state.join(START_FIFO)).status().unwrap().success());
+        state
     }
 
-    /// A process whose command line has these words; it waits.
-    fn waiting(words: &[&str]) -> Child {
-        Command::new("sh").args(["-c", "read forever; :", "crun"]).args(words).stdin(Stdio::piped()).spawn().unwrap()
+    /// A process that has the fifo of this state open and waits.
+    fn waiting(state: &Path) -> Child {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec 3<>\"$1\"; echo there; read forever; :", "crun"]).arg(state.join(START_FIFO));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut there = [0; 6];
+        child.stdout.as_mut().unwrap().read_exact(&mut there).unwrap();
+        child
+    }
+
+    fn cgroup_of(pids: &[u32]) -> tempfile::TempDir {
+        let cgroup = tempfile::tempdir().unwrap();
+        let below = cgroup.path().join("container");
+        fs::create_dir(&below).unwrap();
+        fs::write(cgroup.path().join("cgroup.procs"), "").unwrap();
+        fs::write(below.join("cgroup.procs"), pids.iter().map(|pid| format!("{pid}\n")).collect::<String>()).unwrap();
+        cgroup
     }
 
     #[test]
     fn of_the_processes_below_a_cgroup_only_the_waiting_init_is_ended() {
-        let cgroup = tempfile::tempdir().unwrap();
-        let mut init = waiting(&["create", "--bundle", "/run/b/web", "web"]);
-        let mut other = waiting(&["create", "--bundle", "/run/b/other", "web"]);
-        let below = cgroup.path().join("container");
-        fs::create_dir(&below).unwrap();
-        fs::write(cgroup.path().join("cgroup.procs"), "").unwrap();
-        fs::write(below.join("cgroup.procs"), format!("{}\n{}\n", other.id(), init.id())).unwrap();
-        assert_eq!(pids_within(cgroup.path()).len(), 2);
+        let root = tempfile::tempdir().unwrap();
+        let [web, longer, other] = ["web", "web2", "other"].map(|id| state(root.path(), id));
+        let mut init = waiting(&web);
+        let mut others = [waiting(&longer), waiting(&other)];
+        let cgroup = cgroup_of(&[others[0].id(), others[1].id(), init.id()]);
+        assert_eq!(pids_within(cgroup.path()).len(), 3);
 
-        end_waiting_init(&[cgroup.path().to_owned(), cgroup.path().to_owned()], Path::new("/run/b/web"));
+        // The runtime's root may be named through a link, as /var/run is.
+        let link = root.path().join("link");
+        std::os::unix::fs::symlink(root.path(), &link).unwrap();
+        end_waiting_init(&[cgroup.path().to_owned(), cgroup.path().to_owned()], &link.join("web"));
         assert_eq!(init.wait().unwrap().signal(), Some(9));
-        assert_eq!(other.try_wait().unwrap(), None, "a process of another create was ended");
-        other.kill().unwrap();
-        other.wait().unwrap();
+        for other in &mut others {
+            assert_eq!(other.try_wait().unwrap(), None, "a process of another create was ended");
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
+    }
+
+    /// `delete --force` may have removed the runtime's state.
+    #[test]
+    fn the_init_of_a_removed_state_is_ended() {
+        let root = tempfile::tempdir().unwrap();
+        let web = state(root.path(), "web");
+        let mut init = waiting(&web);
+        fs::remove_dir_all(&web).unwrap();
+        end_waiting_init(&[cgroup_of(&[init.id()]).path().to_owned()], &web);
+        assert_eq!(init.wait().unwrap().signal(), Some(9));
+    }
+
+    /// Another container in the same cgroup: a reader of its command line would hang, and the shim with it.
+    #[test]
+    fn a_process_that_holds_its_memory_does_not_delay_the_clean_up() {
+        let root = tempfile::tempdir().unwrap();
+        let web = state(root.path(), "web");
+        let Some(holder) = Holder::start(c"crun", || {}) else { return };
+        assert!(blocks_readers(holder.pid()), "the process does not hold its memory");
+        let mut init = waiting(&web);
+        end_waiting_init(&[cgroup_of(&[holder.pid(), init.id()]).path().to_owned()], &web);
+        assert_eq!(init.wait().unwrap().signal(), Some(9));
     }
 
     #[test]

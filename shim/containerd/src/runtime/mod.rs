@@ -65,6 +65,11 @@ impl Runtime {
         }
     }
 
+    /// The directory of the runtime's state of a container.
+    pub(crate) fn state_of(&self, id: &str) -> PathBuf {
+        self.root.join(id)
+    }
+
     /// Runs the program of a created container.
     pub(crate) async fn start(&self, id: &str) -> Result<(), RuntimeError> {
         self.run("start", [id.into()]).await

@@ -40,7 +40,7 @@ impl Rollback<'_> {
     /// cgroup, its root filesystem.
     pub(crate) async fn run(self) {
         self.runtime.remove_failed_create(self.id).await;
-        remove_leftover_cgroup(self.cgroups_path, self.bundle.path()).await;
+        remove_leftover_cgroup(self.cgroups_path, &self.runtime.state_of(self.id)).await;
         if let Err(error) = rootfs::unmount(self.bundle.rootfs()).await {
             tracing::warn!(id = self.id, error = error_chain(&error), "the root filesystem stays mounted");
         }

@@ -2,12 +2,18 @@
 //!
 //! The mount namespace would not do: a pod that works in the node's root has its own. A container has its own `/run`, and so has
 //! the root of an image.
+//!
+//! A process of a container can have any name. So its `/run` is compared by its mount table: a walk through its root directory
+//! could hang on a filesystem of the container. Its command line is read with a time limit.
 
 use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use bindguard_core::mount_table::{Device, MountTable};
+use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::process_files::{ProcessFile, arguments_of, contents, inodes, links};
+use bindguard_sys::read_mount_table;
 use serde::{Deserialize, Serialize};
 
 /// A running process. Its pid alone could belong to a later one.
@@ -29,9 +35,12 @@ pub fn sees_processes() -> bool {
 impl Daemon {
     /// The processes of this root with this name, the oldest first.
     pub fn named(name: &str) -> Vec<Self> {
-        let Some(own) = run_of(Path::new("/")) else { return Vec::new() };
         let mut pids = pids_named(name);
-        pids.retain(|pid| run_of(&file(*pid, "root")) == Some(own));
+        if pids.is_empty() {
+            return Vec::new();
+        }
+        let Some(own) = read_mount_table().ok().and_then(|table| run_of(&table)) else { return Vec::new() };
+        pids.retain(|pid| run_of_process(*pid).as_ref() == Some(&own));
         // a child that is about to execute another program still has its parent's name
         let is_child = |pid: &u32| parent_of(*pid).is_some_and(|parent| pids.contains(&parent));
         let mut found: Vec<Self> = pids.iter().copied().filter(|pid| !is_child(pid)).filter_map(Self::of).collect();
@@ -41,9 +50,9 @@ impl Daemon {
 
     /// True if a process has this name and only root may read to which root it belongs.
     pub fn is_hidden(name: &str) -> bool {
-        pids_named(name).iter().any(|pid| {
-            fs::metadata(file(*pid, "root/run")).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
-        })
+        pids_named(name)
+            .iter()
+            .any(|pid| namespace_of(*pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied))
     }
 
     /// The process with this pid, if there is one.
@@ -60,16 +69,14 @@ impl Daemon {
 
     /// Its program. A program that was replaced keeps its path.
     pub fn program(&self) -> Option<PathBuf> {
-        let link = fs::read_link(file(self.pid, "exe")).ok()?;
+        let link = links(&[ProcessFile::of(self.pid, "exe")]).pop()?.ok()?;
         let path = link.to_str()?;
         Some(PathBuf::from(path.strip_suffix(" (deleted)").unwrap_or(path)))
     }
 
-    /// Its arguments, its name first.
+    /// Its arguments, its name first. None if it gives no answer: then its default configuration counts.
     pub fn arguments(&self) -> Vec<String> {
-        let bytes = fs::read(file(self.pid, "cmdline")).unwrap_or_default();
-        let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
-        words.filter(|word| !word.is_empty()).collect()
+        arguments_of(&[self.pid]).into_iter().flatten().flatten().collect()
     }
 
     /// The file that `--config` or `-c` names.
@@ -121,15 +128,27 @@ fn parent_of(pid: u32) -> Option<u32> {
 
 /// A number of proc_pid_stat(5), by the field's number there.
 fn stat_field(pid: u32, field: usize) -> Option<u64> {
-    let stat = fs::read_to_string(file(pid, "stat")).ok()?;
+    let stat = String::from_utf8(contents(&[ProcessFile::of(pid, "stat")]).pop()?.ok()?).ok()?;
     // the name may contain spaces and parentheses: field 3 follows the last one
     let (_, fields) = stat.rsplit_once(") ")?;
     fields.split(' ').nth(field - 3)?.parse().ok()
 }
 
-/// The identity of the `/run` of a root directory.
-fn run_of(root: &Path) -> Option<(u64, u64)> {
-    fs::metadata(root.join("run")).ok().map(|found| (found.dev(), found.ino()))
+/// The filesystem and the place in it that `/run` shows.
+fn run_of(table: &MountTable) -> Option<(Device, PathBuf)> {
+    let run = Path::new("/run");
+    let mount = table.mount_over(run)?;
+    Some((mount.device, mount.place_in_filesystem(run)?))
+}
+
+/// The same for another process. `None` if only root may inspect it.
+fn run_of_process(pid: u32) -> Option<(Device, PathBuf)> {
+    namespace_of(pid).ok()?;
+    run_of(&HeldProcess::open(pid).ok()?.mounts().ok()?)
+}
+
+fn namespace_of(pid: u32) -> io::Result<u64> {
+    inodes(&[ProcessFile::of(pid, "ns/mnt")]).pop().unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
 }
 
 fn file(pid: u32, name: &str) -> PathBuf {
@@ -140,9 +159,11 @@ fn file(pid: u32, name: &str) -> PathBuf {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::process::Command;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::held_memory::{Holder, Unwritable, blocks_readers};
 
     #[test]
     fn a_process_is_recognized_until_it_ends() {
@@ -153,6 +174,39 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!daemon.still_runs());
+    }
+
+    #[test]
+    fn a_daemon_that_holds_its_memory_is_found_without_its_arguments() {
+        let Some(holder) = Holder::start(c"held-daemon", || {}) else { return };
+        assert!(blocks_readers(holder.pid()), "the process does not hold its memory");
+        let found = Daemon::named("held-daemon");
+        assert_eq!(found.iter().map(|daemon| daemon.pid).collect::<Vec<_>>(), [holder.pid()]);
+        assert_eq!((found[0].config(), found[0].address()), (None, None));
+    }
+
+    /// A container has a filesystem of its own at `/run`, whose daemon never answers.
+    #[test]
+    fn another_run_is_recognized_without_a_walk() {
+        let Some(files) = Unwritable::mounted() else { return };
+        let run = files.file();
+        let script = format!(
+            "mount --bind {} /run 2>/dev/null || exit 1; echo there; read end",
+            run.parent().unwrap().display()
+        );
+        let bin = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/bin/sh", bin.path().join("other-run")).unwrap();
+        let mut other = Command::new("unshare");
+        other.args(["--mount", "--propagation", "private"]).arg(bin.path().join("other-run")).args(["-c", &script]);
+        let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(other.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "there\n");
+        files.stop_answering();
+        assert!(Daemon::named("other-run").is_empty());
+        assert!(pids_named("other-run").contains(&other.id()));
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]

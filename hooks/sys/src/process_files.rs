@@ -1,0 +1,148 @@
+//! Reads files below `/proc/PID` of processes that may be hostile, without waiting for them.
+//!
+//! | file | lock of the process that the kernel takes |
+//! |---|---|
+//! | `cmdline`, `environ`, `maps`, `smaps`, `pagemap`, `numa_maps`, `map_files` | mmap_lock |
+//! | `stat`, `exe`, `cwd`, `root`, `fd/*`, `ns/*`, `wchan`, `stack`, `io`, `syscall`, `auxv` | exec_update_lock, at least on Linux 6.18 |
+//! | `comm`, `cgroup`, `status`, `statm`, `mountinfo`, the list of `fd` | none that a process can hold |
+//!
+//! A process holds its mmap_lock for as long as it wants in a write to a FUSE file that it mapped. It holds its exec_update_lock in
+//! an execve(2) that closes a file of a FUSE daemon. A hung NFS server has the same effect. So a separate process reads the first two
+//! rows, with a time limit: a reader that waits for one of these locks can be killed.
+
+use std::fs;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::probe::{End, Patience, read_until};
+use crate::separate_process::SeparateProcess;
+
+/// Time limit for one file.
+const FILE_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Time limit for all files of a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The parts of a file that can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Content,
+    Link,
+    Inode,
+}
+
+/// A file of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessFile {
+    /// The process.
+    pub pid: u32,
+    /// The file, in any `/proc`.
+    pub path: PathBuf,
+}
+
+impl ProcessFile {
+    /// The file with this name below `/proc/PID`.
+    pub fn of(pid: u32, name: &str) -> Self {
+        Self { pid, path: Path::new("/proc").join(pid.to_string()).join(name) }
+    }
+}
+
+/// The contents of these files, in the same order. The error of a process that holds its lock is `TimedOut`.
+pub fn contents(files: &[ProcessFile]) -> Vec<io::Result<Vec<u8>>> {
+    read(files, Part::Content)
+}
+
+/// The targets of these links, in the same order.
+pub fn links(files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
+    read(files, Part::Link)
+        .into_iter()
+        .map(|link| link.map(|bytes| std::ffi::OsString::from_vec(bytes).into()))
+        .collect()
+}
+
+/// The inode numbers of the files that these links lead to, in the same order.
+pub fn inodes(files: &[ProcessFile]) -> Vec<io::Result<u64>> {
+    let number = |bytes: Vec<u8>| bytes.try_into().map(u64::from_ne_bytes).map_err(|_| ErrorKind::InvalidData.into());
+    read(files, Part::Inode).into_iter().map(|inode| inode.and_then(number)).collect()
+}
+
+/// The arguments of each of these processes, its name first, in the same order.
+pub fn arguments_of(pids: &[u32]) -> Vec<io::Result<Vec<String>>> {
+    let files: Vec<ProcessFile> = pids.iter().map(|pid| ProcessFile::of(*pid, "cmdline")).collect();
+    contents(&files).into_iter().map(|words| words.map(|words| arguments(&words))).collect()
+}
+
+fn read(files: &[ProcessFile], part: Part) -> Vec<io::Result<Vec<u8>>> {
+    let (start, mut answers) = (Instant::now(), Vec::new());
+    while let Some(next) = files.get(answers.len()) {
+        let left = CALL_TIMEOUT.saturating_sub(start.elapsed());
+        match read_until_silence(&files[answers.len()..], part, left) {
+            Ok(read) if read.is_empty() => {
+                // The lock belongs to the process: its next files would only cost the time limit again.
+                let others = files[answers.len()..].iter().take_while(|file| file.pid == next.pid);
+                answers.extend(others.map(|_| Err(ErrorKind::TimedOut.into())));
+            }
+            Ok(read) => answers.extend(read),
+            Err(error) => answers.push(Err(error)),
+        }
+    }
+    answers
+}
+
+/// The answers up to the first file that gives none.
+fn read_until_silence(files: &[ProcessFile], part: Part, all: Duration) -> io::Result<Vec<io::Result<Vec<u8>>>> {
+    if all.is_zero() {
+        return Ok(Vec::new());
+    }
+    let mut process = SeparateProcess::start(|pipe| {
+        for file in files {
+            write_answer(pipe, read_part(&file.path, part));
+        }
+    })?;
+    let (received, end) = read_until(process.output(), Patience { each: FILE_TIMEOUT, all })?;
+    let read = answers(&received);
+    // A separate process that was killed would otherwise look like a process that gives no answer.
+    if read.is_empty() && end == End::Closed { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
+}
+
+fn read_part(path: &Path, part: Part) -> io::Result<Vec<u8>> {
+    match part {
+        Part::Content => fs::read(path),
+        Part::Link => Ok(fs::read_link(path)?.into_os_string().into_vec()),
+        Part::Inode => Ok(fs::metadata(path)?.ino().to_ne_bytes().to_vec()),
+    }
+}
+
+/// An answer on the pipe: error number, length, bytes.
+fn write_answer(pipe: &mut fs::File, answer: io::Result<Vec<u8>>) {
+    let number = |error: io::Error| error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error());
+    let (number, bytes) = answer.map_or_else(|error| (number(error), Vec::new()), |bytes| (0, bytes));
+    let record = [&number.to_ne_bytes()[..], &(bytes.len() as u32).to_ne_bytes(), &bytes].concat();
+    // If the reader is gone, the answer is not needed.
+    let _ = pipe.write_all(&record);
+}
+
+/// The answers that arrived completely.
+fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
+    let mut answers = Vec::new();
+    while let Some((number, rest)) = received.split_first_chunk() {
+        let Some((length, rest)) = rest.split_first_chunk() else { break };
+        let Some((bytes, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize) else { break };
+        answers.push(match i32::from_ne_bytes(*number) {
+            0 => Ok(bytes.to_vec()),
+            number => Err(io::Error::from_raw_os_error(number)),
+        });
+        received = rest;
+    }
+    answers
+}
+
+fn arguments(bytes: &[u8]) -> Vec<String> {
+    let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+    words.filter(|word| !word.is_empty()).collect()
+}
