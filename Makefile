@@ -22,9 +22,12 @@ CLUSTER := $(CURDIR)/target/cluster
 DEB    := $(CURDIR)/target/deb/bindguard.deb
 TOOLS  := $(CURDIR)/target/tools
 BIN    := $(CURDIR)/target/$(TARGET)/release
-FAULTS := $(CURDIR)/target/fault-points/debug
+DEV    := $(CURDIR)/target/$(TARGET)/debug
+FAULTS := $(CURDIR)/target/fault-points
 
 PROGRAMS := -p containerd-shim-bindguard-v2 -p bindguard-runtime -p bindguard
+FAULTY := bindguard-runtime containerd-shim-bindguard-v2 bindguard-agent
+NAMES := containerd-shim-bindguard-v2 bindguard-runtime bindguard bindguard-agent
 
 # Built by a call of its own: cargo unites the features of all packages of a call, and the other programs need few.
 AGENT := -p bindguard-agent
@@ -33,7 +36,11 @@ AGENT := -p bindguard-agent
 # `--target` keeps these flags away from build scripts and procedural macros.
 STATIC := -C target-feature=+crt-static -C relocation-model=static
 
-export BINDGUARD_BIN_DIR := $(BIN)
+# What the demo and the tests run is not optimized, but static as what a node gets. Measurements use the programs of a release.
+CARGO_STATIC := RUSTFLAGS="$(STATIC)" cargo
+CARGO_TEST := $(CARGO_STATIC) test --locked --target $(TARGET)
+export BINDGUARD_BIN_DIR := $(DEV)
+kubelet soak refresh-apps bench image-check: export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)
 export BINDGUARD_MATRIX := $(MATRIX)
 export BINDGUARD_ENGINES := $(ENGINES)
@@ -44,15 +51,19 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build demo test stories fuzz lint setup matrix engines helm deb package-files release image image-check \
+.PHONY: all build programs demo test stories fuzz lint setup matrix engines helm deb test-deb package-files release image image-check \
   image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
 
 all: build
 
 ## the programs a node gets, static
 build: setup
-	RUSTFLAGS="$(STATIC)" cargo build --locked --release --target $(TARGET) $(PROGRAMS)
-	RUSTFLAGS="$(STATIC)" cargo build --locked --release --target $(TARGET) $(AGENT)
+	$(CARGO_STATIC) build --locked --release --target $(TARGET) $(PROGRAMS)
+	$(CARGO_STATIC) build --locked --release --target $(TARGET) $(AGENT)
+
+## the same programs and the demo, not optimized, by one call
+programs: setup
+	$(CARGO_STATIC) build --locked --target $(TARGET) $(addprefix --bin ,$(NAMES) demo)
 
 ## what the machine lacks
 setup:
@@ -73,28 +84,29 @@ helm:
 
 ## guard, shim and agent with places at which a test can break them; never installed, and not left where programs are looked for
 # Of the whole workspace and with an example: then nearly all that they are made of is what `cargo test` builds, too.
-# What need not be built again is linked to what lies there already, and mv takes two links of one file for an error.
 faults: setup
-	cargo build --locked --workspace --bin bindguard-runtime --bin containerd-shim-bindguard-v2 --bin bindguard-agent --example package_files \
-	  --features bindguard-runtime/fault-points,containerd-shim-bindguard-v2/fault-points,bindguard-agent/fault-points
+	$(CARGO_STATIC) build --locked --target $(TARGET) --workspace $(addprefix --bin ,$(FAULTY)) --example package_files --features \
+	  bindguard-runtime/fault-points,containerd-shim-bindguard-v2/fault-points,bindguard-agent/fault-points
 	rm -rf $(FAULTS)
 	mkdir -p $(FAULTS)
-	mv target/debug/bindguard-runtime target/debug/containerd-shim-bindguard-v2 target/debug/bindguard-agent $(FAULTS)
+	mv $(addprefix $(DEV)/,$(FAULTY)) $(FAULTS)
 
-## the Debian package, target/deb/bindguard.deb; cargo-deb makes it
+## the Debian package, target/deb/bindguard.deb
 deb: build package-files
-	@PATH="$(TOOLS)/bin:$$PATH" cargo deb --version >/dev/null 2>&1 || \
-	  cargo install --quiet --locked --debug --root $(TOOLS) --version 3.8.0 cargo-deb
-	PATH="$(TOOLS)/bin:$$PATH" cargo deb --quiet --locked --package bindguard --no-build --no-strip --target $(TARGET) --output $(DEB)
+	sh config/debian/build.sh $(VERSION) $(BIN) target/package $(DEB)
 
-## the manual and the completions of the package
-package-files: build
+# For the tests: the package of the programs that they run.
+test-deb: programs package-files
+	sh config/debian/build.sh $(VERSION) $(DEV) target/package $(DEB)
+
+## the manuals, the completions and the unit of the package
+package-files: programs
 	rm -rf target/package
 	mkdir -p target/package/man
-	$(BIN)/bindguard man --dir target/package/man
-	for shell in bash zsh fish; do $(BIN)/bindguard completions $$shell > target/package/bindguard.$$shell || exit 1; done
-	cargo build --quiet --locked --workspace --example package_files
-	target/debug/examples/package_files target/package
+	$(DEV)/bindguard man --dir target/package/man
+	for shell in bash zsh fish; do $(DEV)/bindguard completions $$shell > target/package/bindguard.$$shell || exit 1; done
+	$(CARGO_STATIC) build --quiet --locked --target $(TARGET) --example package_files
+	$(DEV)/examples/package_files target/package
 	sed '1s/ Copy it to.*/ It is off until: systemctl enable --now bindguard-agent/; s,/usr/local/bin/,/usr/bin/,' \
 	  config/systemd/bindguard-agent.service > target/package/bindguard-agent.service
 
@@ -146,30 +158,31 @@ image-folder: build
 	mkdir -p target/image
 	cp config/image/Dockerfile $(BIN)/containerd-shim-bindguard-v2 $(BIN)/bindguard-runtime $(BIN)/bindguard $(BIN)/bindguard-agent target/image/
 
-demo: build matrix
-	cargo run --quiet --locked -p bindguard-integration --bin demo
+## the faults with the stock shim, and the same steps with bindguard
+demo:
+	sh integration/demo.sh $(MAKE) $(DEV)/demo
 
 ## formatting and lints, where the toolchain has the components, and plain language
 lint: setup
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check && cargo fmt --manifest-path hooks/fuzz/Cargo.toml --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
-	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --locked --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
-	cargo run --quiet --locked -p bindguard-integration --bin language
+	@if cargo clippy --version >/dev/null 2>&1; then $(CARGO_STATIC) clippy --locked --target $(TARGET) --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
+	$(CARGO_STATIC) run --quiet --locked --target $(TARGET) -p bindguard-integration --bin language
 
 # Run side by side: a linker or a mirror leaves processor time unused. The output of each target stays together.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 test:
-	+$(SIDE_BY_SIDE) lint build matrix engines helm deb faults
-	cargo test --locked --workspace --no-run
+	+$(SIDE_BY_SIDE) lint matrix engines helm faults
+	$(CARGO_TEST) --workspace --no-run
+	$(MAKE) --no-print-directory test-deb
 	$(MAKE) --no-print-directory stories
-	cargo test --locked --workspace --doc
-	sh hooks/fuzz/run.sh fixed
+	$(CARGO_TEST) --workspace --doc
 
 # Stories wait more than they work. --no-fail-fast: one broken story does not hide the others
-stories: ; cargo test --locked --workspace --no-fail-fast --lib --bins --test it -- --test-threads 4
+stories: ; $(CARGO_TEST) --workspace --no-fail-fast --lib --bins --test it -- --test-threads 4
 
 # STORY MODULE:: WORDS...: the stories of one module
-STORY := cargo test --locked -p bindguard-integration --test it --
+STORY := $(CARGO_TEST) -p bindguard-integration --test it --
 
 # per target, five targets
 SECONDS ?= 120
@@ -182,7 +195,7 @@ fuzz: setup
 ## updates, and a thousand restarts, deletions and ends of a container in the middle of one
 soak: build matrix
 	$(STORY) soak:: --ignored --nocapture
-	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
+	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
 	BINDGUARD_SOAK=1 $(STORY) refresh_budgets:: ten_thousand_updates:: --nocapture
 
 REFRESH_APPS := $(CURDIR)/target/refresh-apps
@@ -228,7 +241,7 @@ keep_programs = sed -n 's,.*"package_id":"[^"\#]*/\([a-z]*\)\#.*"executable":"\(
 kernels: build matrix
 	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
-	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) $(TESTED_CRATES) --test it --no-run --message-format=json \
+	$(CARGO_TEST) $(TESTED_CRATES) --test it --no-run --message-format=json \
 	  | $(call keep_programs,target/kernels/programs)
 	sh integration/kernels/run.sh $(CURDIR)/target/kernels "$(SYSCALLS)" $(addprefix target/kernels/programs/,sys guard operator)
 	sh integration/kernels/run-9p.sh $(CURDIR)/target/kernels "$(SYSCALLS_9P)" target/kernels/programs/guard
@@ -264,7 +277,7 @@ floor:
 	rustc --edition 2024 -C opt-level=s -C strip=symbols $(STATIC) -o $(TOOLS)/bin/empty-program integration/bench/floor/empty_program.rs
 
 bench: build matrix peer floor
-	cargo run --quiet --locked -p bindguard-integration --bin bench
+	cargo run --quiet --locked -p bindguard-bench --bin bench
 
 clean:
 	cargo clean
