@@ -22,9 +22,12 @@ CLUSTER := $(CURDIR)/target/cluster
 DEB    := $(CURDIR)/target/deb/bindguard.deb
 TOOLS  := $(CURDIR)/target/tools
 BIN    := $(CURDIR)/target/$(TARGET)/release
-FAULTS := $(CURDIR)/target/fault-points/debug
+DEV    := $(CURDIR)/target/$(TARGET)/debug
+FAULTS := $(CURDIR)/target/fault-points
 
 PROGRAMS := -p containerd-shim-bindguard-v2 -p bindguard-runtime -p bindguard
+FAULTY := bindguard-runtime containerd-shim-bindguard-v2 bindguard-agent
+NAMES := containerd-shim-bindguard-v2 bindguard-runtime bindguard bindguard-agent
 
 # Built by a call of its own: cargo unites the features of all packages of a call, and the other programs need few.
 AGENT := -p bindguard-agent
@@ -33,7 +36,11 @@ AGENT := -p bindguard-agent
 # `--target` keeps these flags away from build scripts and procedural macros.
 STATIC := -C target-feature=+crt-static -C relocation-model=static
 
-export BINDGUARD_BIN_DIR := $(BIN)
+# What the demo and the tests run is not optimized, but static as what a node gets. Measurements use the programs of a release.
+CARGO_STATIC := RUSTFLAGS="$(STATIC)" cargo
+CARGO_TEST := $(CARGO_STATIC) test --locked --target $(TARGET)
+export BINDGUARD_BIN_DIR := $(DEV)
+kubelet soak refresh-apps bench image-check: export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)
 export BINDGUARD_MATRIX := $(MATRIX)
 export BINDGUARD_ENGINES := $(ENGINES)
@@ -44,15 +51,19 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build demo test stories-a stories-b fuzz lint setup matrix engines helm deb package-files release image image-check \
+.PHONY: all build programs demo test stories fuzz lint setup matrix engines helm deb test-deb package-files release image image-check \
   image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
 
 all: build
 
 ## the programs a node gets, static
 build: setup
-	RUSTFLAGS="$(STATIC)" cargo build --locked --release --target $(TARGET) $(PROGRAMS)
-	RUSTFLAGS="$(STATIC)" cargo build --locked --release --target $(TARGET) $(AGENT)
+	$(CARGO_STATIC) build --locked --release --target $(TARGET) $(PROGRAMS)
+	$(CARGO_STATIC) build --locked --release --target $(TARGET) $(AGENT)
+
+## the same programs and the demo, not optimized, by one call
+programs: setup
+	$(CARGO_STATIC) build --locked --target $(TARGET) $(addprefix --bin ,$(NAMES) demo)
 
 ## what the machine lacks
 setup:
@@ -72,29 +83,30 @@ helm:
 	sh integration/helm/fetch.sh $(CURDIR)/target/helm
 
 ## guard, shim and agent with places at which a test can break them; never installed, and not left where programs are looked for
-# Of the whole workspace and with one of its tests: then nearly all that they are made of is what `cargo test` builds, too.
-# What need not be built again is linked to what lies there already, and mv takes two links of one file for an error.
+# Of the whole workspace and with an example: then nearly all that they are made of is what `cargo test` builds, too.
 faults: setup
-	cargo build --locked --workspace --bin bindguard-runtime --bin containerd-shim-bindguard-v2 --bin bindguard-agent --test config_toml \
-	  --features bindguard-runtime/fault-points,containerd-shim-bindguard-v2/fault-points,bindguard-agent/fault-points
+	$(CARGO_STATIC) build --locked --target $(TARGET) --workspace $(addprefix --bin ,$(FAULTY)) --example package_files --features \
+	  bindguard-runtime/fault-points,containerd-shim-bindguard-v2/fault-points,bindguard-agent/fault-points
 	rm -rf $(FAULTS)
 	mkdir -p $(FAULTS)
-	mv target/debug/bindguard-runtime target/debug/containerd-shim-bindguard-v2 target/debug/bindguard-agent $(FAULTS)
+	mv $(addprefix $(DEV)/,$(FAULTY)) $(FAULTS)
 
-## the Debian package, target/deb/bindguard.deb; cargo-deb makes it
+## the Debian package, target/deb/bindguard.deb
 deb: build package-files
-	@PATH="$(TOOLS)/bin:$$PATH" cargo deb --version >/dev/null 2>&1 || \
-	  cargo install --quiet --locked --debug --root $(TOOLS) --version 3.8.0 cargo-deb
-	PATH="$(TOOLS)/bin:$$PATH" cargo deb --quiet --locked --package bindguard --no-build --no-strip --target $(TARGET) --output $(DEB)
+	sh config/debian/build.sh $(VERSION) $(BIN) target/package $(DEB)
 
-## the manual and the completions of the package
-package-files: build
+# For the tests: the package of the programs that they run.
+test-deb: programs package-files
+	sh config/debian/build.sh $(VERSION) $(DEV) target/package $(DEB)
+
+## the manuals, the completions and the unit of the package
+package-files: programs
 	rm -rf target/package
 	mkdir -p target/package/man
-	$(BIN)/bindguard man --dir target/package/man
-	for shell in bash zsh fish; do $(BIN)/bindguard completions $$shell > target/package/bindguard.$$shell || exit 1; done
-	cargo build --quiet --locked --workspace --example package_files
-	target/debug/examples/package_files target/package
+	$(DEV)/bindguard man --dir target/package/man
+	for shell in bash zsh fish; do $(DEV)/bindguard completions $$shell > target/package/bindguard.$$shell || exit 1; done
+	$(CARGO_STATIC) build --quiet --locked --target $(TARGET) --example package_files
+	$(DEV)/examples/package_files target/package
 	sed '1s/ Copy it to.*/ It is off until: systemctl enable --now bindguard-agent/; s,/usr/local/bin/,/usr/bin/,' \
 	  config/systemd/bindguard-agent.service > target/package/bindguard-agent.service
 
@@ -139,36 +151,38 @@ image:
 image-check: engines matrix
 	sh integration/matrix/setup.sh debootstrap:debootstrap
 	sh integration/arm64/build.sh $(ARM64)
-	cargo test --locked -p bindguard-integration --test image_from_the_sources -- --ignored --nocapture
+	$(STORY) image_from_the_sources:: --ignored --nocapture
 
 ## the context of config/image/Dockerfile, target/image
 image-folder: build
 	mkdir -p target/image
 	cp config/image/Dockerfile $(BIN)/containerd-shim-bindguard-v2 $(BIN)/bindguard-runtime $(BIN)/bindguard $(BIN)/bindguard-agent target/image/
 
-demo: build matrix
-	cargo run --quiet --locked -p bindguard-integration --bin demo
+## the faults with the stock shim, and the same steps with bindguard
+demo:
+	sh integration/demo.sh $(MAKE) $(DEV)/demo
 
 ## formatting and lints, where the toolchain has the components, and plain language
 lint: setup
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check && cargo fmt --manifest-path hooks/fuzz/Cargo.toml --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
-	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --locked --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
-	cargo run --quiet --locked -p bindguard-integration --bin language
+	@if cargo clippy --version >/dev/null 2>&1; then $(CARGO_STATIC) clippy --locked --target $(TARGET) --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
+	$(CARGO_STATIC) run --quiet --locked --target $(TARGET) -p bindguard-integration --bin language
 
 # Run side by side: a linker or a mirror leaves processor time unused. The output of each target stays together.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 test:
-	+$(SIDE_BY_SIDE) lint build matrix engines helm deb faults
-	cargo test --locked --workspace --no-run
-	+$(SIDE_BY_SIDE) --keep-going stories-a stories-b
-	cargo test --locked --workspace --doc
-	sh hooks/fuzz/run.sh fixed
+	+$(SIDE_BY_SIDE) lint matrix engines helm faults
+	$(CARGO_TEST) --workspace --no-run
+	$(MAKE) --no-print-directory test-deb
+	$(MAKE) --no-print-directory stories
+	$(CARGO_TEST) --workspace --doc
 
-# Stories wait more than they work: two at a time, by the first letters of their files.
-# --no-fail-fast: one broken story does not hide the others
-stories-a: ; cargo test --locked --workspace --no-fail-fast --lib --bins --test '[a-k]*'
-stories-b: ; cargo test --locked --workspace --no-fail-fast --test '[l-z]*'
+# Stories wait more than they work. --no-fail-fast: one broken story does not hide the others
+stories: ; $(CARGO_TEST) --workspace --no-fail-fast --lib --bins --test it -- --test-threads 4
+
+# STORY MODULE:: WORDS...: the stories of one module
+STORY := $(CARGO_TEST) -p bindguard-integration --test it --
 
 # per target, five targets
 SECONDS ?= 120
@@ -180,16 +194,16 @@ fuzz: setup
 ## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way; ten thousand refreshes and
 ## updates, and a thousand restarts, deletions and ends of a container in the middle of one
 soak: build matrix
-	cargo test --locked -p bindguard-integration --test soak -- --ignored --nocapture
-	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-guard -p bindguard-agent --test refresh --test refresh_interrupted --test kubelet_at_the_same_moment
-	BINDGUARD_SOAK=1 cargo test --locked -p bindguard-integration --test refresh_budgets --test ten_thousand_updates -- --nocapture
+	$(STORY) soak:: --ignored --nocapture
+	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
+	BINDGUARD_SOAK=1 $(STORY) refresh_budgets:: ten_thousand_updates:: --nocapture
 
 REFRESH_APPS := $(CURDIR)/target/refresh-apps
 
 ## real programs that watch a file, after a live refresh: nginx, node, Java, Python, Go, tail; five minutes
 refresh-apps: build matrix
 	sh integration/refresh-apps/fetch.sh $(REFRESH_APPS)
-	BINDGUARD_REFRESH_APPS=$(REFRESH_APPS) cargo test --locked -p bindguard-integration --test refresh_apps -- --ignored --nocapture
+	BINDGUARD_REFRESH_APPS=$(REFRESH_APPS) $(STORY) refresh_apps:: --ignored --nocapture
 
 # A folder of Kubernetes source, 1.30 or newer, in place of Debian's 1.20.
 KUBERNETES ?=
@@ -200,16 +214,16 @@ kubelet: build matrix helm
 ifeq ($(KUBERNETES),)
 	sh integration/cluster/fetch.sh $(CLUSTER)
 	sh integration/cluster/network.sh $(CLUSTER)/network
-	cargo test --locked -p bindguard-integration --test real_kubelet --test chart_on_a_cluster -- --ignored --nocapture \
-	  --test-threads 1 --skip containerd_2_1
+	$(STORY) real_kubelet:: chart_on_a_cluster:: --ignored --nocapture --test-threads 1 --skip containerd_2_1
 else
 	sh integration/cluster/build.sh $(CLUSTER)-own $(KUBERNETES)
 	sh integration/cluster/network.sh $(CLUSTER)-own/network
-	BINDGUARD_CLUSTER=$(CLUSTER)-own cargo test --locked -p bindguard-integration --test real_kubelet --test chart_on_a_cluster -- \
-	  --ignored --nocapture --test-threads 1 containerd_2_1
+	BINDGUARD_CLUSTER=$(CLUSTER)-own $(STORY) $(addprefix real_kubelet::,containerd_2_1 a_race_that_the_kubelet_has_on_containerd_2_1 \
+	  live_refresh_on_containerd_2_1) chart_on_a_cluster::containerd_2_1 --exact \
+	  --ignored --nocapture --test-threads 1
 endif
 
-# tests that run on other kernels, and on a node with systemd and cgroup v2 alone
+# modules that run on other kernels, and on a node with systemd and cgroup v2 alone
 SYSCALLS := mounts swap target enter enter_hostile refresh refresh_files refresh_hostile refresh_interrupted admit \
   attributes_of_the_mount cifs dead_kubelet_root dead_sources host_root_binds hostile_volumes \
   mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
@@ -217,18 +231,21 @@ SYSCALLS := mounts swap target enter enter_hostile refresh refresh_files refresh
 SYSCALLS_9P := ninep
 STORIES := configmap_update_then_restart containerd_as_a_service cri_pods crun_killed_before_its_record limits_by_hand oom_event_before_exit \
   resources_of_a_running_pod shim_killed_in_create shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
-programs = $$(for name in $(1); do grep -E "/$$name-[0-9a-f]+$$" target/kernels/programs; done)
+TESTED_CRATES := -p bindguard-sys -p bindguard-guard -p bindguard-operator -p bindguard-integration
+
+# Copies each test program of cargo's messages to a folder, under the last part of its crate's path.
+keep_programs = sed -n 's,.*"package_id":"[^"\#]*/\([a-z]*\)\#.*"executable":"\([^"]*\)".*,\1 \2,p' \
+  | { rm -rf $(1); mkdir -p $(1); while read -r crate program; do cp "$$program" $(1)/"$$crate" || exit 1; done; }
 
 ## the tests of bindguard-sys, bindguard-guard and bindguard-operator on other kernels, and stories on a node with systemd and cgroup v2 alone
 kernels: build matrix
 	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
-	RUSTFLAGS="$(STATIC)" cargo test --locked --target $(TARGET) -p bindguard-sys -p bindguard-guard -p bindguard-operator -p bindguard-integration \
-	  $(addprefix --test ,$(SYSCALLS) $(SYSCALLS_9P) $(STORIES)) --no-run --message-format=json \
-	  | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > target/kernels/programs
-	sh integration/kernels/run.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS))
-	sh integration/kernels/run-9p.sh $(CURDIR)/target/kernels $(call programs,$(SYSCALLS_9P))
-	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) $(call programs,$(STORIES))
+	$(CARGO_TEST) $(TESTED_CRATES) --test it --no-run --message-format=json \
+	  | $(call keep_programs,target/kernels/programs)
+	sh integration/kernels/run.sh $(CURDIR)/target/kernels "$(SYSCALLS)" $(addprefix target/kernels/programs/,sys guard operator)
+	sh integration/kernels/run-9p.sh $(CURDIR)/target/kernels "$(SYSCALLS_9P)" target/kernels/programs/guard
+	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) "$(STORIES)" target/kernels/programs/integration
 
 ARM64 := $(CURDIR)/target/arm64
 ARM64_BIN := $(ARM64)/cargo/aarch64-unknown-linux-gnu/release
@@ -242,11 +259,9 @@ arm64: setup
 	sh integration/arm64/build.sh $(ARM64) build --release $(PROGRAMS)
 	sh integration/arm64/build.sh $(ARM64) build --release $(AGENT)
 	sh integration/arm64/build.sh $(ARM64) test -p bindguard-sys -p bindguard-guard -p bindguard-integration \
-	  $(addprefix --test ,$(ARM64_TESTS)) --no-run --message-format=json \
-	  | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' > $(ARM64)/programs
+	  --test it --no-run --message-format=json | $(call keep_programs,$(ARM64)/programs)
 	sh integration/arm64/fetch.sh $(ARM64)
-	sh integration/arm64/run.sh $(ARM64) $(ARM64_BIN) \
-	  $$(for name in $(ARM64_TESTS); do grep -E "/$$name-[0-9a-f]+$$" $(ARM64)/programs; done)
+	sh integration/arm64/run.sh $(ARM64) $(ARM64_BIN) "$(ARM64_TESTS)" $(ARM64)/programs/*
 
 # containerd's own shim in Rust, as its crate is published
 PEER := 0.2.0
@@ -262,7 +277,7 @@ floor:
 	rustc --edition 2024 -C opt-level=s -C strip=symbols $(STATIC) -o $(TOOLS)/bin/empty-program integration/bench/floor/empty_program.rs
 
 bench: build matrix peer floor
-	cargo run --quiet --locked -p bindguard-integration --bin bench
+	cargo run --quiet --locked -p bindguard-bench --bin bench
 
 clean:
 	cargo clean

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the guard's tests and stories on an emulated arm64 machine with Debian's containerd and runc.
-#   run.sh DIR PROGRAMS TEST...     DIR: see fetch.sh; PROGRAMS: a folder with ours for aarch64
+#   run.sh DIR PROGRAMS MODULES TEST...     DIR: see fetch.sh; PROGRAMS: a folder with ours for aarch64
 set -eu
 # vm.sh finds init here
 here=$(cd "$(dirname "$0")/../kernels" && pwd)

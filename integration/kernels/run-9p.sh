@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs static test programs as root on a kernel that has a client of 9p, with the emulator as server of one folder. It has it
+# Runs modules of static test programs as root on a kernel that has a client of 9p, with the emulator as server of one folder. It has it
 # by two tags, so that a program can be two clients.
-#   run-9p.sh KERNELS PROGRAM...     KERNELS: what fetch.sh made
+#   run-9p.sh KERNELS MODULES PROGRAM...     KERNELS: what fetch.sh made
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/vm.sh"

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs stories on a node as most are today: systemd as first process and as cgroup manager, cgroup v2 as the only hierarchy,
 # with three generations of containerd and runc, and with crun.
-#   run-node.sh KERNELS MATRIX PROGRAMS STORY...     MATRIX: see ../matrix/fetch.sh; PROGRAMS: a folder with ours
+#   run-node.sh KERNELS MATRIX PROGRAMS MODULES STORIES     MATRIX: see ../matrix/fetch.sh; PROGRAMS: a folder with ours; STORIES: the
+#   test program of the stories
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/vm.sh"

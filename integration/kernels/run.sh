@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs static test programs as root on every kernel of a folder.
-#   run.sh KERNELS PROGRAM...     KERNELS: what fetch.sh made
+# Runs modules of static test programs as root on every kernel of a folder.
+#   run.sh KERNELS MODULES PROGRAM...     KERNELS: what fetch.sh made
 # Fails when a program fails on a kernel, or does not come to its end.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,5 +1,6 @@
 # Sourced by scripts that run test programs in small virtual machines (software emulation).
-#   vm_root PROGRAM...        begins a root filesystem in $vm with busybox, init and these programs
+#   vm_root MODULES PROGRAM...    begins a root filesystem in $vm with busybox, init and these programs; MODULES: which of their
+#                                 modules run
 #   vm_boot KERNEL MEMORY ARGUMENTS...    boots it; prints the programs' closing lines; fails unless all passed
 # For another architecture, set vm_busybox (a static busybox), vm_qemu and vm_console after sourcing this.
 vm=$(mktemp -d)
@@ -14,7 +15,8 @@ vm_console=ttyS0
 vm_root() {
   mkdir -p "$vm/root/bin" "$vm/root/tests"
   cp "$vm_busybox" "$vm/root/bin/busybox"
-  for program in "$@"; do cp "$program" "$vm/root/tests/$(basename "$program" | sed 's/-[0-9a-f]*$//')"; done
+  echo "$1" > "$vm/root/modules"; shift
+  cp "$@" "$vm/root/tests"
   cp "$here/init" "$vm/root/init"
   chmod 755 "$vm/root/init"
 }

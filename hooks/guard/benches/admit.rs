@@ -5,18 +5,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot be set up has nothing to say")]
 
-#[path = "../tests/pod/mod.rs"]
-mod pod;
-
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use bindguard_guard::{Attempt, admit};
 use bindguard_sys::read_mount_table;
+use bindguard_testing::{Pod, bind, mount_of, own_namespace};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use nix::mount::{MsFlags, mount};
-use pod::{Pod, bind, mount_of, own_namespace};
 use rustix::time::{ClockId, clock_gettime};
 
 const SIZES: [usize; 4] = [100, 1_000, 10_000, 30_000];

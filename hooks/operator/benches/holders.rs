@@ -5,10 +5,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot be set up has nothing to say")]
 
-#[path = "../../guard/tests/pod/namespace.rs"]
-#[allow(dead_code, reason = "the tests need more of it")]
-mod namespace;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -18,8 +14,8 @@ use bindguard_operator::doctor::pinned;
 use bindguard_operator::holders::{HoldersReport, Wanted};
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::pods::Pods;
+use bindguard_testing::{bind, own_namespace};
 use criterion::{Criterion, criterion_group, criterion_main};
-use namespace::{bind, own_namespace};
 use nix::mount::{MsFlags, mount};
 
 const CONTAINERS: usize = 500;

@@ -8,10 +8,6 @@ mod config;
 mod diagnose;
 mod doctor;
 mod generate;
-#[cfg(test)]
-#[allow(dead_code, clippy::unwrap_used, reason = "not every test needs all of it")]
-#[path = "../../../hooks/sys/tests/held_memory/mod.rs"]
-mod held_memory;
 mod holders;
 mod hook;
 mod install;

@@ -12,10 +12,6 @@ mod cgroup;
 mod dump;
 mod events;
 mod exits;
-#[cfg(test)]
-#[allow(dead_code, clippy::unwrap_used, reason = "not every test needs all of it")]
-#[path = "../../../hooks/sys/tests/held_memory/mod.rs"]
-mod held_memory;
 mod io;
 mod kernel;
 mod logging;

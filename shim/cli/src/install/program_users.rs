@@ -113,7 +113,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use super::*;
-    use crate::held_memory::{Holder, blocks_readers};
+    use bindguard_testing::held_memory::{Holder, blocks_readers};
 
     /// A conmon that prints a line when it runs, and stays until its stdin ends.
     fn with_argument(before: &str, program: &Path) -> Option<Child> {

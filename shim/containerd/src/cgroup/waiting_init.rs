@@ -85,7 +85,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use super::*;
-    use crate::held_memory::{Holder, blocks_readers};
+    use bindguard_testing::held_memory::{Holder, blocks_readers};
 
     /// The state directory of a container, with the fifo.
     fn state(root: &Path, id: &str) -> PathBuf {

@@ -163,7 +163,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::held_memory::{Holder, Unwritable, blocks_readers};
+    use bindguard_testing::held_memory::{Holder, Unwritable, blocks_readers};
 
     #[test]
     fn a_process_is_recognized_until_it_ends() {

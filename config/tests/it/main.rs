@@ -1,0 +1,12 @@
+//! `config.toml`, and the chart and manifests as Kubernetes reads them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+
+mod agent_chart;
+mod api_rights;
+mod chart;
+mod config_toml;
+mod helm;
+mod kube;
+mod kubediag;
+mod manifests;

@@ -1,0 +1,11 @@
+//! Captured data, fuzz seeds and models, through the public functions of `bindguard-core`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+
+mod fixtures;
+mod fuzz_seeds;
+mod model;
+mod mountinfo;
+mod plan;
+mod spec_edits;
+mod subpath_of_a_server;

@@ -1,0 +1,262 @@
+//! docs/journal.schema.json describes exactly what is written, no less and no more.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::judge::{Finding, Lack, NoRemedy, Pinning, StaleCause, Unmounted, Verdict};
+use bindguard_core::places::Places;
+use bindguard_core::policy::Scope;
+use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh_request::{Notify, NotifySignal};
+use bindguard_core::report::{
+    Actor, AttachMethod, BindReport, Container, MountResult, Notification, Outcome, PlannedAction, RebindLine,
+    RefreshLine, RefreshedMount, Report,
+};
+use bindguard_core::source::SourceKind;
+use bindguard_guard::{JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh};
+use serde_json::{Value, json};
+
+use crate::json_schema::Schema;
+
+const POD: &str = "/var/lib/kubelet/pods/eea5c325";
+
+fn schema() -> Schema {
+    Schema(serde_json::from_str(include_str!("../../../../docs/journal.schema.json")).unwrap())
+}
+
+/// The line that the journal gets.
+fn line_by(write: impl FnOnce(&Path) -> Result<(), RecordError>) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    write(&journal).unwrap();
+    serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap()
+}
+
+fn line_of(entry: &JournalEntry<'_>) -> Value {
+    line_by(|journal| record(journal, entry))
+}
+
+fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport {
+    let source = PathBuf::from(source);
+    let kind = SourceKind::from_path(&source, &Places::default(), Scope::default());
+    let finding = Finding { bind: Some(0), source, destination: Some("/in/container".into()), kind, verdict };
+    BindReport { finding, outcome }
+}
+
+/// A bind of each kind and verdict that can be in a line.
+fn of_every_verdict() -> Vec<BindReport> {
+    let subpath = format!("{POD}/volume-subpaths/conf/app/0");
+    let stale = |outcome| {
+        let remedy = Err(NoRemedy::NoVolume);
+        bind(&subpath, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy }, outcome)
+    };
+    let orphaned = Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Payload, remake: None };
+    let pinning = |private: Option<&str>| {
+        Verdict::Pinning(Pinning { bind: true, rootfs: true, private_mount: private.map(PathBuf::from), kept: None })
+    };
+    let dead = || Verdict::Dead("its daemon is gone".to_owned());
+    vec![
+        bind(&subpath, Verdict::Current, None),
+        stale(Some(Outcome::Rebound { tries: 2 })),
+        stale(Some(Outcome::AlreadyCurrent)),
+        stale(Some(Outcome::PointedAtVolume { source: "/volume/key".into() })),
+        stale(Some(Outcome::Failed { error: "move_mount: EINVAL".to_owned() })),
+        stale(Some(Outcome::Detached)),
+        stale(Some(Outcome::Planned { action: PlannedAction::Rebind })),
+        bind(&subpath, orphaned, None),
+        bind(&subpath, Verdict::Unmounted(Unmounted::Subpath), Some(Outcome::Refused)),
+        bind(&format!("{POD}/volumes/kubernetes.io~nfs/share"), dead(), Some(Outcome::Refused)),
+        bind(&format!("{POD}/volumes/kubernetes.io~configmap/conf/app.conf"), Verdict::Current, None),
+        bind("/srv/share", dead(), None),
+        bind("/", pinning(None), Some(Outcome::MadeRslave)),
+        bind("/", pinning(Some("/")), Some(Outcome::needs_shared(Path::new("/")))),
+        bind("/", Verdict::WithoutMaster, None),
+        bind("/", Verdict::Unknown("it did not answer".to_owned()), None),
+    ]
+}
+
+/// Every field is named: a new field does not compile until it is added here.
+fn full() -> Report {
+    let named = |text: &str| Some(text.to_owned());
+    Report {
+        bundle: Some("/run/bundle".into()),
+        container: Container {
+            name: named("app"),
+            pod: named("web"),
+            namespace: named("default"),
+            uid: named("eea5c325"),
+        },
+        binds: of_every_verdict(),
+        foreign: 6,
+        problems: vec!["read /run/bundle/config.json: No such file or directory (os error 2)".to_owned()],
+        inspection_us: Some(287),
+        duration_us: 412,
+    }
+}
+
+fn created(report: &Report) -> Value {
+    line_of(&JournalEntry { id: Some("bb344d713010"), attempt: 1, pid: None, report })
+}
+
+/// Longer than a line may be.
+fn too_long() -> Report {
+    let long = bind(&format!("/{}", "x".repeat(500)), Verdict::Dead("why".to_owned()), None);
+    Report { binds: [of_every_verdict(), vec![long; 2_000]].concat(), ..full() }
+}
+
+fn cut_off() -> Value {
+    created(&too_long())
+}
+
+/// The lines of the NRI plugin and of repairs between creates.
+fn of_version_2() -> Vec<Value> {
+    let nri = |report: &Report| {
+        let report = Report { bundle: None, ..report.clone() };
+        let entry = JournalEntry { id: Some("bb344d713010"), attempt: 0, pid: None, report: &report };
+        line_by(|journal| record_nri_create(journal, &entry))
+    };
+    let rebind = |by, report: &Report| {
+        line_by(|journal| record_rebind(journal, RebindLine::new(by, "eea5c325", "conf", report)))
+    };
+    let refresh = |line: RefreshLine| line_by(|journal| record_refresh(journal, line));
+    let mut short = vec![nri(&full()), nri(&too_long()), rebind(Actor::Agent, &full())];
+    short.push(rebind(Actor::Operator, &too_long()));
+    short.extend([refreshed(None), refreshed(Some("process 7 ended"))].map(refresh));
+    let mut long = refreshed(None);
+    long.mounts = vec![RefreshedMount::new(Path::new(&"/x".repeat(300)), Path::new("/s"), MountResult::Hidden); 2_000];
+    short.push(refresh(long));
+    let signals = [NotifySignal::Usr1, NotifySignal::Usr2, NotifySignal::Winch, NotifySignal::Hup].map(Notify::Signal);
+    short.extend(signals.map(|request| {
+        let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Container::default());
+        line.notification = Some(Notification { request, error: None });
+        refresh(line)
+    }));
+    short
+}
+
+/// A refresh with every result.
+fn refreshed(error: Option<&str>) -> RefreshLine {
+    let methods = [AttachMethod::Beneath, AttachMethod::Tucked, AttachMethod::Finished];
+    let replaced = methods.map(|method| MountResult::Replaced { method });
+    let failed = MountResult::Failed { error: "move_mount: EINVAL".to_owned() };
+    let refuse = |reason| MountResult::Refused { reason, path: "/srv/data/conf".to_owned() };
+    let left = [
+        MountResult::Stale,
+        MountResult::KeyGone,
+        MountResult::Hidden,
+        MountResult::Occupied,
+        MountResult::Missing,
+        MountResult::Restless,
+        failed,
+    ];
+    let mount = |outcome| RefreshedMount::new("/etc/app.conf".as_ref(), "/volume/app.conf".as_ref(), outcome);
+    let mut line = RefreshLine::new(Actor::Agent, "bb344d713010", full().container);
+    line.mounts = replaced.into_iter().chain(left).chain(RefusedReason::ALL.map(refuse)).map(mount).collect();
+    line.notification = Some(Notification { request: Notify::Touch, error: error.map(str::to_owned) });
+    line.problems.extend(error.map(str::to_owned));
+    line
+}
+
+fn lines() -> Vec<Value> {
+    let clean = Report { binds: vec![bind("/", Verdict::Current, None)], ..Report::default() };
+    let verified = JournalEntry { id: None, attempt: 0, pid: Some(4242), report: &full() };
+    let each = of_every_verdict().into_iter().map(|bind| created(&Report { binds: vec![bind], ..Report::default() }));
+    each.chain([created(&Report::default()), created(&clean), created(&full()), line_of(&verified), cut_off()])
+        .chain(of_version_2())
+        .collect()
+}
+
+#[test]
+fn written_lines_obey_the_schema() {
+    let schema = schema();
+    assert!(cut_off()["omitted_binds"].as_u64().unwrap() > 0);
+    for line in lines() {
+        assert_eq!(schema.faults_of(&line), [""; 0]);
+    }
+}
+
+#[test]
+fn the_documented_lines_obey_the_schema() {
+    let page = include_str!("../../../../docs/journal.md");
+    let shown: Vec<&str> = page.split("```json\n").skip(1).filter_map(|below| below.split("```").next()).collect();
+    assert!(!shown.is_empty());
+    for block in shown {
+        assert_eq!(schema().faults_of(&serde_json::from_str(block).unwrap()), [""; 0]);
+    }
+}
+
+/// A key of the schema that no line has, and an enum value that no line has, are not true.
+#[test]
+fn the_schema_allows_only_what_is_written() {
+    let Schema(schema) = schema();
+    let lines = lines();
+    let all = |key: &str| lines.iter().filter_map(|line| line[key].as_array()).flatten().collect::<Vec<_>>();
+    let (binds, mounts) = (all("binds"), all("mounts"));
+    let keys = |of: &Value| of["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    for kind in ["create", "nri-create", "rebind", "refresh"] {
+        let is_of_kind = |line: &&Value| line.get("kind").map_or("create", |kind| kind.as_str().unwrap()) == kind;
+        for key in keys(&schema["$defs"][kind]) {
+            assert!(
+                lines.iter().filter(is_of_kind).any(|line| line.get(&key).is_some()),
+                "no line of {kind} has {key}"
+            );
+        }
+    }
+    for way in schema["$defs"]["refreshed"]["oneOf"].as_array().unwrap() {
+        let result = &way["properties"]["result"]["const"];
+        assert!(mounts.iter().any(|mount| &mount["outcome"]["result"] == result), "no result is {result}");
+    }
+    for request in schema["$defs"]["notification"]["properties"]["request"]["enum"].as_array().unwrap() {
+        assert!(lines.iter().any(|line| &line["notification"]["request"] == request), "no request is {request}");
+    }
+    for key in keys(&schema["$defs"]["container"]) {
+        assert!(lines.iter().any(|line| line["container"].get(&key).is_some()), "no container has {key}");
+    }
+    for key in keys(&schema["$defs"]["bind"]) {
+        assert!(binds.iter().any(|bind| bind.get(&key).is_some()), "no bind has {key}");
+    }
+    for key in ["kind", "verdict"] {
+        for word in schema["$defs"]["bind"]["properties"][key]["enum"].as_array().unwrap() {
+            assert!(binds.iter().any(|bind| &bind[key] == word), "no {key} is {word}");
+        }
+    }
+    for way in schema["$defs"]["outcome"]["oneOf"].as_array().unwrap() {
+        let result = &way["properties"]["result"]["const"];
+        assert!(binds.iter().any(|bind| &bind["outcome"]["result"] == result), "no outcome is {result}");
+    }
+}
+
+/// Each line is broken in one place; the schema detects it.
+#[test]
+fn lines_that_are_never_written_do_not_obey_the_schema() {
+    let schema = schema();
+    let good = created(&full());
+    let broken = |pointer: &str, value: Value| {
+        let mut line = good.clone();
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        line.pointer_mut(parent).unwrap()[key] = value;
+        assert_ne!(schema.faults_of(&line), [""; 0], "{pointer}");
+    };
+    broken("/more", json!(1));
+    broken("/attempt", json!(-1));
+    broken("/foreign", json!("6"));
+    broken("/problems", json!([]));
+    broken("/container", json!({}));
+    broken("/container/node", json!("worker"));
+    broken("/binds/0/verdict", json!("foreign"));
+    broken("/binds/0/kind", json!("bind"));
+    broken("/binds/1/outcome/result", json!("corrected"));
+    broken("/binds/1/outcome/error", json!("no field of this outcome"));
+    for line in of_version_2() {
+        for (key, value) in [("version", json!(1)), ("kind", json!("create")), ("time", json!(5)), ("more", json!(1))] {
+            let mut line = line.clone();
+            line[key] = value;
+            assert_ne!(schema.faults_of(&line), [""; 0], "{key}");
+        }
+    }
+    for key in ["time", "attempt", "binds", "foreign", "duration_us"] {
+        let mut line = good.clone();
+        line.as_object_mut().unwrap().remove(key);
+        assert_ne!(schema.faults_of(&line), [""; 0], "{key}");
+    }
+}

@@ -1,0 +1,37 @@
+//! Whole admissions and refreshes in private mount namespaces, one module for each story.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+
+mod admit;
+mod admit_spec;
+mod attributes_of_the_mount;
+mod cifs;
+mod dead_sources;
+mod host_root_binds;
+mod hostile_volumes;
+mod journal;
+mod journal_schema;
+mod json_schema;
+mod many_binds;
+mod mounts_within_volumes;
+mod names_of_a_kubelet;
+mod nfs;
+mod nfs_server;
+mod ninep;
+mod payloads_of_drivers;
+mod refresh;
+mod refresh_files;
+mod refresh_files_hostile;
+mod refresh_hostile;
+mod refresh_interrupted;
+mod refresh_namespaces;
+mod refresh_nested;
+mod refresh_scene;
+mod refresh_slow;
+mod repairers_at_once;
+mod silent_sources;
+mod smb_server;
+mod unreadable_paths;
+mod vanished_directories;
+mod volumes_mounted_anew;
+mod written_by_containers;

@@ -1,0 +1,278 @@
+//! moby#15793: an editor replaces a file that a container binds, and the container keeps the old one. A refresh shows it the new
+//! one, whatever way the editor took, and never a file of another directory.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::MountResult;
+use bindguard_core::spec::SpecView;
+use bindguard_guard::refresh::{
+    BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, RefreshOutcome, Refreshed, TuckRecords,
+    refresh_container,
+};
+use bindguard_testing::live::{self, Container, Inside};
+use bindguard_testing::{Folder, own_namespace};
+use nix::mount::{MsFlags, mount};
+
+const PLACE: &str = "/etc/app.conf";
+
+/// No other container runs.
+static NO_OTHERS: Vec<u32> = Vec::new();
+
+/// A directory of the host with a file, and the root of a container that binds it.
+struct Scene {
+    folder: Folder,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self { folder: Folder::new() };
+        for name in ["conf", "root", "elsewhere"] {
+            fs::create_dir(scene.folder.path().join(name)).unwrap();
+        }
+        fs::write(scene.at("app.conf"), "0").unwrap();
+        scene
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join("conf").join(name)
+    }
+
+    fn start(&self) -> Container {
+        self.start_with(|| {})
+    }
+
+    fn start_with(&self, more: impl FnOnce()) -> Container {
+        let binds = [Inside::of(self.at("app.conf"), "etc/app.conf")];
+        Container::start_with(&self.folder.path().join("root"), &binds, more)
+    }
+
+    fn refresh(&self, container: &Container) -> Refreshed {
+        let spec = spec(&[(&self.at("app.conf"), PLACE)]);
+        let (files, errors) = BoundFiles::open(
+            FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
+            container.process.pid(),
+            &NO_OTHERS,
+        );
+        assert!(errors.is_empty(), "{errors:?}");
+        let records = TuckRecords::at(&self.folder.path().join("tucks"));
+        refresh_container(
+            &container.process,
+            Some(container.spec()),
+            &files,
+            RefreshAct::Replace(Notify::None),
+            &records,
+        )
+        .unwrap()
+    }
+}
+
+fn spec(binds: &[(&Path, &str)]) -> Vec<u8> {
+    let mounts = binds.iter().map(|(source, place)| bindguard_testing::mount_of(source, place, "rprivate"));
+    serde_json::json!({"mounts": mounts.collect::<Vec<_>>()}).to_string().into_bytes()
+}
+
+/// False, with a printed reason, without privilege.
+fn can_run() -> bool {
+    own_namespace()
+}
+
+/// A way in which programs replace a file, given its scene and the new content.
+type Replace = fn(&Scene, &str);
+
+/// `sed -i`, most editors, `kubectl cp`: a new file is renamed over the old one.
+fn rename_over(scene: &Scene, content: &str) {
+    fs::write(scene.at(".app.conf.swp"), content).unwrap();
+    fs::rename(scene.at(".app.conf.swp"), scene.at("app.conf")).unwrap();
+}
+
+/// vim with a backup: the old file gets another name, and is removed later.
+fn rename_away(scene: &Scene, content: &str) {
+    fs::rename(scene.at("app.conf"), scene.at("app.conf~")).unwrap();
+    fs::write(scene.at("app.conf"), content).unwrap();
+    fs::remove_file(scene.at("app.conf~")).unwrap();
+}
+
+/// emacs: the old file stays, with another name.
+fn keep_backup(scene: &Scene, content: &str) {
+    fs::rename(scene.at("app.conf"), scene.at("app.conf~")).unwrap();
+    fs::write(scene.at("app.conf"), content).unwrap();
+}
+
+/// git, `cp --remove-destination`.
+fn remove_and_make(scene: &Scene, content: &str) {
+    fs::remove_file(scene.at("app.conf")).unwrap();
+    fs::write(scene.at("app.conf"), content).unwrap();
+}
+
+/// `ln -sfn`: the name becomes a symlink to a file of the same directory.
+fn link_to_next(scene: &Scene, content: &str) {
+    fs::create_dir_all(scene.at("releases")).unwrap();
+    let release = format!("releases/{content}");
+    fs::write(scene.at(&release), content).unwrap();
+    symlink(&release, scene.at("next")).unwrap();
+    fs::rename(scene.at("next"), scene.at("app.conf")).unwrap();
+}
+
+#[test]
+fn each_way_of_replacing_a_file_reaches_the_container() {
+    if !can_run() {
+        return;
+    }
+    let ways: [Replace; 5] = [rename_over, rename_away, keep_backup, remove_and_make, link_to_next];
+    for (way, replace) in ways.iter().enumerate() {
+        let scene = Scene::new();
+        let container = scene.start();
+        let look = || (container.mounts(), container.mounts_at(PLACE)[0].1.clone(), container.propagation_at(PLACE));
+        let before = look();
+        assert_eq!((scene.refresh(&container).subpaths, scene.refresh(&container).mounts.len()), (1, 0));
+        for content in 1..=20 {
+            replace(&scene, &content.to_string());
+            let refreshed = scene.refresh(&container);
+            assert!(refreshed.is_current() && refreshed.replaced() == 1, "way {way}: {refreshed:?}");
+            assert_eq!(container.read("etc/app.conf"), Some(content.to_string()), "way {way}");
+        }
+        assert_eq!(look(), before, "way {way}");
+        let seen = container.stop();
+        assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "way {way}: {seen:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_gone_keeps_its_old_content() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    fs::remove_file(scene.at("app.conf")).unwrap();
+    let refreshed = scene.refresh(&container);
+    assert!(matches!(refreshed.mounts[0].outcome, RefreshOutcome::KeyGone), "{refreshed:?}");
+    assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
+}
+
+/// A container may write the directory through another bind: it must not get a file that it was not given.
+#[test]
+fn a_symlink_out_of_the_directory_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    fs::write(scene.folder.path().join("elsewhere/secret"), "9").unwrap();
+    for target in [scene.folder.path().join("elsewhere/secret"), "../elsewhere/secret".into()] {
+        let container = scene.start();
+        fs::remove_file(scene.at("app.conf")).unwrap();
+        symlink(target, scene.at("app.conf")).unwrap();
+        let refreshed = scene.refresh(&container);
+        assert!(matches!(refreshed.mounts[0].outcome, RefreshOutcome::NotReplaced(_)), "{refreshed:?}");
+        assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
+        fs::remove_file(scene.at("app.conf")).unwrap();
+        fs::write(scene.at("app.conf"), "0").unwrap();
+    }
+}
+
+/// The directory's path leads elsewhere now, and anyone may have put it there: `/tmp` is writable for all.
+#[test]
+fn a_file_of_another_directory_is_never_shown() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    let (conf, moved) = (scene.folder.path().join("conf"), scene.folder.path().join("moved"));
+    fs::rename(&conf, moved).unwrap();
+    symlink("elsewhere", &conf).unwrap();
+    fs::write(scene.folder.path().join("elsewhere/app.conf"), "9").unwrap();
+    let refreshed = scene.refresh(&container);
+    let refused = MountResult::Refused {
+        reason: RefusedReason::OtherFolderOfUser,
+        path: scene.folder.path().to_string_lossy().into_owned(),
+    };
+    assert_eq!(refreshed.mounts[0].result(), refused);
+    assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
+}
+
+/// When the old file is removed, the kernel detaches what is mounted on it: here it stays as a backup.
+#[test]
+fn a_mount_of_the_container_over_it_stays() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    fs::write(scene.folder.path().join("root/own"), "7").unwrap();
+    let container = scene.start_with(|| {
+        mount(Some("/own"), PLACE, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    });
+    let mounts = container.mounts();
+    keep_backup(&scene, "1");
+    let refreshed = scene.refresh(&container);
+    assert!(matches!(refreshed.mounts[0].outcome, RefreshOutcome::Hidden), "{refreshed:?}");
+    assert_eq!((container.read("etc/app.conf").as_deref(), container.mounts()), (Some("7"), mounts));
+}
+
+#[test]
+fn binds_of_directories_are_left_out() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let (directory, gone) = (scene.folder.path().join("conf"), scene.folder.path().join("gone/app.conf"));
+    let spec = spec(&[(&directory, "/etc/conf"), (&gone, "/etc/gone"), (&scene.at("app.conf"), PLACE)]);
+    let (files, errors) = BoundFiles::open(FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()), 1, &NO_OTHERS);
+    let destinations: Vec<_> = files.binds().map(|bind| bind.destination.as_path()).collect();
+    // A file whose directory is gone may come back.
+    assert_eq!((destinations, errors.len()), (vec![Path::new("/etc/gone"), Path::new(PLACE)], 1), "{errors:?}");
+}
+
+/// The program of a process that lasts until the test that started it ends.
+#[test]
+#[ignore = "a test starts it"]
+fn waits() {
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// The process that Kata names for a container is the virtual machine's, with the node's own mounts; gVisor's is its kernel.
+#[test]
+fn a_sandbox_is_never_entered() {
+    if !can_run() {
+        return;
+    }
+    let (files, _) = BoundFiles::open(Vec::new(), 1, &NO_OTHERS);
+    let refused = |mut command: Command| {
+        let mut program = command.spawn().unwrap();
+        let process = HeldProcess::open(program.id()).unwrap();
+        let refused = refresh_container(
+            &process,
+            Some(&live::spec_of(None)),
+            &files,
+            RefreshAct::Replace(Notify::None),
+            &TuckRecords::default(),
+        );
+        program.kill().unwrap();
+        program.wait().unwrap();
+        refused.unwrap_err()
+    };
+    let mut kata = Command::new("sleep");
+    kata.arg("1000");
+    assert!(matches!(refused(kata), RefreshError::MountsOfNode(_)));
+    // gVisor executes its program through /proc/self/exe, so the process has another name than the program.
+    let folder = tempfile::tempdir().unwrap();
+    let [program, link, other] = ["runsc", "exe", "runsc-sandbox"].map(|name| folder.path().join(name));
+    // Not busybox, whose name must be that of an applet.
+    fs::copy("/proc/self/exe", &program).unwrap();
+    symlink(&program, &link).unwrap();
+    symlink("/proc/self/exe", &other).unwrap();
+    for start in [link, other] {
+        let mut gvisor = Command::new(start);
+        gvisor.args(["--ignored", "--exact", "refresh_files::waits"]).stdin(Stdio::piped()).stdout(Stdio::null());
+        // SAFETY: one syscall, which uses neither the heap nor a lock.
+        unsafe { gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?)) };
+        assert!(matches!(refused(gvisor), RefreshError::Sandbox(_)));
+    }
+}

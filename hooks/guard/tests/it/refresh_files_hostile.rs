@@ -1,0 +1,412 @@
+//! A container that can write a folder on the way to its file: it must not get a file of the host that no bind gives it.
+
+#[allow(dead_code, reason = "not every test file needs all of it")]
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::MountResult;
+use bindguard_core::spec::SpecView;
+use bindguard_guard::refresh::{BoundFiles, FileBind, RefreshAct, Refreshed, TuckRecords, refresh_container};
+use bindguard_testing::live::{Container, Inside};
+use bindguard_testing::{bind, own_namespace};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use nix::mount::{MsFlags, mount};
+
+const PLACE: &str = "/app/.env";
+const CONF: &str = "data/a/conf";
+
+/// `-v P/data:/data:rw -v P/data/a/conf/.env:/app/.env:ro`, where root alone may write P and every folder above.
+struct Scene {
+    folder: PathBuf,
+    root: tempfile::TempDir,
+}
+
+impl Scene {
+    /// In the namespace of the test, `/mnt` is a filesystem of its own.
+    fn new() -> Self {
+        mount(Some("tmpfs"), "/mnt", Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
+        let scene = Self { folder: "/mnt/p".into(), root: tempfile::tempdir().unwrap() };
+        fs::create_dir_all(scene.at(CONF)).unwrap();
+        fs::create_dir(scene.at("secret")).unwrap();
+        scene.write("0");
+        for outside in ["secret/.env", ".env", "data/.env.outside"] {
+            fs::write(scene.at(outside), "SECRET").unwrap();
+        }
+        scene
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// As an editor does it.
+    fn write(&self, content: &str) {
+        fs::write(self.at(CONF).join("new"), content).unwrap();
+        fs::rename(self.at(CONF).join("new"), self.at(CONF).join(".env")).unwrap();
+    }
+
+    fn file(&self) -> Inside {
+        Inside::of(self.at(CONF).join(".env"), "app/.env")
+    }
+
+    fn start(&self) -> Container {
+        Container::start(self.root.path(), &[self.file(), Inside::writable(self.at("data"), "data")])
+    }
+
+    fn refresh(&self, container: &Container) -> Refreshed {
+        self.refresh_beside(container, &[container])
+    }
+
+    /// Refreshes one container while these run.
+    fn refresh_beside(&self, container: &Container, running: &[&Container]) -> Refreshed {
+        let spec = serde_json::json!({"mounts": [bindguard_testing::mount_of(&self.at(CONF).join(".env"), PLACE, "rprivate")]});
+        let spec = spec.to_string().into_bytes();
+        let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
+        let running: Vec<u32> = running.iter().map(|it| it.process.pid()).collect();
+        let (files, _) = BoundFiles::open(binds, container.process.pid(), &running);
+        let records = TuckRecords::at(&self.at("tucks"));
+        refresh_container(
+            &container.process,
+            Some(container.spec()),
+            &files,
+            RefreshAct::Replace(Notify::None),
+            &records,
+        )
+        .unwrap()
+    }
+
+    /// The reason of the refusal, and its path below P.
+    fn refused(&self, refreshed: &Refreshed) -> Option<(RefusedReason, String)> {
+        match refreshed.mounts.first()?.result() {
+            MountResult::Refused { reason, path } => {
+                Some((reason, Path::new(&path).strip_prefix(&self.folder).unwrap().to_string_lossy().into_owned()))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A path in the container, for the test to act as the container does.
+fn inside(container: &Container, path: &str) -> PathBuf {
+    Path::new(&format!("/proc/{}/root", container.process.pid())).join(path)
+}
+
+fn shown(container: &Container) -> String {
+    container.read("app/.env").unwrap()
+}
+
+#[test]
+fn a_link_of_the_container_never_leads_out_of_its_volume() {
+    if !own_namespace() {
+        return;
+    }
+    // The file's folder; one and two levels above it; by `..`, by the whole path, and through a second link.
+    for (link, target) in [
+        (CONF, "../../secret"),
+        (CONF, "/mnt/p/secret"),
+        (CONF, "../.."),
+        (CONF, "second"),
+        ("data/a", "../"),
+        ("data/a", "deep"),
+        ("data/a/conf/.env", "../../../secret/.env"),
+    ] {
+        let scene = Scene::new();
+        let container = scene.start();
+        let within = |path: &str| inside(&container, path);
+        symlink("../../secret", within("data/a/second")).unwrap();
+        fs::create_dir(within("data/deep")).unwrap();
+        symlink("/mnt/p/secret", within("data/deep/conf")).unwrap();
+        fs::create_dir_all(scene.at("conf")).unwrap();
+        fs::write(scene.at("conf/.env"), "SECRET").unwrap();
+        fs::rename(within(link), within(&format!("{link}.old"))).unwrap();
+        symlink(target, within(link)).unwrap();
+        let refreshed = scene.refresh(&container);
+        assert_eq!(shown(&container), "0", "{link} {target}: {refreshed:?}");
+        let (reason, _) = scene.refused(&refreshed).unwrap_or_else(|| panic!("{link} {target}: {refreshed:?}"));
+        assert_eq!(reason, RefusedReason::LinkBelowWritableBind, "{link} {target}");
+    }
+}
+
+#[test]
+fn a_link_of_another_container_is_refused() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let victim = Container::start(scene.root.path(), &[scene.file()]);
+    let other_root = tempfile::tempdir().unwrap();
+    let attacker = Container::start(other_root.path(), &[Inside::writable(scene.at("data"), "data")]);
+    fs::rename(inside(&attacker, "data/a"), inside(&attacker, "data/b")).unwrap();
+    symlink("/mnt/p/secret", inside(&attacker, "data/a")).unwrap();
+    fs::create_dir(scene.at("secret/conf")).unwrap();
+    fs::write(scene.at("secret/conf/.env"), "SECRET").unwrap();
+    let refreshed = scene.refresh_beside(&victim, &[&victim, &attacker]);
+    assert_eq!((shown(&victim).as_str(), scene.refused(&refreshed)), {
+        ("0", Some((RefusedReason::LinkBelowWritableBind, "data/a".to_owned())))
+    });
+}
+
+/// Sets the flag when the test ends, in any way.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// renameat2(2) with RENAME_EXCHANGE, without a pause: the folder, a link to the secret, and a folder of the container's own.
+#[test]
+fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    symlink("../../secret", inside(&container, "data/a/link")).unwrap();
+    let conf = scene.at(CONF);
+    // The folder itself, whatever name it has.
+    let opened = fs::File::open(&conf).unwrap();
+    let folder = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+    let namespace = fs::File::open("/proc/thread-self/ns/mnt").unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).unwrap();
+            nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            while !is_over.load(Ordering::Relaxed) {
+                let link = scene.at("data/a/link");
+                renameat2(AT_FDCWD, &conf, AT_FDCWD, &link, RenameFlags::RENAME_EXCHANGE).unwrap();
+            }
+        });
+        // A failed assertion must end the loop of the other thread, too.
+        let _ends = Ends(&is_over);
+        let mut outcomes = std::collections::BTreeMap::<&str, u32>::new();
+        for number in 1..=1500 {
+            fs::write(folder.join("new"), number.to_string()).unwrap();
+            fs::rename(folder.join("new"), folder.join(".env")).unwrap();
+            let refreshed = scene.refresh(&container);
+            for mount in &refreshed.mounts {
+                *outcomes.entry(mount.result().as_str()).or_default() += 1;
+            }
+            assert_ne!(shown(&container), "SECRET", "{refreshed:?}");
+        }
+        assert!(outcomes.contains_key("replaced") && outcomes.contains_key("refused"), "{outcomes:?}");
+    });
+}
+
+/// A host mount in the container's volume, which the container does not see: it can rename its mount point.
+#[test]
+fn a_mount_point_that_the_container_renamed_is_refused() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    fs::create_dir(scene.at("data/a/vault")).unwrap();
+    bind(&scene.at("secret"), &scene.at("data/a/vault"));
+    // Only where it is not mounted can a mount point be renamed.
+    let namespace = fs::File::open(format!("/proc/{}/ns/mnt", container.process.pid())).unwrap();
+    let attack = move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).unwrap();
+        nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        fs::rename("/data/a/conf", "/data/a/old").unwrap();
+        fs::rename("/data/a/vault", "/data/a/conf").unwrap();
+    };
+    thread::spawn(attack).join().unwrap();
+    assert_eq!(fs::read_to_string(scene.at(CONF).join(".env")).unwrap(), "SECRET", "the attack reaches the host");
+    let refreshed = scene.refresh(&container);
+    assert_eq!((shown(&container).as_str(), scene.refused(&refreshed)), {
+        ("0", Some((RefusedReason::OtherFolderBelowWritableBind, "data/a".to_owned())))
+    });
+}
+
+#[test]
+fn a_file_mounted_on_the_name_is_refused() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    scene.write("1");
+    bind(&scene.at("secret/.env"), &scene.at(CONF).join(".env"));
+    let refreshed = scene.refresh(&container);
+    assert_eq!((shown(&container).as_str(), scene.refused(&refreshed)), {
+        ("0", Some((RefusedReason::MountPoint, format!("{CONF}/.env"))))
+    });
+}
+
+/// A volume that the container may write and that contains the folder above the file's, with a part of it hidden by another volume.
+#[test]
+fn a_hidden_part_of_a_volume_is_not_given() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    fs::create_dir(scene.at("data/hidden")).unwrap();
+    fs::write(scene.at("data/hidden/.env"), "SECRET").unwrap();
+    let binds = [
+        scene.file(),
+        Inside::writable(scene.at("data"), "data"),
+        Inside::writable(scene.root.path().to_owned(), "data/hidden"),
+    ];
+    let container = Container::start(scene.root.path(), &binds[..2]);
+    drop(container);
+    let container = Container::start_with(scene.root.path(), &binds[..2], || {
+        mount(Some("tmpfs"), "/data/hidden", Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    });
+    fs::rename(inside(&container, CONF), inside(&container, "data/a/old")).unwrap();
+    symlink("../hidden", inside(&container, CONF)).unwrap();
+    let refreshed = scene.refresh(&container);
+    assert_eq!((shown(&container).as_str(), scene.refused(&refreshed)), {
+        ("0", Some((RefusedReason::LinkBelowWritableBind, CONF.to_owned())))
+    });
+}
+
+/// The way stays in the volume, or the container has the whole host: nothing new is given.
+#[test]
+fn a_container_that_has_the_file_anyway_gets_it() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    fs::rename(inside(&container, CONF), inside(&container, "data/a/v1")).unwrap();
+    fs::create_dir(inside(&container, "data/a/v2")).unwrap();
+    fs::write(inside(&container, "data/a/v2/.env"), "2").unwrap();
+    symlink("v2", inside(&container, CONF)).unwrap();
+    let refreshed = scene.refresh(&container);
+    assert!(refreshed.is_current() && shown(&container) == "2", "{refreshed:?}");
+
+    let scene = Scene::new();
+    let agent_root = tempfile::tempdir().unwrap();
+    let agent = Container::start(agent_root.path(), &[Inside::writable("/mnt".into(), "host")]);
+    let container = Container::start(scene.root.path(), &[scene.file()]);
+    fs::rename(scene.at("data"), scene.at("old")).unwrap();
+    symlink("new", scene.at("data")).unwrap();
+    fs::create_dir_all(scene.at("new/a/conf")).unwrap();
+    scene.write("3");
+    let refreshed = scene.refresh_beside(&container, &[&agent, &container]);
+    assert!(refreshed.is_current() && shown(&container) == "3", "{refreshed:?}");
+}
+
+/// systemd removes a RuntimeDirectory= and makes it anew: only root may write the folders above.
+#[test]
+fn a_folder_that_root_made_anew_is_followed() {
+    if !own_namespace() {
+        return;
+    }
+    for is_renamed in [false, true] {
+        let scene = Scene::new();
+        let container = Container::start(scene.root.path(), &[scene.file()]);
+        match is_renamed {
+            true => fs::rename(scene.at(CONF), scene.at("data/a/old")).unwrap(),
+            false => fs::remove_dir_all(scene.at(CONF)).unwrap(),
+        }
+        fs::create_dir(scene.at(CONF)).unwrap();
+        scene.write("1");
+        let refreshed = scene.refresh(&container);
+        assert!(refreshed.is_current() && shown(&container) == "1", "{refreshed:?}");
+    }
+}
+
+/// Others than root may have put the folder there: its owner, its group, and everyone, with a sticky bit or not.
+#[test]
+fn a_folder_that_a_user_may_have_made_is_refused() {
+    if !own_namespace() {
+        return;
+    }
+    for (owner, mode) in [(1000, 0o755), (0, 0o775), (0, 0o757), (0, 0o1777)] {
+        for is_renamed in [false, true] {
+            let scene = Scene::new();
+            chown(scene.at("data/a"), Some(owner), None).unwrap();
+            fs::set_permissions(scene.at("data/a"), fs::Permissions::from_mode(mode)).unwrap();
+            let container = Container::start(scene.root.path(), &[scene.file()]);
+            // The same folder: it may belong to anyone.
+            scene.write("1");
+            assert!(scene.refresh(&container).is_current());
+            scene.write("2");
+            // Longer than the accuracy of a process's start.
+            thread::sleep(std::time::Duration::from_millis(20));
+            match is_renamed {
+                true => fs::rename(scene.at(CONF), scene.at("data/a/old")).unwrap(),
+                false => fs::remove_dir_all(scene.at(CONF)).unwrap(),
+            }
+            fs::create_dir(scene.at(CONF)).unwrap();
+            scene.write("SECRET");
+            let refreshed = scene.refresh(&container);
+            let refused = Some((RefusedReason::OtherFolderOfUser, CONF.to_owned()));
+            assert_eq!((shown(&container).as_str(), scene.refused(&refreshed)), ("1", refused), "{owner} {mode:o}");
+        }
+    }
+}
+
+#[test]
+fn a_link_that_a_user_may_have_made_is_refused() {
+    if !own_namespace() {
+        return;
+    }
+    for (owner, mode, link_owner, expected) in [
+        (0, 0o755, 0, None),
+        (0, 0o755, 1000, Some(RefusedReason::LinkOfUser)),
+        (1000, 0o755, 0, Some(RefusedReason::LinkInWritableFolder)),
+        (0, 0o1777, 0, Some(RefusedReason::LinkInWritableFolder)),
+        (0, 0o775, 0, Some(RefusedReason::LinkInWritableFolder)),
+    ] {
+        let scene = Scene::new();
+        let container = Container::start(scene.root.path(), &[scene.file()]);
+        fs::rename(scene.at(CONF), scene.at("data/a/old")).unwrap();
+        symlink("../../secret", scene.at(CONF)).unwrap();
+        std::os::unix::fs::lchown(scene.at(CONF), Some(link_owner), None).unwrap();
+        chown(scene.at("data/a"), Some(owner), None).unwrap();
+        fs::set_permissions(scene.at("data/a"), fs::Permissions::from_mode(mode)).unwrap();
+        let refreshed = scene.refresh(&container);
+        let is_shown = shown(&container) == "SECRET";
+        assert_eq!(
+            (scene.refused(&refreshed).map(|it| it.0), is_shown),
+            (expected, expected.is_none()),
+            "{refreshed:?}"
+        );
+    }
+}
+
+#[test]
+fn a_file_of_another_type_is_refused() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    fs::remove_file(scene.at(CONF).join(".env")).unwrap();
+    let _socket = UnixListener::bind(scene.at(CONF).join(".env")).unwrap();
+    let refreshed = scene.refresh(&container);
+    assert_eq!(scene.refused(&refreshed), Some((RefusedReason::OtherType, format!("{CONF}/.env"))), "{refreshed:?}");
+    assert_eq!(shown(&container), "0");
+}
+
+/// link(2) works within one mount: a container has no name of a file that its binds do not give it. A hard link that root made is root's
+/// decision.
+#[test]
+fn a_hard_link_needs_no_rule() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let binds = [scene.file(), Inside::writable(scene.at("data"), "data"), Inside::of(scene.at("secret"), "secret")];
+    let container = Container::start(scene.root.path(), &binds);
+    // The same filesystem, and a name of the file in the container: yet another mount.
+    let linked = fs::hard_link(inside(&container, "secret/.env"), inside(&container, "data/a/conf/link"));
+    assert_eq!(linked.unwrap_err().kind(), io::ErrorKind::CrossesDevices);
+    fs::hard_link(scene.at("secret/.env"), scene.at("data/a/conf/new")).unwrap();
+    fs::rename(scene.at("data/a/conf/new"), scene.at(CONF).join(".env")).unwrap();
+    assert!(scene.refresh(&container).is_current());
+    assert_eq!(shown(&container), "SECRET");
+}

@@ -1,0 +1,87 @@
+//! A pod with a running container that binds some of its keys, and the agent's steps after an update.
+
+use std::fs;
+
+use bindguard_core::refresh_request::Notify;
+use bindguard_guard::refresh::{
+    AttachMethod, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, TuckRecords, VolumeOfPod, rebind_volume,
+    refresh_container,
+};
+
+pub mod supervised;
+
+use bindguard_testing::live::{self, Container, Inside};
+use bindguard_testing::{Pod, own_namespace};
+
+/// A pod, and a folder that is its containers' root filesystem.
+pub struct Scene {
+    pub pod: Pod,
+    pub root: tempfile::TempDir,
+}
+
+impl Scene {
+    pub fn with_keys(keys: u32) -> Self {
+        Self { pod: Pod::with_keys(keys), root: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn binds(&self, keys: u32) -> Vec<Inside> {
+        let names = ["etc/app/0", "etc/app/1", "etc/app/2"];
+        let inside = |key: u32| Inside::of(self.pod.subpath(key), names[key as usize]);
+        (0..keys).map(inside).collect()
+    }
+
+    pub fn start(&self, keys: u32) -> Container {
+        Container::start(self.root.path(), &self.binds(keys))
+    }
+
+    /// The steps of the agent after `..data` was renamed.
+    pub fn refresh(&self, container: &Container) -> Refreshed {
+        self.rebind();
+        self.refresh_only(container, RefreshAct::Replace(Notify::None))
+    }
+
+    /// Records of their own, in the folder of the pod's kubelet.
+    pub fn records(&self) -> TuckRecords {
+        TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"))
+    }
+
+    pub fn rebind(&self) {
+        let kubelet_root = self.pod.places().kubelet_roots[0].clone();
+        let volume = VolumeOfPod { kubelet_root, pod_uid: "uid-1".to_owned(), volume: "conf".to_owned() };
+        let report = rebind_volume(&volume, &self.pod.policy());
+        assert!(report.problems.is_empty(), "{report:?}");
+    }
+
+    pub fn refresh_only(&self, container: &Container, act: RefreshAct) -> Refreshed {
+        let volumes = PodVolumes::open(&self.pod.directory()).unwrap();
+        refresh_container(&container.process, Some(container.spec()), &volumes, act, &self.records()).unwrap()
+    }
+}
+
+/// False, with a printed reason, without privilege.
+pub fn can_run() -> bool {
+    own_namespace()
+}
+
+/// The method of this kernel.
+pub fn method() -> AttachMethod {
+    if live::kernel() >= (6, 5) { AttachMethod::Beneath } else { AttachMethod::Tucked }
+}
+
+pub fn methods(refreshed: &Refreshed) -> Vec<AttachMethod> {
+    let method = |outcome: &RefreshOutcome| match outcome {
+        RefreshOutcome::Replaced(method) => *method,
+        other => panic!("not replaced: {other:?}"),
+    };
+    refreshed.mounts.iter().map(|mount| method(&mount.outcome)).collect()
+}
+
+/// No mount of the container is left in the host's table.
+pub fn container_free(scene: &Scene) -> bool {
+    !fs::read_to_string("/proc/thread-self/mountinfo").unwrap().contains(scene.root.path().to_str().unwrap())
+}
+
+/// The number of rounds: few in `make test`, many in `make soak`, which sets `BINDGUARD_SOAK`.
+pub fn rounds(in_test: u64, in_soak: u64) -> u64 {
+    if std::env::var_os("BINDGUARD_SOAK").is_some() { in_soak } else { in_test }
+}

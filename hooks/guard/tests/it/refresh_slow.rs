@@ -1,0 +1,114 @@
+//! A container that answers slowly, or has thousands of mounts: its refresh ends in time, and is finished later.
+
+#[allow(dead_code, reason = "not every test file needs all of it")]
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bindguard_core::refresh_request::Notify;
+use bindguard_core::spec::SpecUsers;
+use bindguard_guard::refresh::{
+    MAX_MOUNTS_OF_FILE, PodVolumes, RefreshAct, Refreshed, refresh_container, refresh_container_within,
+};
+use bindguard_testing::hostile_process::{HostileProcess, Step, errno, slow_fuse};
+use nix::libc;
+use nix::mount::{MsFlags, mount};
+
+use crate::refresh_scene::{Scene, can_run};
+
+/// The descriptor of the FUSE device, which the process inherits.
+const DEVICE: i32 = 610;
+const DELAY: Duration = Duration::from_millis(900);
+const FIRST_TURN: Duration = Duration::from_millis(300);
+
+const MOUNT_SLOW: usize = 0;
+const BIND_THOUSANDS: usize = 1;
+const STEPS: [Step; 2] = [
+    || {
+        fs::create_dir("/slow").unwrap();
+        let options = format!("fd={DEVICE},rootmode=40000,user_id=0,group_id=0");
+        let mounted = mount(Some("slow"), "/slow", Some("fuse"), MsFlags::empty(), Some(options.as_str()));
+        errno(mounted.and_then(|()| bind_to("/slow/file")))
+    },
+    || {
+        fs::create_dir("/many").unwrap();
+        for number in 0..5000 {
+            let place = format!("/many/{number}");
+            fs::write(&place, "").unwrap();
+            bind_to(&place).unwrap();
+        }
+        0
+    },
+];
+
+fn bind_to(place: &str) -> nix::Result<()> {
+    mount(Some("/etc/app/0"), place, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+}
+
+fn refresh(scene: &Scene, container: &HostileProcess, within: Option<Duration>) -> Refreshed {
+    scene.rebind();
+    let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
+    let spec = SpecUsers::from_spec(br#"{"mounts":[{"destination":"/etc/app/0"}]}"#).unwrap();
+    let act = RefreshAct::Replace(Notify::None);
+    let (process, records) = (&container.process, scene.records());
+    match within {
+        Some(time) => refresh_container_within(time, process, Some(&spec), &volumes, act, &records).unwrap(),
+        None => refresh_container(process, Some(&spec), &volumes, act, &records).unwrap(),
+    }
+}
+
+/// A process that another test forks meanwhile would keep the pipes of this one open.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+#[test]
+fn a_container_with_slow_answers_ends_its_first_turn_in_time_and_is_current_after_the_last() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let Ok(device) = File::options().read(true).write(true).open("/dev/fuse") else {
+        eprintln!("SKIPPED: no /dev/fuse");
+        return;
+    };
+    // SAFETY: no value owns this number. The copy stays open until the test ends.
+    assert_eq!(unsafe { libc::dup2(device.as_raw_fd(), DEVICE) }, DEVICE);
+    let slow_down = slow_fuse::serve_after(Arc::new(device), DELAY);
+    let scene = Scene::with_keys(1);
+    let mut container = HostileProcess::start(scene.root.path(), &scene.binds(1), None, &STEPS);
+    assert_eq!(container.does(MOUNT_SLOW), 0);
+    slow_down();
+    scene.pod.update_keeping_old(1);
+    let start = Instant::now();
+    let first = refresh(&scene, &container, Some(FIRST_TURN));
+    assert!(start.elapsed() < DELAY, "{:?}", start.elapsed());
+    assert!(!first.is_current(), "{first:?}");
+    let child = first.abandoned.expect("its child waits in the container");
+    while child.is_alive() {
+        assert!(start.elapsed() < Duration::from_secs(30), "the child stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let last = refresh(&scene, &container, None);
+    assert!(last.is_current() && last.replaced() == 2, "{last:?}");
+    let inside = format!("/proc/{}/root/etc/app/0", container.process.pid());
+    assert_eq!(fs::read_to_string(inside).unwrap(), "1");
+}
+
+#[test]
+fn of_thousands_of_mounts_of_a_file_those_of_the_runtime_are_refreshed() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let mut container = HostileProcess::start(scene.root.path(), &scene.binds(1), None, &STEPS);
+    assert_eq!(container.does(BIND_THOUSANDS), 0);
+    for version in 1..=3 {
+        scene.pod.update_keeping_old(version);
+        let refreshed = refresh(&scene, &container, None);
+        let expected = (MAX_MOUNTS_OF_FILE, 5001 - MAX_MOUNTS_OF_FILE, true);
+        assert_eq!((refreshed.replaced(), refreshed.overlooked, refreshed.is_current()), expected);
+        let inside = format!("/proc/{}/root/etc/app/0", container.process.pid());
+        assert_eq!(fs::read_to_string(inside).unwrap(), version.to_string());
+    }
+}

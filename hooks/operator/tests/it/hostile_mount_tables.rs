@@ -1,0 +1,102 @@
+//! Containers that fill their own mount tables: they cost the reader little memory, and are reported.
+
+#[allow(dead_code, reason = "not every test file needs all of it")]
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use bindguard_core::mount_table::TableError;
+use bindguard_core::places::Places;
+use bindguard_operator::doctor::{Status, pinned};
+use bindguard_operator::namespaces::{Namespaces, Proc, UnreadTable};
+use bindguard_testing::live;
+use bindguard_testing::live::Container;
+use nix::unistd::{ForkResult, fork};
+
+/// 3,000 binds are 78 MB of text, 10,000 are 260 MB. An agent has 64 MiB.
+#[test]
+fn a_table_of_78_mb_is_unread_and_costs_less_than_16_mib() {
+    if !is_root() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let container = Container::start_with(root.path(), &[], || live::make_long_mounts(3000));
+    let proc = proc_with(&container);
+    let peak = peak_of(|| {
+        let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        assert!(matches!(seen.others[0].table, Err(UnreadTable::Table(TableError::TooLarge(_)))), "{seen:?}");
+    });
+    assert!(peak < 16 << 10, "{peak} KiB");
+    let Namespaces { own, others, problems, .. } = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+    let point = pinned(&own, &others, &problems, &Places::default());
+    assert_eq!(point.status, Status::Unknown, "an unread table keeps nothing, as far as the point shows");
+    let process = format!("of process {}: ", container.process.pid());
+    assert!(point.message.contains(&process) && point.message.contains("too large"), "{}", point.message);
+}
+
+/// A container that binds the host's root has as many mounts as the host.
+#[test]
+fn ten_thousand_mounts_are_read() {
+    if !is_root() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let container = Container::start_with(root.path(), &[], || live::make_mounts(10_000));
+    let proc = proc_with(&container);
+    let peak = peak_of(|| {
+        let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        assert!(seen.others[0].table.as_ref().unwrap().entries().len() > 10_000);
+    });
+    assert!(peak < 16 << 10, "{peak} KiB");
+}
+
+/// A `/proc` with the test's own process as the first one, and the container.
+fn proc_with(container: &Container) -> tempfile::TempDir {
+    let proc = tempfile::tempdir().unwrap();
+    symlink(Path::new("/proc").join(std::process::id().to_string()), proc.path().join("1")).unwrap();
+    let pid = container.process.pid().to_string();
+    symlink(Path::new("/proc").join(&pid), proc.path().join(&pid)).unwrap();
+    proc
+}
+
+/// The memory in KiB that `work` needs at most, beyond what its process had before.
+fn peak_of(work: impl FnOnce()) -> u64 {
+    let (read, write) = nix::unistd::pipe().unwrap();
+    // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                // proc_pid_clear_refs(5): the peak begins anew.
+                fs::write("/proc/self/clear_refs", "5").unwrap();
+                let before = peak();
+                work();
+                let needed = peak() - before;
+                fs::File::from(write).write_all(&needed.to_ne_bytes()).unwrap();
+            }));
+            // SAFETY: ends the process without running what its copy of this one has registered.
+            unsafe { nix::libc::_exit(i32::from(done.is_err())) }
+        }
+        ForkResult::Parent { child } => {
+            drop(write);
+            let mut needed = [0; 8];
+            fs::File::from(read).read_exact(&mut needed).expect("the work failed");
+            nix::sys::wait::waitpid(child, None).unwrap();
+            u64::from_ne_bytes(needed)
+        }
+    }
+}
+
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+fn is_root() -> bool {
+    let is_root = nix::unistd::geteuid().is_root();
+    if !is_root {
+        eprintln!("skipped: it needs root, to make mounts");
+    }
+    is_root
+}

@@ -1,0 +1,51 @@
+//! Mount tables captured from real kubelets, as a support bundle without any other file: deleted sources are certainly stale,
+//! and the others cannot be judged.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Policy;
+use bindguard_operator::pods::Pods;
+use bindguard_operator::survey_recorded;
+
+fn captured() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/tests/fixtures");
+    let nodes = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let files = nodes.flat_map(|node| fs::read_dir(node).unwrap().map(|entry| entry.unwrap().path()));
+    let mut tables: Vec<_> = files
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            name.starts_with("mountinfo-") && (name.ends_with("-after.txt") || name.ends_with("-before.txt"))
+        })
+        .collect();
+    tables.sort();
+    tables
+}
+
+#[test]
+fn deleted_roots_are_found_in_a_mount_table_alone() {
+    let nothing = tempfile::tempdir().unwrap();
+    let mut stale = 0;
+    for path in captured() {
+        let table = MountTable::from_mountinfo(&fs::read(&path).unwrap()).unwrap();
+        let report =
+            survey_recorded(&Policy::default(), &Places::default(), &Pods::default(), &table, nothing.path(), |_| true);
+        for bind in &report.binds {
+            let entry = table.stack_at(bind.bind.source()).last().unwrap();
+            let expected = if entry.root.deleted { "stale" } else { "unknown" };
+            assert_eq!(
+                bind.bind.verdict().as_str(),
+                expected,
+                "{} of {}: {:?}",
+                entry.mount_point.display(),
+                path.display(),
+                bind
+            );
+            assert_eq!(bind.origin.is_some(), entry.root.deleted);
+            stale += usize::from(entry.root.deleted);
+        }
+    }
+    assert!(stale > 10, "only {stale} stale subpaths among the fixtures");
+}

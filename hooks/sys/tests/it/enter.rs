@@ -1,0 +1,186 @@
+//! Replacing a mount in a container's mount namespace, step by step, by both methods.
+
+use std::path::Path;
+
+use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_sys::Handle;
+use bindguard_sys::enter::{Entered, Replacement, clone_like};
+use bindguard_testing::live::{Container, change};
+use nix::mount::MsFlags;
+
+use crate::enter_scene::{
+    METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, far, stale_top,
+};
+
+#[test]
+fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
+    if !can_run() {
+        return;
+    }
+    for attach in METHODS {
+        for parent in [MsFlags::MS_PRIVATE, MsFlags::MS_SLAVE, MsFlags::MS_SHARED] {
+            let scene = Scene::new();
+            let container = Container::start_with(&scene.root(), &scene.binds(), || {
+                change(Path::new("/"), MsFlags::MS_SHARED);
+                change(Path::new("/"), parent);
+            });
+            let look = || {
+                let (mount, propagation) = (container.mounts_at(PLACE), container.propagation_at("/"));
+                (container.mounts(), mount[0].1.clone(), propagation, container.propagation_at(PLACE))
+            };
+            let before = look();
+            for version in 1..=20 {
+                scene.update(version);
+                let entered = entered(&container, &scene, version);
+                if !attached(attach, &entered) {
+                    break;
+                }
+                entered.detach(0).unwrap();
+                entered.set_propagation(0).unwrap();
+                assert_eq!(container.read("etc/conf").unwrap(), version.to_string());
+            }
+            assert_eq!(look(), before);
+            let seen = container.stop();
+            assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
+        }
+    }
+}
+
+/// Its mount namespace belongs to its own user namespace.
+#[test]
+fn a_container_in_a_user_namespace_of_its_own() {
+    if !can_run_with_mount_setattr() {
+        return;
+    }
+    for attach in METHODS {
+        let scene = Scene::new();
+        let container = Container::start_in_user_namespace(&scene.root(), &scene.binds());
+        let look = || (container.mounts(), container.mounts_at(PLACE)[0].1.clone(), container.propagation_at("/"));
+        let before = look();
+        for version in 1..=10 {
+            scene.update(version);
+            let entered = entered(&container, &scene, version);
+            if !attached(attach, &entered) {
+                break;
+            }
+            entered.detach(0).unwrap();
+            entered.set_propagation(0).unwrap();
+            assert_eq!(container.read("etc/conf").unwrap(), version.to_string());
+        }
+        assert_eq!(look(), before);
+        let seen = container.stop();
+        assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
+    }
+}
+
+/// An idmapped mount belongs to a user namespace: the new one gets the same mapping.
+#[test]
+fn an_idmapped_mount_stays_idmapped() {
+    if !can_run_with_mount_setattr() {
+        return;
+    }
+    for attach in METHODS {
+        let scene = Scene::new();
+        let container = Container::start_in_user_namespace(&scene.root(), &scene.binds());
+        let mounts = container.mounts();
+        for version in 1..=5 {
+            scene.update(version);
+            let (stale, parent) = stale_idmapped(&container);
+            let (namespace, target) = (container.namespace(), Handle::of(&scene.file(version)).unwrap());
+            let new = match clone_like(&target, &stale, &namespace, Some(namespace.users())) {
+                Ok(new) => new,
+                Err(error) => return bindguard_testing::skipped(&bindguard_core::error_chain(&error).to_string()),
+            };
+            let replacement = Replacement { stale: &stale, parent: Some(&parent), new: Some(new) };
+            let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+            entered.open(0).unwrap();
+            if !attached(attach, &entered) {
+                break;
+            }
+            entered.detach(0).unwrap();
+            entered.set_propagation(0).unwrap();
+            assert_eq!(container.read("etc/conf").unwrap(), version.to_string());
+            assert!(container.mounts_at(PLACE)[0].1.contains("idmapped"), "{:?}", container.mounts_at(PLACE));
+        }
+        assert_eq!(container.mounts(), mounts);
+        let seen = container.stop();
+        assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
+    }
+}
+
+/// The mount at the place, as if a runtime had idmapped it: the first replacement makes it so.
+fn stale_idmapped(container: &Container) -> (MountEntry, MountEntry) {
+    let text = String::from_utf8(container.process.read("mountinfo").unwrap()).unwrap();
+    let idmapped = |line: &str| match line.contains(" /etc/conf ro,nosuid") && !line.contains("idmapped") {
+        true => line.replacen(" /etc/conf ro,", " /etc/conf ro,idmapped,", 1) + "\n",
+        false => line.to_owned() + "\n",
+    };
+    let table = MountTable::from_mountinfo(text.lines().map(idmapped).collect::<String>().as_bytes()).unwrap();
+    let stale = table.stack_at(Path::new(PLACE)).last().unwrap().clone();
+    assert!(stale.attributes.is_idmapped(), "{stale:?}");
+    let parent = table.mount(stale.parent).unwrap().clone();
+    (stale, parent)
+}
+
+/// The agent is killed: the child ends, and what it left is finished by the next one.
+#[test]
+fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finishes() {
+    if !can_run() {
+        return;
+    }
+    for attach in METHODS {
+        let scene = Scene::new();
+        let container = Container::start(&scene.root(), &scene.binds());
+        let before = (container.mounts(), container.propagation_at("/"));
+        scene.update(1);
+        let first = entered(&container, &scene, 1);
+        if !attached(attach, &first) {
+            continue;
+        }
+        drop(first);
+        assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("0"), 2));
+        let (stale, parent) = stale_top(&container);
+        let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
+        let second = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+        second.open(0).unwrap();
+        second.detach(0).unwrap();
+        assert_eq!(container.read("etc/conf").as_deref(), Some("1"));
+        assert_eq!((container.mounts(), container.propagation_at("/")), before);
+    }
+}
+
+/// The kubelet removes the new file as well, before the stale mount is detached: the kernel detaches it then.
+#[test]
+fn a_stale_mount_that_the_kernel_detached_is_no_error() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = Container::start(&scene.root(), &scene.binds());
+    scene.update(1);
+    let entered = entered(&container, &scene, 1);
+    if !attached(METHODS[0], &entered) {
+        return;
+    }
+    scene.update(2);
+    assert_eq!(container.mounts_at(PLACE).len(), 1, "the unlink detached it");
+    entered.detach(0).unwrap();
+    assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("1"), 1));
+}
+
+#[test]
+fn a_file_removed_before_it_was_attached_is_an_error() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = Container::start(&scene.root(), &scene.binds());
+    scene.update(1);
+    let entered = entered(&container, &scene, 1);
+    scene.update(2);
+    for attach in METHODS {
+        let error = attach(&entered).unwrap_err();
+        assert!(error.is_target_gone() || error.is_not_possible(), "{error:?}");
+    }
+    assert_eq!(container.read("etc/conf").as_deref(), Some("0"));
+}

@@ -1,0 +1,196 @@
+//! A container that changes its mounts, hangs, or ends while a child is in its mount namespace.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use bindguard_sys::enter::{EnterError, Entered, ProcessError, Replacement};
+use bindguard_testing::live::Container;
+use nix::mount::{MsFlags, mount};
+
+use crate::enter_scene::{
+    METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, far, stale,
+};
+
+/// The mount table named a mount that is no longer there: nothing is opened in its place.
+#[test]
+fn another_mount_at_the_place_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = Container::start_with(&scene.root(), &scene.binds(), || {
+        mount(Some("/old"), "/etc", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        fs::write("/etc/conf", "own").unwrap();
+    });
+    let (stale, parent) = stale(&container);
+    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
+    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+    assert!(matches!(entered.open(0), Err(EnterError::OtherMount)));
+    assert!(entered.detach(0).is_err(), "nothing is open");
+    assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("own"), 1));
+}
+
+/// The folder of the mount point may be read-only in the container.
+#[test]
+fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
+    if !can_run_with_mount_setattr() {
+        return;
+    }
+    use rustix::fs::inotify;
+    let scene = Scene::new();
+    let container = Container::start_with(&scene.root(), &scene.binds(), || {
+        mount(
+            None::<&str>,
+            "/",
+            None::<&str>,
+            MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY,
+            None::<&str>,
+        )
+        .unwrap();
+    });
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    let folder = format!("/proc/{}/root/etc", container.process.pid());
+    inotify::add_watch(&watch, folder.as_str(), inotify::WatchFlags::ATTRIB).unwrap();
+    scene.update(1);
+    let entered = entered(&container, &scene, 1);
+    if !attached(METHODS[0], &entered) {
+        return;
+    }
+    entered.detach(0).unwrap();
+    let mounts = container.mounts();
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
+    let mut events = inotify::Reader::new(&watch, &mut buffer);
+    assert!(events.next().is_err(), "there is an event without a touch");
+    entered.touch(0).unwrap();
+    assert_eq!(events.next().unwrap().file_name(), Some(c"conf"));
+    assert_eq!((container.read("etc/conf").as_deref(), container.mounts()), (Some("1"), mounts));
+    assert!(container.mounts_at("/")[0].1.starts_with("ro"), "the root filesystem is still read-only");
+}
+
+/// A FUSE mount of the container above its mount point, whose daemon never answers.
+#[test]
+fn a_walk_that_hangs_in_the_container_is_abandoned() {
+    if !can_run() {
+        return;
+    }
+    let Ok(fuse) = File::options().read(true).write(true).open("/dev/fuse") else {
+        return bindguard_testing::skipped("no /dev/fuse");
+    };
+    let scene = Scene::new();
+    let container = with_silent_fuse(&scene, &fuse);
+    let (mut stale, parent) = stale(&container);
+    // As if the mount table had named a place below that filesystem.
+    stale.mount_point = "/deep/etc/conf".into();
+    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
+    let patience = Duration::from_millis(200);
+    let start = Instant::now();
+    let entered = Entered::enter(&container.namespace(), vec![replacement], patience, far()).unwrap();
+    assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    let abandoned = entered.abandon();
+    drop((fuse, container));
+    let gone = Instant::now();
+    while abandoned.is_alive() {
+        assert!(gone.elapsed() < Duration::from_secs(30), "the child stays after its daemon is gone");
+    }
+}
+
+/// It is reaped when it ends, also if nothing of it is kept.
+#[test]
+fn a_child_that_was_given_up_leaves_no_zombie() {
+    if !can_run() {
+        return;
+    }
+    let Ok(fuse) = File::options().read(true).write(true).open("/dev/fuse") else {
+        return bindguard_testing::skipped("no /dev/fuse");
+    };
+    // The children of other tests have other names.
+    fs::write("/proc/thread-self/comm", "given-up").unwrap();
+    let scene = Scene::new();
+    let container = with_silent_fuse(&scene, &fuse);
+    let others = children();
+    let (mut stale, parent) = stale(&container);
+    stale.mount_point = "/deep/etc/conf".into();
+    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
+    let entered = Entered::enter(&container.namespace(), vec![replacement], Duration::from_millis(200), far()).unwrap();
+    assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
+    let more = || children().into_iter().any(|child| !others.contains(&child));
+    assert!(more(), "no child hangs");
+    // The daemon took the request of the child: not even SIGKILL ends that wait.
+    answer_init(&fuse);
+    let _ = (&fuse).read(&mut [0; 1 << 17]).unwrap();
+    drop(entered.abandon());
+    assert!(more(), "no child hangs");
+    drop((fuse, container));
+    let gone = Instant::now();
+    while more() {
+        assert!(gone.elapsed() < Duration::from_secs(30), "{:?} stay", children());
+    }
+}
+
+/// The pids of the processes that this thread forked, zombies included. They have its name.
+fn children() -> Vec<u32> {
+    let name = |path: String| fs::read_to_string(path).unwrap_or_default();
+    let own = name("/proc/thread-self/comm".to_owned());
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let lists = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let pids = lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>());
+    pids.filter(|pid| name(format!("/proc/{pid}/comm")) == own).collect()
+}
+
+/// The first answer of a daemon: `fuse_out_header`, then `fuse_init_out` of version 7.31.
+fn answer_init(mut fuse: &File) {
+    let mut request = vec![0; 1 << 17];
+    let _ = fuse.read(&mut request).unwrap();
+    let mut answer = [0_u8; 16 + 64];
+    answer[0] = 80;
+    answer[8..16].copy_from_slice(&request[8..16]);
+    (answer[16], answer[20]) = (7, 31);
+    // `max_write`
+    answer[16 + 21] = 16;
+    assert_eq!(fuse.write(&answer).unwrap(), answer.len());
+}
+
+/// A container with a FUSE mount whose daemon never answers.
+fn with_silent_fuse(scene: &Scene, fuse: &File) -> Container {
+    Container::start_keeping(&scene.root(), &scene.binds(), fuse.as_fd(), || {
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
+        fs::create_dir("/deep").unwrap();
+        mount(Some("silent"), "/deep", Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
+    })
+}
+
+#[test]
+fn the_child_holds_nothing_of_the_agent_open() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = Container::start(&scene.root(), &scene.binds());
+    let (read, write) = nix::unistd::pipe().unwrap();
+    let (stale, parent) = stale(&container);
+    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
+    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+    File::from(write).write_all(b"x").unwrap();
+    // With a copy of the write end in the child, this would wait for ever.
+    let mut text = String::new();
+    File::from(read).read_to_string(&mut text).unwrap();
+    assert_eq!(text, "x");
+    entered.open(0).unwrap();
+}
+
+#[test]
+fn a_process_that_ended_is_not_entered() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = Container::start(&scene.root(), &scene.binds());
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(container.process.pid() as i32), nix::sys::signal::SIGKILL)
+        .unwrap();
+    while container.process.is_alive() {}
+    assert!(matches!(container.process.mount_namespace(), Err(ProcessError::Ended(_))));
+    assert!(container.process.mounts().is_err());
+}

@@ -1,0 +1,13 @@
+//! System calls in private mount namespaces, and the journal on a disk.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+
+mod enter;
+mod enter_hostile;
+mod enter_limit;
+mod enter_scene;
+mod journal;
+mod mounts;
+mod process_files;
+mod swap;
+mod target;

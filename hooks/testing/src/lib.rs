@@ -1,0 +1,21 @@
+//! Scenes for the tests of sys, guard, operator and agent: a mount namespace of the test's own thread, a kubelet's pod in it, and
+//! a container that reads its files.
+//!
+//! The stories of `integration` use real containerds instead. No program depends on this crate.
+
+#![allow(missing_docs, reason = "only tests read these names")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+
+mod folder;
+mod fuse;
+pub mod held_memory;
+pub mod hostile_process;
+pub mod live;
+pub mod namespace;
+mod pod;
+pub mod scene;
+
+pub use folder::Folder;
+pub use fuse::Fuse;
+pub use namespace::{bind, own_namespace, skipped};
+pub use pod::{Pod, mount_of};

@@ -1,0 +1,40 @@
+//! A mount namespace of the calling thread's own: it ends with the thread and takes every mount along.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+/// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, with a printed reason, without
+/// privilege.
+pub fn enter(shared: bool) -> bool {
+    if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
+        skipped(&format!("unshare(CLONE_NEWNS) says {errno}: this needs CAP_SYS_ADMIN"));
+        return false;
+    }
+    change("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC);
+    if shared {
+        change("/", MsFlags::MS_SHARED | MsFlags::MS_REC);
+    }
+    true
+}
+
+/// The same with a shared `/`, as systemd sets it up.
+pub fn own_namespace() -> bool {
+    enter(true)
+}
+
+/// Prints past the test runner's capture of `eprintln!`.
+pub fn skipped(why: &str) {
+    let _ = writeln!(io::stderr(), "SKIPPED: {why}");
+}
+
+/// `mount --bind`
+pub fn bind(from: &Path, to: &Path) {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+}
+
+fn change(path: &str, flags: MsFlags) {
+    mount(None::<&str>, path, None::<&str>, flags, None::<&str>).unwrap();
+}

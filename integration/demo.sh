@@ -1,0 +1,28 @@
+#!/bin/sh
+# `make demo`: sets up, fetches, builds and shows, with the time that each step takes.
+#   demo.sh MAKE DEMO     MAKE: this make; DEMO: the program that `make programs` builds
+set -eu
+make=$1; demo=$2
+
+step() {
+  name=$1; shift
+  echo "== $name"
+  began=$(date +%s)
+  "$@"
+  steps="$steps$(printf '  %-44s %4d s' "$name" $(($(date +%s) - began)))
+"
+}
+
+steps=
+step "install missing packages" sh integration/matrix/setup.sh
+step "fetch containerd, runc and crun" "$make" --no-print-directory matrix
+step "build the programs, not optimized" "$make" --no-print-directory programs
+step "run the demo" "$demo"
+printf '\nTime of each step:\n%s' "$steps"
+cat <<'END'
+
+Next:
+  is a node of yours affected?   grep 'volume-subpaths.*//deleted' /proc/1/mountinfo
+  one node first                 docs/install.md
+  all tests, on this machine     make test
+END
