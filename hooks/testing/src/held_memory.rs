@@ -81,13 +81,6 @@ impl Unwritable {
             thread::yield_now();
         }
     }
-
-    /// Closes the copy of the device that a forked process got: the last copy keeps the daemon alive.
-    pub fn forget_device_in_child(&self) {
-        let number = self.device.as_ref().unwrap().as_raw_fd();
-        // SAFETY: the child uses this descriptor nowhere else.
-        unsafe { libc::close(number) };
-    }
 }
 
 impl Drop for Unwritable {

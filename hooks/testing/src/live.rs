@@ -94,9 +94,9 @@ impl Container {
         Self::start_as(root, binds, &[], || {}, more)
     }
 
-    /// The same, with a descriptor of the test open.
-    pub fn start_keeping(root: &Path, binds: &[Inside], kept: BorrowedFd<'_>, more: impl FnOnce()) -> Self {
-        Self::start_as(root, binds, &[kept], || {}, more)
+    /// The same, with descriptors of the test open.
+    pub fn start_keeping(root: &Path, binds: &[Inside], kept: &[BorrowedFd<'_>], more: impl FnOnce()) -> Self {
+        Self::start_as(root, binds, kept, || {}, more)
     }
 
     fn start_as(

@@ -1,6 +1,5 @@
 //! A container that can write a folder on the way to its file: it must not get a file of the host that no bind gives it.
 
-#[allow(dead_code, reason = "not every test file needs all of it")]
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;

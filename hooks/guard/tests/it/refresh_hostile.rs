@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::Notify;
@@ -95,8 +96,8 @@ fn a_container_that_holds_its_memory_is_refreshed() {
     let scene = Scene::with_keys(1);
     let file = File::options().read(true).write(true).open(files.file()).unwrap();
     let (mut go, wait) = std::io::pipe().map(|(wait, go)| (go, wait)).unwrap();
-    let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
-        files.forget_device_in_child();
+    let kept = [file.as_fd(), wait.as_fd()];
+    let container = Container::start_keeping(scene.root.path(), &scene.binds(1), &kept, || {
         let (file, mut wait) = (file.try_clone().unwrap(), wait.try_clone().unwrap());
         std::thread::spawn(move || {
             wait.read_exact(&mut [0]).unwrap();

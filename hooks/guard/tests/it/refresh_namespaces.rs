@@ -1,7 +1,6 @@
 //! A container whose init is in namespaces of its own, or changes them during a refresh: nothing is mounted in a namespace that the
 //! container's runtime did not make, and no refreshed mount allows more than the stale one did.
 
-#[allow(dead_code, reason = "not every test file needs all of it")]
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};

@@ -1,6 +1,5 @@
 //! A directory of one configMap with a file of another one mounted in it.
 
-#[allow(dead_code, reason = "not every test file needs all of it")]
 use std::fs;
 use std::path::Path;
 

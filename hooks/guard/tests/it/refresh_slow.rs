@@ -1,6 +1,5 @@
 //! A container that answers slowly, or has thousands of mounts: its refresh ends in time, and is finished later.
 
-#[allow(dead_code, reason = "not every test file needs all of it")]
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};

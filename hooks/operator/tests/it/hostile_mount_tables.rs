@@ -1,6 +1,5 @@
 //! Containers that fill their own mount tables: they cost the reader little memory, and are reported.
 
-#[allow(dead_code, reason = "not every test file needs all of it")]
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::symlink;

@@ -155,7 +155,7 @@ fn answer_init(mut fuse: &File) {
 
 /// A container with a FUSE mount whose daemon never answers.
 fn with_silent_fuse(scene: &Scene, fuse: &File) -> Container {
-    Container::start_keeping(&scene.root(), &scene.binds(), fuse.as_fd(), || {
+    Container::start_keeping(&scene.root(), &scene.binds(), &[fuse.as_fd()], || {
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
         fs::create_dir("/deep").unwrap();
         mount(Some("silent"), "/deep", Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
