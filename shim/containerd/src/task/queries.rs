@@ -19,12 +19,14 @@ impl Task {
     pub(crate) fn state(&self, exec_id: &str) -> Result<StateResponse, TaskError> {
         let process = self.process(exec_id)?;
         let streams = process.streams();
-        let exit = process.exit();
+        let state = process.state();
+        // containerd expects no status of a process that is CREATED.
+        let exit = process.exit().filter(|_| state != ProcessState::NotStarted);
         Ok(StateResponse {
             id: process.id().to_owned(),
             bundle: self.bundle.path().display().to_string(),
             pid: process.pid(),
-            status: EnumOrUnknown::new(process.state().within(self.init.state()).status()),
+            status: EnumOrUnknown::new(state.within(self.init.state()).status()),
             stdin: streams.stdin.clone(),
             stdout: streams.stdout.clone(),
             stderr: streams.stderr.clone(),
