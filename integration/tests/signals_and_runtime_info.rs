@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::parent_of;
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::run;
+use bindguard_integration::process::{LIMIT, run, run_with_bytes};
 use bindguard_integration::programs::SHIM;
 use bindguard_integration::shim::{Bundle, Shim, options_any};
 use bindguard_integration::waiting::until;
@@ -23,6 +23,7 @@ use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use protobuf::Message;
+use protobuf::well_known_types::any::Any;
 
 #[test]
 fn containerd_2_1() {
@@ -51,9 +52,28 @@ fn what_it_is(node: &Node) -> Result<()> {
     // containerd reads it: can the runtime map the ids of mounts?
     ensure!(features["linux"]["mountExtensions"]["idmap"]["enabled"].is_boolean(), "{features}");
     ensure!(info.features.type_url.ends_with("runtime-spec/1/features/Features"), "{}", info.features.type_url);
+    wrong_options_of_info(node)?;
     let mut version = node.command(node.programs().join(SHIM))?;
     version.arg("-v");
     ensure!(run(version)?.success()?.contains("Version:"));
+    Ok(())
+}
+
+/// Issue 25: both shims refuse them. A caller that got an answer would believe that the runtime is there.
+fn wrong_options_of_info(node: &Node) -> Result<()> {
+    let missing = options_any(&Options { binary_name: "/no/such/runtime".to_owned(), ..Default::default() })?;
+    let of_other_type = Any { type_url: "io.example.Options".to_owned(), ..missing.clone() };
+    let malformed = Any { value: vec![0xff], ..missing.clone() };
+    for shim in ["containerd-shim-runc-v2", SHIM] {
+        for input in
+            [missing.write_to_bytes()?, of_other_type.write_to_bytes()?, malformed.write_to_bytes()?, vec![0xff]]
+        {
+            let mut info = node.command(node.programs().join(shim))?;
+            info.arg("-info");
+            let answer = run_with_bytes(info, &input, LIMIT)?;
+            ensure!(answer.code() == 1 && answer.stdout.is_empty(), "{shim}: {answer:?}");
+        }
+    }
     Ok(())
 }
 

@@ -25,7 +25,7 @@ pub use self::bundle::{Bundle, spec};
 pub use self::client::{Client, code};
 
 use crate::node::{Node, SOCKET};
-use crate::process::{LIMIT, run_with_bytes};
+use crate::process::{Finished, LIMIT, run_with_bytes};
 use crate::programs::SHIM;
 
 /// A shim that serves.
@@ -66,6 +66,11 @@ impl Shim {
         let result = BootstrapResult::parse_from_bytes(said.as_bytes());
         let result = result.with_context(|| format!("{said:?} is no BootstrapResult"))?;
         Ok((Self::at(&result.address)?, result))
+    }
+
+    /// Runs `start` for a bundle with this input.
+    pub fn start_with_bytes(node: &Node, bundle: &Bundle, input: &[u8]) -> Result<Finished> {
+        run_with_bytes(verb(node, bundle, "start")?, input, LIMIT)
     }
 
     /// Runs `delete` for a bundle, as containerd does when its shim is gone.

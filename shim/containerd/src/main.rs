@@ -48,7 +48,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         ShimVerb::Serve => serve::serve(&args)?,
         ShimVerb::Start => bootstrap::start(&args)?,
         ShimVerb::Delete => bootstrap::delete(&args)?,
-        ShimVerb::Info => bootstrap::info(&args)?,
+        ShimVerb::Info => bootstrap::info()?,
         ShimVerb::Version => bootstrap::version(),
     }
     Ok(())
