@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
@@ -11,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::parent_of;
 use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::node::SOCKET;
 use bindguard_integration::process::{LIMIT, run, run_with_bytes};
-use bindguard_integration::programs::SHIM;
+use bindguard_integration::programs::{SHIM, STOCK_SHIM};
 use bindguard_integration::shim::{Bundle, Shim, options_any};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Runtime, Setup};
@@ -29,10 +32,13 @@ use protobuf::well_known_types::any::Any;
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).story(|node| {
         let before = Leftovers::of(node)?;
+        command_lines_of_people(node)?;
+        socket_of_the_command_line(node)?;
         what_it_is(node)?;
         every_other_signal(node)?;
         sigusr1(node)?;
         sigterm(node)?;
+        sigterm_of_the_stock_shim(node)?;
         shutdown_now(node)?;
         before.are_all(node)
     });
@@ -75,6 +81,52 @@ fn wrong_options_of_info(node: &Node) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Issue 25: the exit codes of the stock shim, and a text that explains the flags.
+fn command_lines_of_people(node: &Node) -> Result<()> {
+    for (words, expected) in
+        [(&[][..], 1), (&["-id", "web", "delete"], 1), (&["-h"], 0), (&["-shiny"], 2), (&["-id"], 2)]
+    {
+        for shim in [STOCK_SHIM, SHIM] {
+            let mut command = node.command(node.programs().join(shim))?;
+            command.args(words);
+            let answer = run(command)?;
+            ensure!(answer.code() == expected, "{answer:?}");
+            let text = answer.stdout + &answer.stderr;
+            ensure!(shim == STOCK_SHIM || text.contains("Usage: ") && text.contains("-publish-binary"), "{text:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Issue 25: `-socket` names the path to serve on.
+fn socket_of_the_command_line(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+    let socket = Path::new("/run/own.sock");
+    let mut server = node.command(node.programs().join(SHIM))?;
+    server.args(["-namespace", node.name(), "-id", "web", "-address", SOCKET, "-socket", "/run/own.sock"]);
+    let mut server = server.current_dir(bundle.path()).stdin(Stdio::null()).spawn().context("start the server")?;
+    until("it serves", || Ok(UnixStream::connect(socket).is_ok()))?;
+    ensure!(fs::metadata(socket)?.permissions().mode() & 0o777 == 0o600, "others may use the socket");
+    let client = Shim::at_socket(socket).connect()?;
+    client.create(&bundle.request())?;
+    client.start("web", "")?;
+    ensure!(client.end("web")?.exit_status == 137);
+    client.shut_down("web")?;
+    ensure!(server.wait()?.success(), "the server failed");
+    ensure!(!socket.exists(), "its socket is left");
+    Ok(())
+}
+
+/// Issue 25: the stock shim ends at SIGTERM, and its container with it.
+fn sigterm_of_the_stock_shim(node: &Node) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("stock").runtime(Runtime::Stock).start()?.success()?;
+    let (init, shim) = (ctr.pid("stock")?, parent_of(ctr.pid("stock")?)?);
+    kill(Pid::from_raw(shim.try_into()?), Signal::SIGTERM).context("send SIGTERM to the stock shim")?;
+    until("its container has ended", || Ok(!fs::exists(format!("/proc/{init}"))?))?;
+    ctr.forget("stock")
 }
 
 fn sigterm(node: &Node) -> Result<()> {

@@ -10,9 +10,11 @@
 mod bundle;
 mod client;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use containerd_shim_protos::bootstrap_api::{BootstrapParams, BootstrapResult};
@@ -26,7 +28,7 @@ pub use self::client::{Client, code};
 
 use crate::node::{Node, SOCKET};
 use crate::process::{Finished, LIMIT, run_with_bytes};
-use crate::programs::SHIM;
+use crate::programs::{SHIM, STOCK_SHIM};
 
 /// A shim that serves.
 #[derive(Clone, Debug)]
@@ -68,6 +70,16 @@ impl Shim {
         Ok((Self::at(&result.address)?, result))
     }
 
+    /// Runs the stock shim's `start` for a bundle: that of containerd 2.0 to 2.2 answers with JSON.
+    /// Its server waits for a reader of its log, which is here as long as the server writes.
+    pub fn start_stock(node: &Node, bundle: &Bundle) -> Result<Self> {
+        let log = bundle.path().join("log");
+        thread::spawn(move || io::copy(&mut File::open(log)?, &mut io::sink()));
+        let answer = run_with_bytes(verb_of(STOCK_SHIM, node, bundle, "start")?, &[], LIMIT)?.success()?;
+        let answer: Value = serde_json::from_str(&answer).with_context(|| format!("{answer:?} is no JSON"))?;
+        Self::at(answer["address"].as_str().unwrap_or_default())
+    }
+
     /// Runs `start` for a bundle with this input.
     pub fn start_with_bytes(node: &Node, bundle: &Bundle, input: &[u8]) -> Result<Finished> {
         run_with_bytes(verb(node, bundle, "start")?, input, LIMIT)
@@ -76,6 +88,11 @@ impl Shim {
     /// Runs `delete` for a bundle, as containerd does when its shim is gone.
     pub fn delete(node: &Node, bundle: &Bundle) -> Result<()> {
         run_with_bytes(verb(node, bundle, "delete")?, &[], LIMIT)?.success().map(drop)
+    }
+
+    /// The one that serves here.
+    pub fn at_socket(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
     }
 
     /// Its address.
@@ -96,7 +113,12 @@ impl Shim {
 }
 
 fn verb(node: &Node, bundle: &Bundle, verb: &str) -> Result<Command> {
-    let mut command = node.command(node.programs().join(SHIM))?;
+    verb_of(SHIM, node, bundle, verb)
+}
+
+fn verb_of(program: &str, node: &Node, bundle: &Bundle, verb: &str) -> Result<Command> {
+    let mut command = node.command(node.programs().join(program))?;
+    command.env("TTRPC_ADDRESS", format!("{SOCKET}.ttrpc"));
     command.args(["-namespace", node.name(), "-address", SOCKET, "-publish-binary", "none"]);
     command.args(["-id", bundle.id(), verb]).current_dir(bundle.path());
     Ok(command)
