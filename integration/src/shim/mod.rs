@@ -61,21 +61,23 @@ impl Shim {
 
     /// Runs `start` for a bundle, as containerd does since 2.3: with these parameters, to which its names are added.
     pub fn start_with(node: &Node, bundle: &Bundle, params: BootstrapParams) -> Result<(Self, BootstrapResult)> {
-        let (instance_id, namespace) = (bundle.id().to_owned(), node.name().to_owned());
-        let params = BootstrapParams { instance_id, namespace, containerd_grpc_address: SOCKET.to_owned(), ..params };
-        let params = params.write_to_bytes().context("encode the parameters")?;
+        let params = params_of(node, bundle, params)?;
         let said = run_with_bytes(verb(node, bundle, "start")?, &params, LIMIT)?.success()?;
         let result = BootstrapResult::parse_from_bytes(said.as_bytes());
         let result = result.with_context(|| format!("{said:?} is no BootstrapResult"))?;
         Ok((Self::at(&result.address)?, result))
     }
 
-    /// Runs the stock shim's `start` for a bundle: that of containerd 2.0 to 2.2 answers with JSON.
-    /// Its server waits for a reader of its log, which is here as long as the server writes.
+    /// Runs the stock shim's `start` for a bundle. That of containerd 2.0 to 2.2 ignores the parameters and answers with JSON. Its
+    /// server waits for a reader of its log, which is here as long as the server writes.
     pub fn start_stock(node: &Node, bundle: &Bundle) -> Result<Self> {
         let log = bundle.path().join("log");
         thread::spawn(move || io::copy(&mut File::open(log)?, &mut io::sink()));
-        let answer = run_with_bytes(verb_of(STOCK_SHIM, node, bundle, "start")?, &[], LIMIT)?.success()?;
+        let params = params_of(node, bundle, BootstrapParams::default())?;
+        let answer = run_with_bytes(verb_of(STOCK_SHIM, node, bundle, "start")?, &params, LIMIT)?.success()?;
+        if let Ok(result) = BootstrapResult::parse_from_bytes(answer.as_bytes()) {
+            return Self::at(&result.address);
+        }
         let answer: Value = serde_json::from_str(&answer).with_context(|| format!("{answer:?} is no JSON"))?;
         Self::at(answer["address"].as_str().unwrap_or_default())
     }
@@ -110,6 +112,12 @@ impl Shim {
         ensure!(path.is_some(), "{address:?} is no address of a shim");
         Ok(Self { socket: path.unwrap_or_default().into() })
     }
+}
+
+fn params_of(node: &Node, bundle: &Bundle, params: BootstrapParams) -> Result<Vec<u8>> {
+    let (instance_id, namespace) = (bundle.id().to_owned(), node.name().to_owned());
+    let params = BootstrapParams { instance_id, namespace, containerd_grpc_address: SOCKET.to_owned(), ..params };
+    params.write_to_bytes().context("encode the parameters")
 }
 
 fn verb(node: &Node, bundle: &Bundle, verb: &str) -> Result<Command> {
