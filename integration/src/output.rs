@@ -53,9 +53,15 @@ pub fn read_all_output(mut client: Command) -> Result<Finished> {
         }
     }
     let said = |stream: JoinHandle<String>| stream.join().map_err(|_| anyhow!("{line}: a reader of it panicked"));
-    let (stdout, stderr) = (said(stdout)?, said(stderr)?);
+    let (stdout, stderr) = (said(stdout)?, without_ctrs_warnings(&said(stderr)?));
     let status = child.wait().with_context(|| format!("wait for {line}"))?;
     Ok(Finished { line, status, stdout, stderr })
+}
+
+/// `ctr` of containerd 2.2 and newer warns about cgroup v1 in front of the process's own stderr.
+fn without_ctrs_warnings(stderr: &str) -> String {
+    let is_warning = |line: &&str| line.starts_with("time=") && line.contains("level=warning msg=\"DEPRECATION: ");
+    stderr.split_inclusive('\n').filter(|line| !is_warning(line)).collect()
 }
 
 /// Reads a stream to its end; `ends` receives every [`END`] in it, of which a terminal has both.

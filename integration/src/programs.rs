@@ -14,6 +14,8 @@ use anyhow::{Context, Result, bail};
 
 /// The shim under test.
 pub const SHIM: &str = "containerd-shim-bindguard-v2";
+/// containerd's own shim.
+pub const STOCK_SHIM: &str = "containerd-shim-runc-v2";
 /// The OCI runtime wrapper under test, in which the guard works.
 pub const GUARD: &str = "bindguard-runtime";
 /// The operator's command line.

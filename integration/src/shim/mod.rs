@@ -10,9 +10,11 @@
 mod bundle;
 mod client;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use containerd_shim_protos::bootstrap_api::{BootstrapParams, BootstrapResult};
@@ -25,8 +27,8 @@ pub use self::bundle::{Bundle, spec};
 pub use self::client::{Client, code};
 
 use crate::node::{Node, SOCKET};
-use crate::process::{LIMIT, run_with_bytes};
-use crate::programs::SHIM;
+use crate::process::{Finished, LIMIT, run_with_bytes};
+use crate::programs::{SHIM, STOCK_SHIM};
 
 /// A shim that serves.
 #[derive(Clone, Debug)]
@@ -59,18 +61,40 @@ impl Shim {
 
     /// Runs `start` for a bundle, as containerd does since 2.3: with these parameters, to which its names are added.
     pub fn start_with(node: &Node, bundle: &Bundle, params: BootstrapParams) -> Result<(Self, BootstrapResult)> {
-        let (instance_id, namespace) = (bundle.id().to_owned(), node.name().to_owned());
-        let params = BootstrapParams { instance_id, namespace, containerd_grpc_address: SOCKET.to_owned(), ..params };
-        let params = params.write_to_bytes().context("encode the parameters")?;
+        let params = params_of(node, bundle, params)?;
         let said = run_with_bytes(verb(node, bundle, "start")?, &params, LIMIT)?.success()?;
         let result = BootstrapResult::parse_from_bytes(said.as_bytes());
         let result = result.with_context(|| format!("{said:?} is no BootstrapResult"))?;
         Ok((Self::at(&result.address)?, result))
     }
 
+    /// Runs the stock shim's `start` for a bundle. That of containerd 2.0 to 2.2 ignores the parameters and answers with JSON. Its
+    /// server waits for a reader of its log, which is here as long as the server writes.
+    pub fn start_stock(node: &Node, bundle: &Bundle) -> Result<Self> {
+        let log = bundle.path().join("log");
+        thread::spawn(move || io::copy(&mut File::open(log)?, &mut io::sink()));
+        let params = params_of(node, bundle, BootstrapParams::default())?;
+        let answer = run_with_bytes(verb_of(STOCK_SHIM, node, bundle, "start")?, &params, LIMIT)?.success()?;
+        if let Ok(result) = BootstrapResult::parse_from_bytes(answer.as_bytes()) {
+            return Self::at(&result.address);
+        }
+        let answer: Value = serde_json::from_str(&answer).with_context(|| format!("{answer:?} is no JSON"))?;
+        Self::at(answer["address"].as_str().unwrap_or_default())
+    }
+
+    /// Runs `start` for a bundle with this input.
+    pub fn start_with_bytes(node: &Node, bundle: &Bundle, input: &[u8]) -> Result<Finished> {
+        run_with_bytes(verb(node, bundle, "start")?, input, LIMIT)
+    }
+
     /// Runs `delete` for a bundle, as containerd does when its shim is gone.
     pub fn delete(node: &Node, bundle: &Bundle) -> Result<()> {
         run_with_bytes(verb(node, bundle, "delete")?, &[], LIMIT)?.success().map(drop)
+    }
+
+    /// The one that serves here.
+    pub fn at_socket(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
     }
 
     /// Its address.
@@ -90,8 +114,19 @@ impl Shim {
     }
 }
 
+fn params_of(node: &Node, bundle: &Bundle, params: BootstrapParams) -> Result<Vec<u8>> {
+    let (instance_id, namespace) = (bundle.id().to_owned(), node.name().to_owned());
+    let params = BootstrapParams { instance_id, namespace, containerd_grpc_address: SOCKET.to_owned(), ..params };
+    params.write_to_bytes().context("encode the parameters")
+}
+
 fn verb(node: &Node, bundle: &Bundle, verb: &str) -> Result<Command> {
-    let mut command = node.command(node.programs().join(SHIM))?;
+    verb_of(SHIM, node, bundle, verb)
+}
+
+fn verb_of(program: &str, node: &Node, bundle: &Bundle, verb: &str) -> Result<Command> {
+    let mut command = node.command(node.programs().join(program))?;
+    command.env("TTRPC_ADDRESS", format!("{SOCKET}.ttrpc"));
     command.args(["-namespace", node.name(), "-address", SOCKET, "-publish-binary", "none"]);
     command.args(["-id", bundle.id(), verb]).current_dir(bundle.path());
     Ok(command)

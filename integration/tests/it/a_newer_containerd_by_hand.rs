@@ -1,6 +1,7 @@
 //! containerd 2.3 and later, played by the story: `start` gets `BootstrapParams` with a folder for sockets and answers with a
 //! `BootstrapResult`. With its version 3 the pod's second container has no `start` and no `delete` of its own, so that
-//! `delete` of the sandbox has to remove it when their shim is killed (issue 14).
+//! `delete` of the sandbox has to remove it when their shim is killed (issue 14). Parameters that contradict the command line, and
+//! other input, are refused (issue 25): containerd could not parse the plain address.
 
 use std::fs;
 
@@ -9,9 +10,11 @@ use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::shim::{Bundle, Shim};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
-use containerd_shim_protos::bootstrap_api::BootstrapParams;
+use containerd_shim_protos::bootstrap_api::{BootstrapParams, Extension};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use protobuf::well_known_types::any::Any;
+use protobuf::{Message as _, MessageField};
 
 /// As long as containerd takes it.
 const SOCKETS: &str = "/run/sockets-in-a-folder-of-42-characters-";
@@ -24,6 +27,8 @@ fn containerd_2_1() {
         one_start_serves_the_pod(node)?;
         before.are_all(node)?;
         the_pods_shim_is_killed(node)?;
+        before.are_all(node)?;
+        wrong_input_is_refused(node)?;
         before.are_all(node)
     });
 }
@@ -81,4 +86,39 @@ fn the_pods_shim_is_killed(node: &Node) -> Result<()> {
     })?;
     ensure!(fs::read_dir(SOCKETS)?.next().is_none(), "a socket or a link is left");
     Ok(())
+}
+
+/// Go's shim of containerd 2.4 refuses the same. An older containerd sends options, or nothing.
+fn wrong_input_is_refused(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "web", &["sleep", "1000"])?;
+    let own = || BootstrapParams {
+        instance_id: bundle.id().to_owned(),
+        namespace: node.name().to_owned(),
+        containerd_version: "v2.4.0".to_owned(),
+        ..Default::default()
+    };
+    let garbage = Any { type_url: "containerd.runc.v1.Options".to_owned(), value: vec![0xff], ..Default::default() };
+    let extensions = vec![Extension { value: MessageField::some(garbage), ..Default::default() }];
+    let long = format!("/run/{}", "s".repeat(60));
+    let refused: [(&str, Vec<u8>); 8] = [
+        ("another id", BootstrapParams { instance_id: "other".to_owned(), ..own() }.write_to_bytes()?),
+        ("another namespace", BootstrapParams { namespace: "other".to_owned(), ..own() }.write_to_bytes()?),
+        ("garbage", b"\xff\xff\xff".to_vec()),
+        ("JSON", b"{\"version\":3}".to_vec()),
+        ("11 MiB", BootstrapParams { containerd_binary: "x".repeat(11 << 20), ..own() }.write_to_bytes()?),
+        ("options that are none", BootstrapParams { extensions, ..own() }.write_to_bytes()?),
+        ("a long socket_dir", BootstrapParams { socket_dir: Some(long), ..own() }.write_to_bytes()?),
+        ("a relative socket_dir", BootstrapParams { socket_dir: Some("s".to_owned()), ..own() }.write_to_bytes()?),
+    ];
+    for (what, input) in &refused {
+        let answer = Shim::start_with_bytes(node, &bundle, input)?;
+        ensure!(answer.code() == 1 && answer.stdout.is_empty() && !answer.stderr.is_empty(), "{what}: {answer:?}");
+        ensure!(!bundle.path().join("shim.pid").exists(), "{what}: a server was started");
+    }
+    let answer = Shim::start_with_bytes(node, &bundle, b"")?.success()?;
+    ensure!(answer.starts_with("unix://"), "nothing on stdin: {answer:?}");
+    let client = Shim::of(bundle.path())?.connect()?;
+    client.create(&bundle.request())?;
+    client.end(bundle.id())?;
+    Ok(client.shut_down(bundle.id())?)
 }

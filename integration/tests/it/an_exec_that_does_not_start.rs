@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
-use bindguard_integration::shim::{Client, Shim};
+use bindguard_integration::shim::{Client, Shim, code};
 use bindguard_integration::{Generation, Node, Runtime, Setup};
 use containerd_shim_protos::api::{ExecProcessRequest, Status, WaitRequest};
+use ttrpc::Code;
 
 /// Far more than an answer takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -38,8 +39,11 @@ fn no_such_program(shim: &Shim, runtime: Runtime) -> Result<()> {
     let status = wait_and_start(shim, "none")?;
     let state = client.state("web", "none")?;
     eprintln!("{runtime:?}: Wait answers {status}, State {:?} with {}", state.status, state.exit_status);
+    ensure!(state.status.enum_value() == Ok(Status::CREATED) && state.exit_status == 0, "{state:?}");
+    ensure!(code(client.kill("web", "none", 15))? == Code::FAILED_PRECONDITION, "a signal to it");
     if runtime == Runtime::Bindguard {
-        ensure!(status == 255 && state.status.enum_value() == Ok(Status::STOPPED), "{status}, {state:?}");
+        ensure!(status == 255, "Wait answers {status}");
+        ensure!(code(client.start("web", "none"))? == Code::FAILED_PRECONDITION, "a second start");
     }
     ensure!(wait(&client, "none")? == status, "a second Wait");
     client.delete("web", "none")?;

@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
@@ -11,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::parent_of;
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::run;
-use bindguard_integration::programs::SHIM;
+use bindguard_integration::node::SOCKET;
+use bindguard_integration::process::{LIMIT, run, run_with_bytes};
+use bindguard_integration::programs::{SHIM, STOCK_SHIM};
 use bindguard_integration::shim::{Bundle, Shim, options_any};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Runtime, Setup};
@@ -23,15 +26,19 @@ use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use protobuf::Message;
+use protobuf::well_known_types::any::Any;
 
 #[test]
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).story(|node| {
         let before = Leftovers::of(node)?;
+        command_lines_of_people(node)?;
+        socket_of_the_command_line(node)?;
         what_it_is(node)?;
         every_other_signal(node)?;
         sigusr1(node)?;
         sigterm(node)?;
+        sigterm_of_the_stock_shim(node)?;
         shutdown_now(node)?;
         before.are_all(node)
     });
@@ -51,10 +58,75 @@ fn what_it_is(node: &Node) -> Result<()> {
     // containerd reads it: can the runtime map the ids of mounts?
     ensure!(features["linux"]["mountExtensions"]["idmap"]["enabled"].is_boolean(), "{features}");
     ensure!(info.features.type_url.ends_with("runtime-spec/1/features/Features"), "{}", info.features.type_url);
+    wrong_options_of_info(node)?;
     let mut version = node.command(node.programs().join(SHIM))?;
     version.arg("-v");
     ensure!(run(version)?.success()?.contains("Version:"));
     Ok(())
+}
+
+/// Issue 25: both shims refuse them. A caller that got an answer would believe that the runtime is there.
+fn wrong_options_of_info(node: &Node) -> Result<()> {
+    let missing = options_any(&Options { binary_name: "/no/such/runtime".to_owned(), ..Default::default() })?;
+    let of_other_type = Any { type_url: "io.example.Options".to_owned(), ..missing.clone() };
+    let malformed = Any { value: vec![0xff], ..missing.clone() };
+    for shim in ["containerd-shim-runc-v2", SHIM] {
+        for input in
+            [missing.write_to_bytes()?, of_other_type.write_to_bytes()?, malformed.write_to_bytes()?, vec![0xff]]
+        {
+            let mut info = node.command(node.programs().join(shim))?;
+            info.arg("-info");
+            let answer = run_with_bytes(info, &input, LIMIT)?;
+            ensure!(answer.code() == 1 && answer.stdout.is_empty(), "{shim}: {answer:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Issue 25: the exit codes of the stock shim, and a text that explains the flags.
+fn command_lines_of_people(node: &Node) -> Result<()> {
+    for (words, expected) in
+        [(&[][..], 1), (&["-id", "web", "delete"], 1), (&["-h"], 0), (&["-shiny"], 2), (&["-id"], 2)]
+    {
+        for shim in [STOCK_SHIM, SHIM] {
+            let mut command = node.command(node.programs().join(shim))?;
+            command.args(words);
+            let answer = run(command)?;
+            ensure!(answer.code() == expected, "{answer:?}");
+            let text = answer.stdout + &answer.stderr;
+            ensure!(shim == STOCK_SHIM || text.contains("Usage: ") && text.contains("-publish-binary"), "{text:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Issue 25: `-socket` names the path to serve on.
+fn socket_of_the_command_line(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+    let socket = Path::new("/run/own.sock");
+    let mut server = node.command(node.programs().join(SHIM))?;
+    server.args(["-namespace", node.name(), "-id", "web", "-address", SOCKET, "-socket", "/run/own.sock"]);
+    let mut server = server.current_dir(bundle.path()).stdin(Stdio::null()).spawn().context("start the server")?;
+    until("it serves", || Ok(UnixStream::connect(socket).is_ok()))?;
+    ensure!(fs::metadata(socket)?.permissions().mode() & 0o777 == 0o600, "others may use the socket");
+    let client = Shim::at_socket(socket).connect()?;
+    client.create(&bundle.request())?;
+    client.start("web", "")?;
+    ensure!(client.end("web")?.exit_status == 137);
+    client.shut_down("web")?;
+    ensure!(server.wait()?.success(), "the server failed");
+    ensure!(!socket.exists(), "its socket is left");
+    Ok(())
+}
+
+/// Issue 25: the stock shim ends at SIGTERM, and its container with it.
+fn sigterm_of_the_stock_shim(node: &Node) -> Result<()> {
+    let ctr = node.ctr();
+    ctr.container("stock").runtime(Runtime::Stock).start()?.success()?;
+    let (init, shim) = (ctr.pid("stock")?, parent_of(ctr.pid("stock")?)?);
+    kill(Pid::from_raw(shim.try_into()?), Signal::SIGTERM).context("send SIGTERM to the stock shim")?;
+    until("its container has ended", || Ok(!fs::exists(format!("/proc/{init}"))?))?;
+    ctr.forget("stock")
 }
 
 fn sigterm(node: &Node) -> Result<()> {

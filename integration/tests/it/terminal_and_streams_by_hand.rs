@@ -64,7 +64,8 @@ fn resize(node: &Node) -> Result<()> {
     let exec = ExecProcessRequest { id, exec_id, stdout, terminal: true, ..Default::default() };
     client.exec(exec, &["sh", "-c", SIZE])?;
     client.start("sized", "e")?;
-    client.resize("sized", "e", 121, 33)?;
+    // A size has 16 bits: as in the stock shim, the others are dropped (issue 25).
+    client.resize("sized", "e", 65_536 + 121, 33)?;
     ensure!(client.wait("sized", "e")? == 0);
     client.delete("sized", "e")?;
     ensure!(fs::read_to_string(&exec_out)?.trim() == "33 121", "the exec's: {:?}", fs::read_to_string(&exec_out)?);

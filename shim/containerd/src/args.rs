@@ -1,7 +1,9 @@
 //! The command line as containerd writes it.
 //!
 //! containerd starts every shim like a Go program: flags with one dash, the value after `=` or as the next argument, the verb
-//! last. Go rejects an unknown flag. This parser skips it with its `=value`, because a newer containerd may add flags.
+//! last. As in Go, an unknown flag is an error, and all verbs but the queries need a namespace.
+
+use std::process::ExitCode;
 
 /// The purpose that this process was started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +18,26 @@ pub(crate) enum ShimVerb {
     Info,
     /// Print the version.
     Version,
+    /// Print the usage text.
+    Help,
 }
+
+/// The usage text.
+pub(crate) const USAGE: &str = "\
+Usage: containerd-shim-bindguard-v2 [FLAGS] [start|delete]
+containerd runs this program. Without a verb it serves on the socket that is its stdin.
+
+  -namespace NAME       containerd's namespace of the container
+  -id ID                the container
+  -address PATH         containerd's socket
+  -bundle PATH          the container's bundle, for delete
+  -socket PATH          serve on this socket
+  -debug                log more
+  -info                 read the runtime's options from stdin, print a RuntimeInfo
+  -v, -version          print the version
+  -h, -help             print this text
+  -publish-binary PATH, -debug-socket PATH
+                        have no effect";
 
 /// The flags of containerd's shim protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +52,8 @@ pub(crate) struct Args {
     pub(crate) address: String,
     /// The bundle, given to `delete` only.
     pub(crate) bundle: String,
+    /// The path to serve on; empty for the socket that `start` passes.
+    pub(crate) socket: String,
     /// Log more.
     pub(crate) debug: bool,
 }
@@ -41,9 +64,33 @@ pub(crate) enum ArgsError {
     /// The last argument is a flag that needs a value.
     #[error("flag -{0} needs a value")]
     NoValue(String),
+    /// A flag of no version of the protocol.
+    #[error("unknown flag -{0}")]
+    UnknownFlag(String),
+    /// The value of a boolean flag is no boolean.
+    #[error("flag -{name}: {value:?} is no boolean")]
+    NoBoolean {
+        /// The flag.
+        name: String,
+        /// Its value.
+        value: String,
+    },
+    /// No container has an empty namespace.
+    #[error("the namespace is empty")]
+    NoNamespace,
     /// A word that is no verb of the protocol.
     #[error("unknown verb {0:?}")]
     UnknownVerb(String),
+}
+
+impl ArgsError {
+    /// The exit code of Go's shim: 2 if its flag package refuses the flags.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::NoValue(_) | Self::UnknownFlag(_) | Self::NoBoolean { .. } => ExitCode::from(2),
+            Self::NoNamespace | Self::UnknownVerb(_) => ExitCode::FAILURE,
+        }
+    }
 }
 
 impl Args {
@@ -55,36 +102,48 @@ impl Args {
             id: String::new(),
             address: String::new(),
             bundle: String::new(),
+            socket: String::new(),
             debug: false,
         };
+        let mut query = None;
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             match word.strip_prefix("--").or_else(|| word.strip_prefix('-')) {
-                Some(flag) => args.take_flag(flag, &mut words)?,
+                Some(flag) => query = args.take_flag(flag, &mut words)?.or(query),
                 None => args.verb = verb(&word)?,
             }
         }
-        Ok(args)
+        args.verb = query.unwrap_or(args.verb);
+        match args.verb {
+            ShimVerb::Serve | ShimVerb::Start | ShimVerb::Delete if args.namespace.is_empty() => {
+                Err(ArgsError::NoNamespace)
+            }
+            _ => Ok(args),
+        }
     }
 
-    fn take_flag(&mut self, flag: &str, rest: &mut impl Iterator<Item = String>) -> Result<(), ArgsError> {
+    /// Takes a flag and its value. Returns the query if the flag is one: a query counts whatever the verb is.
+    fn take_flag(
+        &mut self,
+        flag: &str,
+        rest: &mut impl Iterator<Item = String>,
+    ) -> Result<Option<ShimVerb>, ArgsError> {
         let (name, value) = match flag.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (flag, None),
         };
-        // Go's boolean flags take a value only after `=`.
-        let on = || value.as_deref().is_none_or(|v| matches!(v, "true" | "1" | "t" | "T" | "TRUE" | "True"));
         match name {
-            "debug" => self.debug = on(),
-            "v" | "version" if on() => self.verb = ShimVerb::Version,
-            "info" if on() => self.verb = ShimVerb::Info,
-            "namespace" | "id" | "address" | "bundle" | "publish-binary" | "socket" => {
+            "debug" => self.debug = boolean(name, value)?,
+            "v" | "version" => return Ok(boolean(name, value)?.then_some(ShimVerb::Version)),
+            "info" => return Ok(boolean(name, value)?.then_some(ShimVerb::Info)),
+            "h" | "help" => return Ok(Some(ShimVerb::Help)),
+            "namespace" | "id" | "address" | "bundle" | "socket" | "publish-binary" | "debug-socket" => {
                 let value = value.or_else(|| rest.next()).ok_or_else(|| ArgsError::NoValue(name.to_owned()))?;
                 self.set(name, value);
             }
-            _ => {}
+            _ => return Err(ArgsError::UnknownFlag(name.to_owned())),
         }
-        Ok(())
+        Ok(None)
     }
 
     fn set(&mut self, name: &str, value: String) {
@@ -93,9 +152,19 @@ impl Args {
             "id" => self.id = value,
             "address" => self.address = value,
             "bundle" => self.bundle = value,
-            // The binary that published events before ttrpc existed, and a socket path that no caller sends.
+            "socket" => self.socket = value,
+            // The binary that published events before ttrpc existed, and the socket of Go's profiler.
             _ => {}
         }
+    }
+}
+
+/// Go's boolean flags take a value only after `=`.
+fn boolean(name: &str, value: Option<String>) -> Result<bool, ArgsError> {
+    match value.as_deref() {
+        None | Some("true" | "1" | "t" | "T" | "TRUE" | "True") => Ok(true),
+        Some("false" | "0" | "f" | "F" | "FALSE" | "False") => Ok(false),
+        Some(value) => Err(ArgsError::NoBoolean { name: name.to_owned(), value: value.to_owned() }),
     }
 }
 
@@ -137,10 +206,10 @@ mod tests {
 
     #[test]
     fn booleans_do_not_eat_the_next_word() {
-        let args = parse("-debug -id x start").unwrap();
+        let args = parse("-namespace n -debug -id x start").unwrap();
         assert!(args.debug);
         assert_eq!((args.id.as_str(), args.verb), ("x", ShimVerb::Start));
-        assert!(!parse("-debug=false").unwrap().debug);
+        assert!(!parse("-namespace n -debug=false").unwrap().debug);
     }
 
     #[test]
@@ -148,16 +217,31 @@ mod tests {
         assert_eq!(parse("-namespace n -id i").unwrap().verb, ShimVerb::Serve);
         assert_eq!(parse("-v").unwrap().verb, ShimVerb::Version);
         assert_eq!(parse("-info").unwrap().verb, ShimVerb::Info);
+        assert_eq!(parse("-info start").unwrap().verb, ShimVerb::Info);
+        assert_eq!(parse("--help").unwrap().verb, ShimVerb::Help);
+        assert_eq!(parse("-h -namespace n start").unwrap().verb, ShimVerb::Help);
     }
 
     #[test]
-    fn an_unknown_flag_is_skipped() {
-        assert_eq!(parse("-shiny=new -id i start").unwrap().id, "i");
+    fn a_socket_of_the_callers() {
+        assert_eq!(parse("-namespace n -socket /s").unwrap().socket, "/s");
+    }
+
+    /// Issue 25: as Go's shim.
+    #[test]
+    fn only_queries_need_no_namespace() {
+        for line in ["", "-id i start", "-namespace= -id i start", "-id i delete"] {
+            assert_eq!(parse(line), Err(ArgsError::NoNamespace), "{line}");
+        }
+        assert_eq!(parse("-v=false"), Err(ArgsError::NoNamespace));
     }
 
     #[test]
     fn invalid_arguments_are_errors() {
         assert_eq!(parse("-id"), Err(ArgsError::NoValue("id".into())));
         assert_eq!(parse("-id i dance"), Err(ArgsError::UnknownVerb("dance".into())));
+        assert_eq!(parse("-shiny=new -id i start"), Err(ArgsError::UnknownFlag("shiny".into())));
+        let value = "maybe".to_owned();
+        assert_eq!(parse("-debug=maybe"), Err(ArgsError::NoBoolean { name: "debug".into(), value }));
     }
 }

@@ -29,26 +29,33 @@ use std::process::ExitCode;
 
 use bindguard_core::error_chain;
 
-use args::{Args, ShimVerb};
+use args::{Args, ShimVerb, USAGE};
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
+    let args = match Args::parse(std::env::args().skip(1)) {
+        Ok(args) => args,
         Err(error) => {
-            // containerd shows a verb's stderr to its user.
+            eprintln!("{error}\n{USAGE}");
+            return error.exit_code();
+        }
+    };
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        // containerd shows a verb's stderr to its user.
+        Err(error) => {
             eprintln!("{}", error_chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
 }
 
-fn run() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse(std::env::args().skip(1))?;
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     match args.verb {
-        ShimVerb::Serve => serve::serve(&args)?,
-        ShimVerb::Start => bootstrap::start(&args)?,
-        ShimVerb::Delete => bootstrap::delete(&args)?,
-        ShimVerb::Info => bootstrap::info(&args)?,
+        ShimVerb::Serve => serve::serve(args)?,
+        ShimVerb::Start => bootstrap::start(args)?,
+        ShimVerb::Delete => bootstrap::delete(args)?,
+        ShimVerb::Help => println!("{USAGE}"),
+        ShimVerb::Info => bootstrap::info()?,
         ShimVerb::Version => bootstrap::version(),
     }
     Ok(())

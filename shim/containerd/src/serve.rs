@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::libc::{SIGINT, SIGTERM, SIGUSR1};
+use rustix::fs::Mode;
 use ttrpc::asynchronous::Server;
 use ttrpc::asynchronous::transport::Listener;
 
@@ -55,7 +56,10 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
 /// Serves until containerd no longer needs this shim.
 pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
     memory::remove_settings();
-    let listener = take_over_socket().map_err(failed("take over the socket from `start`"))?;
+    let listener = match args.socket.as_str() {
+        "" => take_over_socket().map_err(failed("take over the socket from `start`"))?,
+        path => bind_socket(path).map_err(failed("bind the socket of the command line"))?,
+    };
     if let Err(error) = logging::all_to_fifo(Path::new(logging::FIFO), args.debug) {
         // Started by hand, or containerd is gone already. The containers matter more.
         eprintln!("no log fifo in this directory: {error}");
@@ -78,6 +82,16 @@ fn take_over_socket() -> io::Result<UnixListener> {
     let listener = UnixListener::from(socket);
     // Fails if it is no socket.
     listener.local_addr()?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Only its own user may connect: a mode that is set after the bind would be late.
+fn bind_socket(path: &str) -> io::Result<UnixListener> {
+    let umask = rustix::process::umask(Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(path);
+    rustix::process::umask(umask);
+    let listener = listener?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

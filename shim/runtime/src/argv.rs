@@ -38,18 +38,21 @@ const WITH_VALUE: [&str; 22] = [
 const CREATING: [&str; 3] = ["create", "run", "restore"];
 
 /// The verbs of runc, crun and youki. A word before one of them that is no flag is the value of a flag that is not known here.
-const VERBS: [&str; 19] = [
+const VERBS: [&str; 23] = [
     "checkpoint",
+    "completion",
     "create",
     "delete",
     "events",
     "exec",
     "features",
+    "h",
     "help",
     "info",
     "init",
     "kill",
     "list",
+    "mounts",
     "pause",
     "ps",
     "restore",
@@ -58,6 +61,7 @@ const VERBS: [&str; 19] = [
     "spec",
     "start",
     "state",
+    "update",
 ];
 
 /// A call that creates a container.
@@ -225,6 +229,8 @@ mod tests {
             "",
             "kill run KILL",
             "--log create state run",
+            "update --pids-limit 5 create",
+            "mounts add create",
         ] {
             assert_eq!(bundle_of(line), None, "{line}");
         }

@@ -1,6 +1,7 @@
 //! `-info` and `-v`: the features and the version of this shim.
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE};
@@ -8,8 +9,7 @@ use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use protobuf::well_known_types::any::Any;
 use protobuf::{Message, MessageField};
 
-use super::stdin::CallerInput;
-use crate::args::Args;
+use super::stdin::{self, InputError};
 use crate::runtime::look_up;
 
 /// The revision of the sources; the Makefile sets it.
@@ -21,6 +21,12 @@ const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/featur
 /// An answer that could not be given.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InfoError {
+    /// containerd's input.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// The runtime, whose features the answer has.
+    #[error("find the runtime {0:?}: no such program")]
+    Runtime(String),
     /// The answer.
     #[error("encode the answer")]
     Encode(#[from] protobuf::Error),
@@ -30,26 +36,35 @@ pub(crate) enum InfoError {
 }
 
 /// Answers with a RuntimeInfo. containerd 2.x requests it above all to learn whether the runtime can id-map mounts.
-pub(crate) fn info(args: &Args) -> Result<(), InfoError> {
-    let sent = CallerInput::read(args);
+pub(crate) fn info() -> Result<(), InfoError> {
+    let (options, any) = stdin::read_options()?;
     let revision = REVISION.unwrap_or_default().to_owned();
     let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), revision, ..Default::default() };
     let info = RuntimeInfo {
         name: SHIM_RUNTIME_TYPE.to_owned(),
         version: MessageField::some(version),
-        features: MessageField::from_option(features(&sent.options.binary_name)),
-        options: MessageField::from_option(sent.any),
+        features: MessageField::from_option(features(&options.binary_name)?),
+        options: MessageField::from_option(any),
         ..Default::default()
     };
     Ok(io::stdout().write_all(&info.write_to_bytes()?)?)
 }
 
 /// The output of `runc features`, if it is JSON. Older runtimes have no such verb: then the answer has no features.
-fn features(binary: &str) -> Option<Any> {
-    let program = look_up(if binary.is_empty() { "runc" } else { binary })?;
+fn features(binary: &str) -> Result<Option<Any>, InfoError> {
+    let binary = if binary.is_empty() { "runc" } else { binary };
+    let program = look_up(binary).ok_or_else(|| InfoError::Runtime(binary.to_owned()))?;
+    Ok(output_of_features(&program).map(|json| Any {
+        type_url: FEATURES.to_owned(),
+        value: json,
+        ..Default::default()
+    }))
+}
+
+fn output_of_features(program: &Path) -> Option<Vec<u8>> {
     let output = Command::new(program).arg("features").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    serde_json::from_slice::<serde::de::IgnoredAny>(&output.stdout).ok()?;
-    output.status.success().then(|| Any { type_url: FEATURES.to_owned(), value: output.stdout, ..Default::default() })
+    let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&output.stdout).is_ok();
+    (is_json && output.status.success()).then_some(output.stdout)
 }
 
 /// Prints the version for people.

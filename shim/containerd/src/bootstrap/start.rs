@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use super::claim::{Claim, claim};
 use super::group::group_of;
-use super::stdin::CallerInput;
+use super::stdin::{InputError, StartInput};
 use super::{address, answer, placement};
 use crate::args::Args;
 use crate::bundle::Bundle;
@@ -19,6 +19,9 @@ use crate::{logging, memory};
 /// A server that could not be found or started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
+    /// containerd's input.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// Reading the spec, which names the group.
     #[error(transparent)]
     Bundle(#[from] crate::bundle::BundleFileError),
@@ -43,7 +46,7 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> StartError {
 pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     // Without the fifo the log of `start` is lost; that is no reason to fail.
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
-    let sent = CallerInput::read(args);
+    let sent = StartInput::read(args)?;
     let spec = Bundle::at(".").spec()?;
     let configured = sent.bootstrap.as_ref().and_then(|bootstrap| bootstrap.socket_directory.as_deref());
     let directory = configured.unwrap_or(Path::new(address::SOCKET_DIRECTORY));
@@ -68,7 +71,7 @@ fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
     Ok(event_loop.block_on(expect(server, id)) == Expectation::Waits)
 }
 
-fn start_server(args: &Args, sent: &CallerInput, listener: &UnixListener) -> Result<(), StartError> {
+fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Result<(), StartError> {
     placement::join_core_scheduling_group();
     // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;

@@ -2,8 +2,8 @@
 //!
 //! Up to 2.2 it is an `Any` with the runtime's options, or nothing. Since 2.3 `start` gets `BootstrapParams`, which also
 //! repeats the flags and the environment, and has the folder for sockets. Both messages begin with two strings, and either
-//! parses as the other. Only `BootstrapParams` repeats the flags `-id` and `-namespace`. Unreadable input is ignored: a `start`
-//! that fails here would fail for every container.
+//! parses as the other. Only `BootstrapParams` repeats the flags `-id` and `-namespace`, and only an `Any` names a type of
+//! options. Any other input is refused, as by Go's shim of containerd 2.4: an answer in the wrong form would leak a server.
 
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -14,20 +14,53 @@ use protobuf::well_known_types::any::Any;
 use protobuf::{Enum as _, Message};
 
 use crate::args::Args;
-use crate::options::Options;
+use crate::options::{Options, OptionsError};
 
-/// containerd sends no longer message.
-const LONGEST: u64 = 4 * 1024 * 1024;
+/// The limit of Go's shim.
+const MAX_INPUT_BYTES: usize = 10 * 1024 * 1024;
 /// A socket's path has at most 107 bytes, see unix(7), including a slash and the 64 digits of a name.
-const LONGEST_DIRECTORY: usize = 107 - 1 - 64;
+const MAX_DIRECTORY_BYTES: usize = 107 - 1 - 64;
 
-/// The content of stdin.
+/// An input that is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InputError {
+    /// Stdin could not be read.
+    #[error("read stdin")]
+    Read(#[from] io::Error),
+    /// The input is longer than any message of containerd.
+    #[error("read stdin: more than {MAX_INPUT_BYTES} bytes")]
+    TooLong,
+    /// The bytes are neither parameters nor options.
+    #[error("read stdin: neither bootstrap parameters nor runtime options")]
+    Unknown,
+    /// The parameters are those of another container, or the message is none of containerd's.
+    #[error(
+        "bootstrap parameters do not match the command line: \
+         id {id:?} in namespace {namespace:?}, not {} in {}", .args_id, .args_namespace
+    )]
+    Mismatch {
+        /// The container of the parameters.
+        id: String,
+        /// Its namespace.
+        namespace: String,
+        /// The container of the command line.
+        args_id: String,
+        /// Its namespace.
+        args_namespace: String,
+    },
+    /// No socket can be bound in the configured folder.
+    #[error("socket_dir {0:?}: not an absolute path of at most {MAX_DIRECTORY_BYTES} bytes")]
+    SocketDirectory(String),
+    /// The runtime's options.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
+}
+
+/// The input of `start`.
 #[derive(Debug, Default)]
-pub(super) struct CallerInput {
+pub(super) struct StartInput {
     /// The runtime's options; defaults where none could be read.
     pub(super) options: Options,
-    /// The message with the options, which `-info` returns.
-    pub(super) any: Option<Any>,
     /// The fields that only 2.3 and later send.
     pub(super) bootstrap: Option<Bootstrap>,
 }
@@ -43,56 +76,85 @@ pub(super) struct Bootstrap {
     pub(super) debug: bool,
 }
 
-impl CallerInput {
+impl StartInput {
     /// Reads stdin to its end.
-    pub(super) fn read(args: &Args) -> Self {
-        let mut bytes = Vec::new();
-        if let Err(error) = io::stdin().lock().take(LONGEST).read_to_end(&mut bytes) {
-            tracing::debug!(%error, "nothing to read on stdin");
-        }
-        Self::parse(&bytes, args)
+    pub(super) fn read(args: &Args) -> Result<Self, InputError> {
+        Self::parse(&read_limited(io::stdin().lock())?, args)
     }
 
-    fn parse(bytes: &[u8], args: &Args) -> Self {
+    fn parse(bytes: &[u8], args: &Args) -> Result<Self, InputError> {
         if bytes.is_empty() {
-            return Self::default();
+            return Ok(Self::default());
         }
-        match BootstrapParams::parse_from_bytes(bytes) {
-            Ok(params) if is_bootstrap(&params, args) => Self::from_bootstrap(params),
-            _ => Self::from_any(Any::parse_from_bytes(bytes).ok()),
+        let params = BootstrapParams::parse_from_bytes(bytes);
+        if let Ok(params) = &params
+            && (&params.instance_id, &params.namespace) == (&args.id, &args.namespace)
+        {
+            return Self::from_bootstrap(params);
+        }
+        match (Any::parse_from_bytes(bytes), params) {
+            (Ok(any), _) if has_options(&any) => Ok(Self { options: start_options(Some(&any))?, bootstrap: None }),
+            (_, Ok(params)) => Err(InputError::Mismatch {
+                id: params.instance_id,
+                namespace: params.namespace,
+                args_id: args.id.clone(),
+                args_namespace: args.namespace.clone(),
+            }),
+            (_, Err(_)) => Err(InputError::Unknown),
         }
     }
 
-    fn from_bootstrap(params: BootstrapParams) -> Self {
+    fn from_bootstrap(params: &BootstrapParams) -> Result<Self, InputError> {
         let bootstrap = Bootstrap {
             debug: params.log_level.value() <= LogLevel::LOG_LEVEL_DEBUG.value(),
-            socket_directory: params.socket_dir.filter(|directory| !directory.is_empty()).and_then(usable),
-            ttrpc_address: params.containerd_ttrpc_address,
+            socket_directory: socket_directory(params.socket_dir())?,
+            ttrpc_address: params.containerd_ttrpc_address.clone(),
         };
-        let mut values = params.extensions.into_iter().filter_map(|extension| extension.value.into_option());
-        let options = values.find(|any| any.type_url.ends_with(".Options"));
-        Self { bootstrap: Some(bootstrap), ..Self::from_any(options) }
-    }
-
-    fn from_any(any: Option<Any>) -> Self {
-        let options = Options::from_any(any.as_ref()).unwrap_or_else(|error| {
-            tracing::debug!(error = error_chain(&error), "options that cannot be read here; `create` will say so");
-            Options::default()
-        });
-        Self { options, any, bootstrap: None }
+        let mut values = params.extensions.iter().filter_map(|extension| extension.value.as_ref());
+        let options = start_options(values.find(|any| has_options(any)))?;
+        Ok(Self { options, bootstrap: Some(bootstrap) })
     }
 }
 
-fn is_bootstrap(params: &BootstrapParams, args: &Args) -> bool {
-    !args.id.is_empty() && (&params.instance_id, &params.namespace) == (&args.id, &args.namespace)
+/// The input of `-info`: an `Any` with the runtime's options, or nothing.
+pub(super) fn read_options() -> Result<(Options, Option<Any>), InputError> {
+    let bytes = read_limited(io::stdin().lock())?;
+    if bytes.is_empty() {
+        return Ok((Options::default(), None));
+    }
+    let any = Any::parse_from_bytes(&bytes).map_err(|_| InputError::Unknown)?;
+    Ok((Options::from_any(Some(&any))?, Some(any)))
 }
 
-fn usable(directory: String) -> Option<PathBuf> {
-    let is_usable = directory.starts_with('/') && directory.len() <= LONGEST_DIRECTORY;
-    if !is_usable {
-        tracing::warn!(directory, "the configured folder for sockets is not used: its path is relative or too long");
+fn read_limited(stdin: impl Read) -> Result<Vec<u8>, InputError> {
+    let mut bytes = Vec::new();
+    stdin.take(MAX_INPUT_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_INPUT_BYTES { Err(InputError::TooLong) } else { Ok(bytes) }
+}
+
+/// True for an `Any` of containerd's. `BootstrapParams` of another container have more fields, or no such type.
+fn has_options(any: &Any) -> bool {
+    any.type_url.ends_with("Options") && any.special_fields.unknown_fields().iter().next().is_none()
+}
+
+/// `start` uses one field of the options. Only `Create` refuses an unknown type, or a table that cannot be read.
+fn start_options(any: Option<&Any>) -> Result<Options, InputError> {
+    match Options::from_any(any) {
+        Err(error @ OptionsError::Malformed { .. }) => Err(error.into()),
+        Err(error) => {
+            tracing::debug!(error = error_chain(&error), "options that `create` will refuse");
+            Ok(Options::default())
+        }
+        Ok(options) => Ok(options),
     }
-    is_usable.then(|| directory.into())
+}
+
+fn socket_directory(named: &str) -> Result<Option<PathBuf>, InputError> {
+    match named {
+        "" => Ok(None),
+        _ if named.starts_with('/') && named.len() <= MAX_DIRECTORY_BYTES => Ok(Some(named.into())),
+        _ => Err(InputError::SocketDirectory(named.to_owned())),
+    }
 }
 
 #[cfg(test)]
@@ -120,13 +182,13 @@ mod tests {
         BootstrapParams { instance_id: "abc".into(), namespace: "k8s.io".into(), ..Default::default() }
     }
 
-    fn sent(params: &BootstrapParams) -> CallerInput {
-        CallerInput::parse(&params.write_to_bytes().unwrap(), &args())
+    fn sent(params: &BootstrapParams) -> Result<StartInput, InputError> {
+        StartInput::parse(&params.write_to_bytes().unwrap(), &args())
     }
 
     #[test]
     fn options_of_a_containerd_before_2_3() {
-        let sent = CallerInput::parse(&options().write_to_bytes().unwrap(), &args());
+        let sent = StartInput::parse(&options().write_to_bytes().unwrap(), &args()).unwrap();
         assert_eq!((sent.options.shim_cgroup.as_str(), sent.bootstrap), ("/shims", None));
     }
 
@@ -138,7 +200,8 @@ mod tests {
             socket_dir: Some("/run/s".into()),
             log_level: LogLevel::LOG_LEVEL_TRACE.into(),
             ..params()
-        });
+        })
+        .unwrap();
         assert_eq!(sent.options.shim_cgroup, "/shims");
         let (ttrpc_address, socket_directory) = ("/run/t.sock".into(), Some("/run/s".into()));
         assert_eq!(sent.bootstrap, Some(Bootstrap { ttrpc_address, socket_directory, debug: true }));
@@ -146,28 +209,53 @@ mod tests {
 
     /// containerd may send nothing beyond the flags.
     #[test]
-    fn bare_params_are_params_and_those_of_another_container_are_not() {
-        assert_eq!(sent(&params()).bootstrap, Some(Bootstrap::default()));
-        assert_eq!(sent(&BootstrapParams { namespace: "moby".into(), ..params() }).bootstrap, None);
+    fn bare_params_are_params() {
+        assert_eq!(sent(&params()).unwrap().bootstrap, Some(Bootstrap::default()));
     }
 
     #[test]
-    fn a_folder_in_which_no_socket_can_be_bound_is_not_used() {
-        for (directory, expected) in
+    fn params_of_another_container_are_refused() {
+        let version = "v2.4.0".to_owned();
+        for other in [
+            BootstrapParams { namespace: "moby".into(), ..params() },
+            BootstrapParams { instance_id: "other".into(), ..params() },
+            BootstrapParams { instance_id: "my.Options".into(), containerd_version: version, ..params() },
+            BootstrapParams { containerd_binary: "/usr/bin/containerd".into(), ..Default::default() },
+        ] {
+            assert!(matches!(sent(&other), Err(InputError::Mismatch { .. })), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_folder_in_which_no_socket_can_be_bound_is_refused() {
+        for (directory, is_usable) in
             [(42, true), (43, false)].map(|(length, ok)| (format!("/{:a<1$}", "", length - 1), ok))
         {
             let sent = sent(&BootstrapParams { socket_dir: Some(directory), ..params() });
-            assert_eq!(sent.bootstrap.unwrap().socket_directory.is_some(), expected);
+            assert_eq!(sent.is_ok(), is_usable);
         }
         let relative = BootstrapParams { socket_dir: Some("s".into()), ..params() };
-        assert_eq!(sent(&relative).bootstrap.unwrap().socket_directory, None);
+        assert!(matches!(sent(&relative), Err(InputError::SocketDirectory(_))));
     }
 
     #[test]
-    fn nothing_and_nonsense_are_defaults() {
-        for bytes in [&b""[..], b"\xff\xff\xff", b"{\"json\":1}"] {
-            let sent = CallerInput::parse(bytes, &args());
-            assert_eq!((sent.options, sent.bootstrap), (Options::default(), None));
+    fn nothing_is_a_default_and_nonsense_is_refused() {
+        let nothing = StartInput::parse(b"", &args()).unwrap();
+        assert_eq!((nothing.options, nothing.bootstrap), (Options::default(), None));
+        for bytes in [&b"\xff\xff\xff"[..], b"{\"json\":1}"] {
+            assert!(matches!(StartInput::parse(bytes, &args()), Err(InputError::Unknown)));
+        }
+        let malformed = Any { value: vec![0xff], ..options() };
+        let of_older = StartInput::parse(&malformed.write_to_bytes().unwrap(), &args());
+        assert!(matches!(of_older, Err(InputError::Options(_))));
+        let extensions = vec![Extension { value: MessageField::some(malformed), ..Default::default() }];
+        assert!(matches!(sent(&BootstrapParams { extensions, ..params() }), Err(InputError::Options(_))));
+    }
+
+    #[test]
+    fn the_limit_of_the_input() {
+        for (length, is_read) in [(MAX_INPUT_BYTES, true), (MAX_INPUT_BYTES + 1, false)] {
+            assert_eq!(read_limited(&vec![0; length][..]).is_ok(), is_read, "{length}");
         }
     }
 }

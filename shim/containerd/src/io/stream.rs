@@ -6,8 +6,9 @@
 //!   binary:///usr/bin/logger?tag=web      a program that reads stdout and stderr; its arguments are `tag web`
 //!   binary-v2:///usr/bin/logger           the same, and it must report that it is ready
 //! ```
-//! The parser follows Go's net/url, because clients test against that: a host is ignored, `%20` is a blank in a path, and `+`
-//! is one in a query. The first value of a repeated key is used.
+//! The parser follows Go's net/url, because clients test against that: a host is ignored and may be missing (`file:/x`), `%20` is a
+//! blank in a path, and `+` is one in a query. A path with an invalid escape is refused, such a part of a query is skipped. The
+//! first value of a repeated key is used.
 
 use std::path::PathBuf;
 
@@ -35,40 +36,44 @@ pub(super) struct Program {
     pub(super) must_signal_ready: bool,
 }
 
-/// A URI with an unknown scheme.
+/// A URI with an unknown scheme, or with an invalid path.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct UnknownScheme;
+pub(super) struct InvalidUri;
 
 impl Stream {
     /// Parses the kind of stream.
-    pub(super) fn parse(name: &str) -> Result<Self, UnknownScheme> {
+    pub(super) fn parse(name: &str) -> Result<Self, InvalidUri> {
         if name.is_empty() {
             return Ok(Self::Nowhere);
         }
-        let Some((scheme, rest)) = name.split_once("://").filter(|(scheme, _)| !scheme.contains('/')) else {
+        let Some((scheme, rest)) = name.split_once(":/").filter(|(scheme, _)| !scheme.contains('/')) else {
             return Ok(Self::Path(name.into()));
         };
         let rest = rest.split_once('#').map_or(rest, |(before, _fragment)| before);
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let path = || PathBuf::from(decoded(place.find('/').map_or("", |slash| &place[slash..])));
+        let path = match place.strip_prefix('/') {
+            Some(after_slashes) => after_slashes.find('/').map_or("", |slash| &after_slashes[slash..]).to_owned(),
+            None => format!("/{place}"),
+        };
+        let path = PathBuf::from(decoded(&path).ok_or(InvalidUri)?);
         match scheme {
-            "fifo" => Ok(Self::Path(path())),
-            "file" => Ok(Self::File(path())),
+            "fifo" => Ok(Self::Path(path)),
+            "file" => Ok(Self::File(path)),
             "binary" | "binary-v2" => Ok(Self::Logger(Program {
-                path: path(),
+                path,
                 arguments: arguments(query),
                 must_signal_ready: scheme == "binary-v2",
             })),
-            _ => Err(UnknownScheme),
+            _ => Err(InvalidUri),
         }
     }
 }
 
 fn arguments(query: &str) -> Vec<String> {
     let mut pairs: Vec<(String, String)> = Vec::new();
-    for word in query.split('&').filter(|word| !word.is_empty()) {
+    for word in query.split('&').filter(|word| !word.is_empty() && !word.contains(';')) {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        let [key, value] = [key, value].map(|text| decoded(&text.replace('+', " ")));
+        let [Some(key), Some(value)] = [key, value].map(|text| decoded(&text.replace('+', " "))) else { continue };
         if pairs.iter().all(|(known, _)| *known != key) {
             pairs.push((key, value));
         }
@@ -76,23 +81,19 @@ fn arguments(query: &str) -> Vec<String> {
     pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()
 }
 
-/// Percent-decoding; a `%` without two hexadecimal digits stays as it is.
-fn decoded(text: &str) -> String {
+/// Percent-decoding. None: a `%` without two hexadecimal digits.
+fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [byte, after @ ..] = rest {
-        match (byte, after.split_at_checked(2).and_then(|(digits, after)| Some((hex(digits)?, after)))) {
-            (b'%', Some((value, after))) => {
-                bytes.push(value);
-                rest = after;
-            }
-            _ => {
-                bytes.push(*byte);
-                rest = after;
-            }
-        }
+        let (value, after) = match byte {
+            b'%' => after.split_at_checked(2).and_then(|(digits, after)| Some((hex(digits)?, after)))?,
+            _ => (*byte, after),
+        };
+        bytes.push(value);
+        rest = after;
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn hex(digits: &[u8]) -> Option<u8> {
@@ -117,7 +118,19 @@ mod tests {
         assert_eq!(Stream::parse("/run/a b%20"), Ok(Stream::Path("/run/a b%20".into())));
         assert_eq!(Stream::parse("/run/odd://name"), Ok(Stream::Path("/run/odd://name".into())));
         assert_eq!(Stream::parse("file:///var/log/a%20b?x=y"), Ok(Stream::File("/var/log/a b".into())));
-        assert_eq!(Stream::parse("npipe:////./pipe/x"), Err(UnknownScheme));
+        assert_eq!(Stream::parse("npipe:////./pipe/x"), Err(InvalidUri));
+    }
+
+    /// Issue 25: as Go's net/url reads them.
+    #[test]
+    fn uris_without_a_host_and_with_invalid_escapes() {
+        assert_eq!(Stream::parse("file:/var/log/a"), Ok(Stream::File("/var/log/a".into())));
+        assert_eq!(logger("binary:/bin/log?tag=web").path, PathBuf::from("/bin/log"));
+        assert_eq!(Stream::parse("/run/a:/b%zz"), Ok(Stream::Path("/run/a:/b%zz".into())));
+        for name in ["file:///tmp/%zz", "file:///tmp/100%", "binary:///bin/%2"] {
+            assert_eq!(Stream::parse(name), Err(InvalidUri), "{name}");
+        }
+        assert_eq!(logger("binary:///bin/log?a=%zz&b=1;c&d=2").arguments, ["d", "2"]);
     }
 
     #[test]
@@ -130,8 +143,8 @@ mod tests {
     }
 
     #[test]
-    fn a_percent_sign_alone_stays() {
-        assert_eq!(decoded("100%"), "100%");
-        assert_eq!(decoded("%zz%+1%C3%A9"), "%zz%+1é");
+    fn percent_decoding() {
+        assert_eq!(decoded("1%C3%A9").as_deref(), Some("1é"));
+        assert_eq!(decoded("%+1"), None);
     }
 }

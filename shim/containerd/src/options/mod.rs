@@ -88,9 +88,10 @@ pub(crate) struct Options {
     /// The criu binary; containerd 2.0 dropped it, older ones still send it.
     #[serde(alias = "CriuPath", skip_serializing_if = "is_default")]
     pub(crate) criu_path: String,
-    /// criu's directory for images.
-    #[serde(alias = "CriuImagePath", skip_serializing_if = "is_default")]
-    pub(crate) criu_image_path: String,
+    /// The images of a container to restore. Only clients of containerd 1.x send them in options, in those of the first shim.
+    /// A handler's options have a key `CriuImagePath`, too. Go's shim ignores that key.
+    #[serde(skip)]
+    pub(crate) images_to_restore: String,
     /// criu's working directory.
     #[serde(alias = "CriuWorkPath", skip_serializing_if = "is_default")]
     pub(crate) criu_work_path: String,
@@ -136,7 +137,7 @@ impl Options {
             root: sent.root,
             systemd_cgroup: Some(sent.systemd_cgroup),
             criu_path: String::new(),
-            criu_image_path: sent.criu_image_path,
+            images_to_restore: String::new(),
             criu_work_path: sent.criu_work_path,
         })
     }
@@ -204,6 +205,17 @@ mod tests {
         std::fs::write(file.path(), table).unwrap();
         let sent = generic(file.path().to_str().unwrap(), "");
         assert_eq!(Options::from_any(Some(&any("runtimeoptions.v1.Options", sent))).unwrap(), options);
+    }
+
+    /// Issue 25: containerd's default configuration shows the key.
+    #[test]
+    fn the_image_path_of_a_handler_is_no_request_to_restore() {
+        let sent = oci::Options { criu_image_path: "/images".into(), ..Default::default() };
+        let of_runc = any("containerd.runc.v1.Options", sent.write_to_bytes().unwrap());
+        let of_table = any("runtimeoptions.v1.Options", generic("", "CriuImagePath = '/images'\n"));
+        for handler in [of_runc, of_table] {
+            assert_eq!(Options::from_any(Some(&handler)).unwrap().images_to_restore, "");
+        }
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub(super) fn first_shims_options(bytes: &[u8]) -> protobuf::Result<Options> {
             IO_UID => options.io_uid = input.read_uint32()?,
             IO_GID => options.io_gid = input.read_uint32()?,
             CRIU_WORK_PATH => options.criu_work_path = input.read_string()?,
-            CRIU_IMAGE_PATH => options.criu_image_path = input.read_string()?,
+            CRIU_IMAGE_PATH => options.images_to_restore = input.read_string()?,
             other => skip_field_for_tag(other, &mut input)?,
         }
     }

@@ -7,6 +7,7 @@
 mod calls;
 mod client;
 mod containers;
+mod decoding;
 mod dispatch;
 mod expectation;
 mod refusal;
@@ -29,6 +30,7 @@ use ttrpc::asynchronous::{Service, TtrpcContext};
 use calls::PendingCall;
 pub(crate) use client::is_alive;
 pub(crate) use containers::Containers;
+use decoding::decoded;
 use dispatch::{panic_on_request, run_cancellable, run_to_end};
 pub(crate) use expectation::{Expectation, expect};
 
@@ -36,16 +38,23 @@ use crate::events::timestamp;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
+/// The other services that containerd may call on a shim. ttrpc answers UNIMPLEMENTED only for a service that it knows, and
+/// containerd tries something else at this code alone.
+const NOT_SERVED: [&str; 2] = ["containerd.runtime.sandbox.v1.Sandbox", "containerd.services.streaming.v1.Streaming"];
 
-/// Both names of the service, over the same containers, and the one that our own `start` calls.
+/// Both names of the service, over the same containers, the one that our own `start` calls, and those without methods.
 pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
     let service = || Arc::new(TaskService { containers: Arc::clone(containers) });
-    let mut both = create_task(service());
+    let mut all = create_task(service());
     if let Some(twin) = create_task(service()).remove(V3) {
-        both.insert(V2.to_owned(), twin);
+        all.insert(V2.to_owned(), twin);
     }
-    both.insert(expectation::SERVICE.to_owned(), expectation::service(containers));
-    both
+    all.insert(expectation::SERVICE.to_owned(), expectation::service(containers));
+    let mut all: HashMap<String, Service> = all.into_iter().map(|(name, service)| (name, decoded(service))).collect();
+    for name in NOT_SERVED {
+        all.insert(name.to_owned(), Service { methods: HashMap::new(), streams: HashMap::new() });
+    }
+    all
 }
 
 struct TaskService {
@@ -230,7 +239,7 @@ mod tests {
             exits: Arc::new(Exits::default()),
         };
         let services = services(&Arc::new(Containers::new(shared)));
-        assert_eq!(services.len(), 3);
+        assert_eq!(services.len(), 3 + NOT_SERVED.len());
         for name in [V2, V3] {
             assert_eq!(services[name].methods.len(), 17, "{name}");
         }

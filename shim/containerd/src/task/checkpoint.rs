@@ -3,8 +3,8 @@
 //! A restored container has no time between its creation and its start: criu creates it running. So `Create` only opens its
 //! streams, answers with pid 0 and keeps the parameters. `Start` lets the runtime restore it.
 //!
-//! The options may name a directory for the images. containerd copies it into the request, but 1.x does so only if the
-//! runtime's name begins with `io.containerd.runc`. Under another name the shim must read the options.
+//! A client of containerd may name the directory of the images in its options. containerd copies the directory into the request,
+//! but 1.x does so only if the runtime's name begins with `io.containerd.runc`. Under another name the shim must read the options.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -142,7 +142,7 @@ impl Task {
 
 /// The images of the new container; empty for one without a checkpoint.
 pub(super) fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
-    if request.checkpoint.is_empty() { &options.criu_image_path } else { &request.checkpoint }
+    if request.checkpoint.is_empty() { &options.images_to_restore } else { &request.checkpoint }
 }
 
 /// The directory for the images. The client expects the images in the directory that it names.
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(images_directory(String::new(), "/tmp/ctrd-checkpoint1".into()), "/tmp/ctrd-checkpoint1");
         assert_eq!(images_directory("/images".into(), "/tmp/ctrd-checkpoint1".into()), "/images");
 
-        let named = Options { criu_image_path: "/images".into(), ..Options::default() };
+        let named = Options { images_to_restore: "/images".into(), ..Options::default() };
         let given = CreateTaskRequest { checkpoint: "/given".into(), ..CreateTaskRequest::default() };
         assert_eq!(images_of(&given, &named), "/given");
         assert_eq!(images_of(&CreateTaskRequest::default(), &named), "/images");

@@ -4,6 +4,7 @@
 //! the runtime began is deleted.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bindguard_core::error_chain;
@@ -112,6 +113,7 @@ impl Task {
             turn: tokio::sync::Mutex::new(()),
             signals: tokio::sync::RwLock::new(()),
             delete_turn: tokio::sync::Mutex::new(()),
+            deleted_unstarted: AtomicBool::new(false),
             shared: shared.clone(),
         }
     }

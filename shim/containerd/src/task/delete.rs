@@ -4,6 +4,7 @@
 //! sends no TaskDelete: containerd would take that for the container's.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use containerd_shim_protos::events::task as proto;
@@ -26,7 +27,7 @@ impl Task {
             "" => self.delete_init().await?,
             _ => self.delete_exec(self.exec(exec_id)?).await?,
         }
-        let exit = process.exit();
+        let exit = process.exit().filter(|_| !(exec_id.is_empty() && self.is_deleted_unstarted()));
         Ok((process, exit))
     }
 
@@ -48,7 +49,12 @@ impl Task {
         if self.init.state() == ProcessState::Stopped {
             release(&self.init).await;
         }
-        self.delete_from_runtime().await?;
+        let is_unstarted = self.init.state() == ProcessState::Created;
+        self.deleted_unstarted.store(is_unstarted, Ordering::Relaxed);
+        if let Err(error) = self.delete_from_runtime().await {
+            self.deleted_unstarted.store(false, Ordering::Relaxed);
+            return Err(error);
+        }
         // A container that was never restored has no process.
         self.restoration().take();
         if self.init.state() == ProcessState::Created && self.init.watched().is_some() {
@@ -73,8 +79,13 @@ impl Task {
         }
     }
 
+    /// True if the runtime ended the init for a delete. No program ran, so there is no exit to report.
+    pub(super) fn is_deleted_unstarted(&self) -> bool {
+        self.deleted_unstarted.load(Ordering::Relaxed)
+    }
+
     fn publish_deleted(&self) {
-        let exit = self.init.exit();
+        let exit = self.init.exit().filter(|_| !self.is_deleted_unstarted());
         self.shared.events.send(&Event::Deleted(proto::TaskDelete {
             container_id: self.id.clone(),
             pid: self.init.pid(),

@@ -37,7 +37,11 @@ impl Task {
             if tokio::time::timeout(SIGNALS_LIMIT, task.signals.write()).await.is_err() {
                 tracing::warn!(id = task.id, "the runtime hangs with a signal to an init that has ended");
             }
-            task.publish_exit(&task.init, exit);
+            if task.is_deleted_unstarted() {
+                task.init.ended(exit);
+            } else {
+                task.publish_exit(&task.init, exit);
+            }
         });
     }
 

@@ -20,6 +20,7 @@ mod state;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(crate) use create::Rollback;
@@ -67,6 +68,7 @@ pub(crate) struct Task {
     /// Read while the init is being signalled.
     signals: tokio::sync::RwLock<()>,
     delete_turn: tokio::sync::Mutex<()>,
+    deleted_unstarted: AtomicBool,
     shared: SharedState,
 }
 

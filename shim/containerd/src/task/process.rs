@@ -72,7 +72,16 @@ impl TaskProcess {
 
     /// Records the end and wakes all waiters.
     pub(super) fn ended(&self, exit: Exit) {
-        if let Err(illegal) = self.advance(ProcessState::exited) {
+        self.finish(ProcessState::exited, exit);
+    }
+
+    /// Records that the start failed and wakes all waiters.
+    pub(super) fn did_not_start(&self, exit: Exit) {
+        self.finish(ProcessState::failed_to_start, exit);
+    }
+
+    fn finish(&self, event: impl FnOnce(ProcessState) -> Result<ProcessState, IllegalMove>, exit: Exit) {
+        if let Err(illegal) = self.advance(event) {
             tracing::error!(id = self.id, "{illegal}");
         }
         self.exit.send_replace(Some(exit));

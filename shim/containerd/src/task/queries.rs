@@ -19,12 +19,14 @@ impl Task {
     pub(crate) fn state(&self, exec_id: &str) -> Result<StateResponse, TaskError> {
         let process = self.process(exec_id)?;
         let streams = process.streams();
-        let exit = process.exit();
+        let state = process.state();
+        // containerd expects no status of a process that is CREATED.
+        let exit = process.exit().filter(|_| state != ProcessState::NotStarted);
         Ok(StateResponse {
             id: process.id().to_owned(),
             bundle: self.bundle.path().display().to_string(),
             pid: process.pid(),
-            status: EnumOrUnknown::new(process.state().within(self.init.state()).status()),
+            status: EnumOrUnknown::new(state.within(self.init.state()).status()),
             stdin: streams.stdin.clone(),
             stdout: streams.stdout.clone(),
             stderr: streams.stderr.clone(),
@@ -102,10 +104,9 @@ impl Task {
         Ok(())
     }
 
-    /// Sets the size of a process's terminal.
+    /// Sets the size of a process's terminal. The kernel's sizes have 16 bits; Go's shim also drops the others.
     pub(crate) fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<(), TaskError> {
-        let narrow = |n: u32| u16::try_from(n).map_err(|_| TaskError::Invalid(format!("a terminal of size {n}")));
-        let (columns, rows) = (narrow(columns)?, narrow(rows)?);
+        let [columns, rows] = [columns, rows].map(lower_half);
         let Some(attached) = self.process(exec_id)?.attached() else { return Ok(()) };
         attached
             .resize(columns, rows)
@@ -118,6 +119,11 @@ impl Task {
         drop(self);
         process.wait().await.ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
     }
+}
+
+fn lower_half(number: u32) -> u16 {
+    let [low, high, ..] = number.to_le_bytes();
+    u16::from_le_bytes([low, high])
 }
 
 fn describe(pid: u32, exec_id: Option<&String>) -> Result<ProcessInfo, TaskError> {

@@ -36,7 +36,9 @@ impl Task {
 fn kill_exec(process: &TaskProcess, signal: u32) -> Result<(), TaskError> {
     let Some(watched) = process.watched() else {
         return match process.state() {
-            state @ ProcessState::Created => Err(super::IllegalMove { verb: "kill", state }.into()),
+            state @ (ProcessState::Created | ProcessState::NotStarted) => {
+                Err(super::IllegalMove { verb: "kill", state }.into())
+            }
             ProcessState::Running
             | ProcessState::Pausing
             | ProcessState::Paused

@@ -55,8 +55,8 @@ impl Task {
         let watched = match self.create_exec(&exec).await {
             Ok(watched) => watched,
             Err(error) => {
-                // It has ended for all waiters, but there is no event: no process was started.
-                exec.process.ended(Exit { status: NOT_STARTED, at: SystemTime::now() });
+                // All waiters get an end, but containerd gets no event: no process was started.
+                exec.process.did_not_start(Exit { status: NOT_STARTED, at: SystemTime::now() });
                 return Err(error);
             }
         };

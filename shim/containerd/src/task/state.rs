@@ -4,7 +4,8 @@
 //!  Created ──started──► Running ──pausing──► Pausing ──paused──► Paused
 //!     │                   │ ▲                  │ │                │ │
 //!     │                   │ └─────resumed──────┘─┼────────────────┘ │
-//!     └──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
+//!     ├──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
+//!     └──failed to start──► NotStarted ──deleted──► Deleted
 //! ```
 //! One enum, one method per event, one error for a move that does not exist. It makes no system call and sends nothing: its
 //! caller has just seen the event.
@@ -24,6 +25,8 @@ pub(crate) enum ProcessState {
     Paused,
     /// Has exited, its status is kept.
     Stopped,
+    /// The start of an exec failed, so it never had a process. containerd sees CREATED, as from Go's shim.
+    NotStarted,
     /// Removed; the name may be used again.
     Deleted,
 }
@@ -43,15 +46,24 @@ impl ProcessState {
     pub(crate) fn started(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Created => Ok(Self::Running),
-            Self::Running | Self::Pausing | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("start"),
+            Self::Running | Self::Pausing | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => {
+                self.refuse("start")
+            }
         }
+    }
+
+    /// The start failed.
+    pub(crate) fn failed_to_start(self) -> Result<Self, IllegalMove> {
+        self.started().map(|_| Self::NotStarted)
     }
 
     /// The container is about to be frozen.
     pub(crate) fn pausing(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Running => Ok(Self::Pausing),
-            Self::Created | Self::Pausing | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("pause"),
+            Self::Created | Self::Pausing | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => {
+                self.refuse("pause")
+            }
         }
     }
 
@@ -59,7 +71,9 @@ impl ProcessState {
     pub(crate) fn paused(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Pausing => Ok(Self::Paused),
-            Self::Created | Self::Running | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("pause"),
+            Self::Created | Self::Running | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => {
+                self.refuse("pause")
+            }
         }
     }
 
@@ -67,7 +81,7 @@ impl ProcessState {
     pub(crate) fn resumed(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Pausing | Self::Paused => Ok(Self::Running),
-            Self::Created | Self::Running | Self::Stopped | Self::Deleted => self.refuse("resume"),
+            Self::Created | Self::Running | Self::Stopped | Self::NotStarted | Self::Deleted => self.refuse("resume"),
         }
     }
 
@@ -75,7 +89,7 @@ impl ProcessState {
     pub(crate) fn exited(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Created | Self::Running | Self::Pausing | Self::Paused => Ok(Self::Stopped),
-            Self::Stopped | Self::Deleted => self.refuse("exit"),
+            Self::Stopped | Self::NotStarted | Self::Deleted => self.refuse("exit"),
         }
     }
 
@@ -83,7 +97,7 @@ impl ProcessState {
     /// init.
     pub(crate) fn deleted(self) -> Result<Self, IllegalMove> {
         match self {
-            Self::Created | Self::Stopped => Ok(Self::Deleted),
+            Self::Created | Self::Stopped | Self::NotStarted => Ok(Self::Deleted),
             Self::Running | Self::Pausing | Self::Paused | Self::Deleted => self.refuse("delete"),
         }
     }
@@ -97,7 +111,7 @@ impl ProcessState {
     pub(crate) fn admits_exec(self) -> Result<(), IllegalMove> {
         match self {
             Self::Created | Self::Running => Ok(()),
-            Self::Pausing | Self::Paused | Self::Stopped | Self::Deleted => self.refuse("exec in"),
+            Self::Pausing | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => self.refuse("exec in"),
         }
     }
 
@@ -105,7 +119,9 @@ impl ProcessState {
     pub(crate) fn admits_checkpoint(self) -> Result<(), IllegalMove> {
         match self {
             Self::Running | Self::Paused => Ok(()),
-            Self::Created | Self::Pausing | Self::Stopped | Self::Deleted => self.refuse("checkpoint"),
+            Self::Created | Self::Pausing | Self::Stopped | Self::NotStarted | Self::Deleted => {
+                self.refuse("checkpoint")
+            }
         }
     }
 
@@ -120,7 +136,7 @@ impl ProcessState {
     /// The state in containerd's API.
     pub(crate) fn status(self) -> Status {
         match self {
-            Self::Created => Status::CREATED,
+            Self::Created | Self::NotStarted => Status::CREATED,
             Self::Running => Status::RUNNING,
             Self::Pausing => Status::PAUSING,
             Self::Paused => Status::PAUSED,
@@ -141,6 +157,7 @@ impl std::fmt::Display for ProcessState {
             Self::Pausing => "pausing",
             Self::Paused => "paused",
             Self::Stopped => "stopped",
+            Self::NotStarted => "not started, because its start failed",
             Self::Deleted => "deleted",
         })
     }
@@ -153,8 +170,9 @@ mod tests {
     use super::*;
 
     type Event = fn(ProcessState) -> Result<ProcessState, IllegalMove>;
-    const EVENTS: [Event; 6] = [
+    const EVENTS: [Event; 7] = [
         ProcessState::started,
+        ProcessState::failed_to_start,
         ProcessState::pausing,
         ProcessState::paused,
         ProcessState::resumed,
@@ -167,6 +185,14 @@ mod tests {
         let state = ProcessState::Created.started().unwrap();
         let state = state.pausing().unwrap().paused().unwrap().resumed().unwrap();
         assert_eq!(state.exited().unwrap().deleted(), Ok(ProcessState::Deleted));
+    }
+
+    #[test]
+    fn a_failed_start_is_final_and_reads_as_created() {
+        let state = ProcessState::Created.failed_to_start().unwrap();
+        assert_eq!(state.status(), Status::CREATED);
+        assert!(!state.is_alive() && state.started().is_err() && state.exited().is_err());
+        assert_eq!(state.deleted(), Ok(ProcessState::Deleted));
     }
 
     #[test]
@@ -192,7 +218,7 @@ mod tests {
                 let before = state;
                 let Ok(after) = EVENTS[event](before) else { continue };
                 prop_assert_ne!(before, ProcessState::Deleted);
-                if before == ProcessState::Stopped {
+                if matches!(before, ProcessState::Stopped | ProcessState::NotStarted) {
                     prop_assert_eq!(after, ProcessState::Deleted);
                 }
                 exits += u32::from(after == ProcessState::Stopped);
@@ -204,7 +230,7 @@ mod tests {
         /// A living process can always exit, any other one never.
         #[test]
         fn only_a_living_process_can_exit(event in 0..EVENTS.len()) {
-            for state in [ProcessState::Created, ProcessState::Running, ProcessState::Pausing, ProcessState::Paused, ProcessState::Stopped, ProcessState::Deleted] {
+            for state in [ProcessState::Created, ProcessState::Running, ProcessState::Pausing, ProcessState::Paused, ProcessState::Stopped, ProcessState::NotStarted, ProcessState::Deleted] {
                 prop_assert_eq!(state.exited().is_ok(), state.is_alive());
                 if let Ok(next) = EVENTS[event](state) { prop_assert_ne!(next, state); }
             }
