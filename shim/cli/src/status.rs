@@ -63,9 +63,12 @@ struct ConfigStatus {
     path: PathBuf,
     /// False if every setting has its default.
     exists: bool,
-    /// Why it is ignored.
+    /// Why it is not used.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// The parts of it that are not used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 /// Running containers that read old files.
@@ -122,6 +125,7 @@ impl NodeStatus {
                 exists: path.symlink_metadata().is_ok(),
                 path,
                 problem: loaded.problem.as_ref().map(|problem| error_chain(problem)),
+                warnings: loaded.warnings.iter().map(ToString::to_string).collect(),
             },
             pods: PodCount::of(pods),
             agent: agent::state(&loaded.config),
@@ -140,6 +144,7 @@ impl NodeStatus {
         !self.is_guarded()
             || !self.restart_owed.is_empty()
             || self.config.problem.is_some()
+            || !self.config.warnings.is_empty()
             || self.findings > 0
             || self.old_files.opted_in > 0
             || matches!(self.agent, AgentState::Silent { .. })
@@ -168,10 +173,11 @@ impl NodeStatus {
         });
         let path = self.config.path.display();
         match (&self.config.problem, self.config.exists) {
-            (Some(problem), _) => lines.headed("config", mark(false), &format!("ignored, using defaults: {problem}")),
-            (None, true) => lines.headed("config", mark(true), &path.to_string()),
+            (Some(problem), _) => lines.headed("config", mark(false), problem),
+            (None, true) => lines.headed("config", mark(self.config.warnings.is_empty()), &path.to_string()),
             (None, false) => lines.headed("config", mark(true), &format!("no {path}: every setting has its default")),
         }
+        self.config.warnings.iter().for_each(|warning| lines.below(warning));
         lines.headed(
             "pods",
             mark(true),
@@ -237,7 +243,12 @@ mod tests {
                 default: true,
             }],
             restart_owed: vec!["systemctl restart containerd".to_owned()],
-            config: ConfigStatus { path: "/etc/bindguard/config.toml".into(), exists: true, problem: None },
+            config: ConfigStatus {
+                path: "/etc/bindguard/config.toml".into(),
+                exists: true,
+                problem: None,
+                warnings: Vec::new(),
+            },
             pods: PodCount { running: 12, unguarded: 3 },
             last_admissions: vec!["2026-11-21T05:10:00 default/web app (0123456789ab)".to_owned()],
             findings: 1,

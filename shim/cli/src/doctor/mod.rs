@@ -114,13 +114,9 @@ fn distribution() -> LinuxDistribution {
 }
 
 fn config(loaded: &Loaded) -> Point {
-    match &loaded.problem {
-        Some(problem) => Point::failed(
-            "config",
-            format!("ignoring the config, using defaults: {}", error_chain(problem)),
-            "bindguard config check",
-        ),
-        None => Point::ok("config", "the config can be taken"),
+    match loaded.remarks() {
+        remarks if remarks.is_empty() => Point::ok("config", "the config file has no mistake"),
+        remarks => Point::failed("config", remarks.join("; "), "bindguard config check"),
     }
 }
 

@@ -115,7 +115,9 @@ impl Install {
         for owner in owners.iter().copied() {
             let plan = target::plan(owner, options)?;
             report.take(&plan);
-            work.extend(settings::plan(plan.needs_runtime.as_deref())?.map(PlannedChange::own));
+            let settings = settings::plan(plan.needs_runtime.as_deref())?;
+            settings.mistakes.into_iter().for_each(|mistake| report.note(mistake));
+            work.extend(settings.change.map(PlannedChange::own));
             work.extend(plan.into_steps(owner));
         }
         let programs = programs.in_prefix(&options.prefix)?.into_iter().map(PlannedChange::own);
@@ -125,6 +127,7 @@ impl Install {
         if !self.common.dry_run {
             work.iter().try_for_each(|step| put(&mut record, step))?;
             versions::remove_unneeded(&mut record, &options.prefix)?;
+            settings::keep()?;
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common);
         let code = report.finish(&work, &self.common)?;

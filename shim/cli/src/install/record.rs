@@ -9,6 +9,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bindguard_config::KEPT_PATH;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -183,6 +184,7 @@ impl Record {
             scratch::sweep(Path::new(FOLDER));
             there_or_not(fs::remove_dir_all(originals()))
                 .with_context(|| format!("remove {}", originals().display()))?;
+            there_or_not(fs::remove_file(KEPT_PATH)).with_context(|| format!("remove {KEPT_PATH}"))?;
             there_or_not(fs::remove_file(file())).with_context(|| format!("remove {}", file().display()))?;
             // the folder may contain files that this record does not list
             let _ = fs::remove_dir(FOLDER);
