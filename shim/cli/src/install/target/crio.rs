@@ -31,7 +31,7 @@ const RESTART: &str = "systemctl restart crio";
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let former = Former::of(&texts()?)?;
     let wrapper = options.prefix.join(WRAPPER).display().to_string();
-    let change = plan_drop_in(Path::new(DROP_IN), &place(), Item::Table(former.with_path(&wrapper)), options)?;
+    let change = plan_drop_in(Path::new(DROP_IN), &place(), &Item::Table(former.with_path(&wrapper)), options)?;
     Ok(TargetPlan {
         changes: vec![change],
         needs_runtime: former.runtime(),
@@ -157,7 +157,7 @@ monitor_path = "/usr/libexec/crio/conmon"
     #[test]
     fn the_monitor_and_the_rest_are_those_of_the_default() {
         let former = Former::of(&[PACKAGED.to_owned()]).unwrap();
-        let text = place().with_runtime("", RUNTIME, Item::Table(former.with_path("/x/bindguard-runtime"))).unwrap();
+        let text = place().with_runtime("", RUNTIME, &Item::Table(former.with_path("/x/bindguard-runtime"))).unwrap();
         for line in [
             "[crio.runtime.runtimes.bindguard]",
             "runtime_path = \"/x/bindguard-runtime\"",

@@ -109,7 +109,7 @@ impl Trial<'_> {
     pub fn with_handler(&self, text: &str, place: &Place) -> Result<String> {
         let mut edited = text.to_owned();
         if self.before.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
-            edited = place.with_runtime(&edited, RUNTIME, as_item(&self.meant.handler))?;
+            edited = place.with_runtime(&edited, RUNTIME, &as_item(&self.meant.handler))?;
         }
         if let Some(default) = self.meant.default.as_ref().filter(|default| *default != self.before.default()) {
             edited = place.with_default(&edited, default)?;
@@ -134,7 +134,7 @@ impl Trial<'_> {
         }
         let lost: Vec<_> = self.before.lost_in(&after).collect();
         for (name, table) in lost {
-            edited = place.with_runtime(&edited, name, as_item(&table)).with_context(doing)?;
+            edited = place.with_runtime(&edited, name, &as_item(&table)).with_context(doing)?;
             after = effective(&edited)?;
         }
         let surprises = self.before.surprises(&after, self.meant);

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use toml_edit::{Array, DocumentMut, Item};
+use toml_edit::{Array, Document, Item};
 
 use super::effective::Effective;
 use super::places;
 use super::program::Containerd;
 use crate::install::change;
-use crate::install::toml_text::{Place, parse};
+use crate::install::toml_text::{Place, parse, with_root_value};
 
 /// The main file.
 pub struct MainFile {
@@ -31,11 +31,10 @@ impl MainFile {
         let newest = if containerd.version() < (2, 0) { 2 } else { 3 };
         let bytes = change::read(path)?.unwrap_or_default();
         let mut text = String::from_utf8(bytes).map_err(|_| anyhow!("{} is not text", path.display()))?;
-        let mut document = parse(&text).with_context(|| format!("parse {}", path.display()))?;
-        if document.is_empty() {
+        if parse(&text).with_context(|| format!("parse {}", path.display()))?.is_empty() {
             text = format!("{text}version = {newest}\n");
-            document = parse(&text)?;
         }
+        let document = parse(&text)?;
         ensure!(
             !names_in(&document, "disabled_plugins").iter().any(|plugin| plugin == "cri" || plugin.contains(".cri")),
             "{} disables the CRI plugin: no pods run on this containerd",
@@ -68,10 +67,9 @@ impl MainFile {
 
     /// The effective configuration with another main text, and with these files as its only imports.
     pub fn effective_with_imports(&self, containerd: &Containerd, imports: &[PathBuf]) -> Result<Effective> {
-        let mut document = parse(&self.text)?;
-        let list = imports.iter().map(|path| path.display().to_string());
-        document["imports"] = toml_edit::value(list.collect::<Array>());
-        containerd.effective_with(&self.path, &document.to_string())
+        let list = imports.iter().map(|path| path.display().to_string()).collect::<Array>();
+        let text = with_root_value(&self.text, "imports", toml_edit::Value::from(list).to_string().trim())?;
+        containerd.effective_with(&self.path, &text)
     }
 
     fn patterns(&self) -> Result<Vec<PathBuf>> {
@@ -80,7 +78,7 @@ impl MainFile {
     }
 }
 
-fn names_in(document: &DocumentMut, key: &str) -> Vec<String> {
+fn names_in(document: &Document<&str>, key: &str) -> Vec<String> {
     let array = document.get(key).and_then(Item::as_array);
     array.into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }

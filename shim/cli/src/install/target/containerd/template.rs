@@ -21,7 +21,7 @@ pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
             "k3s and RKE2 write the default runtime themselves: run this without --default, then put `default-runtime: {RUNTIME}` into config.yaml of /etc/rancher"
         );
     }
-    let table = trial.main.place.with_runtime("", RUNTIME, as_item(&trial.meant.handler))?;
+    let table = trial.main.place.with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
     let block = format!("{BEGIN}{}\n{END}", table.trim());
     let generated = with_block(&trial.main.text, &block);
     let after = trial.containerd.effective_with(&trial.main.path, &generated)?;
