@@ -7,6 +7,7 @@
 //! All changes are planned before the first byte is written; those to containerd are also tried out. Only `--restart` restarts
 //! a service: the operator of two thousand nodes chooses the moment.
 
+mod attributes;
 mod change;
 mod json_text;
 mod lock;
@@ -30,7 +31,7 @@ mod versions;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 
 pub use self::uninstall::Uninstall;
@@ -38,7 +39,7 @@ pub use self::uninstall::Uninstall;
 use self::change::Content;
 use self::plan::{InstallOptions, PlannedChange};
 use self::programs::Programs;
-use self::record::{Owner, Record};
+use self::record::{Installed, Owner, Record};
 use self::report::InstallReport;
 use self::stay::Stay;
 
@@ -110,24 +111,36 @@ impl Install {
         programs.check_folder(&options.prefix)?;
         programs.check_folder(&versions::store(&options.prefix))?;
         let owners = if self.runtimes.is_empty() { &[Owner::Containerd][..] } else { &self.runtimes };
-        let mut report = InstallReport::default();
-        let mut work = Vec::new();
-        for owner in owners.iter().copied() {
-            let plan = target::plan(owner, options)?;
-            report.take(&plan);
-            let settings = settings::plan(plan.needs_runtime.as_deref())?;
-            settings.mistakes.into_iter().for_each(|mistake| report.note(mistake));
-            work.extend(settings.change.map(PlannedChange::own));
-            work.extend(plan.into_steps(owner));
-        }
-        let programs = programs.in_prefix(&options.prefix)?.into_iter().map(PlannedChange::own);
-        let work: Vec<PlannedChange> = programs.chain(work).filter(|step| !step.change.is_none()).collect();
         let _lock = if self.common.dry_run { None } else { Some(lock::lock()?) };
         let mut record = Record::load()?;
+        let mut report = InstallReport::default();
+        let mut work = Vec::new();
+        let mut done = Vec::new();
+        for owner in owners.iter().copied() {
+            let plan = target::plan(owner, options, &record)?;
+            report.take(&plan);
+            done.push((owner, plan.needs_runtime.clone(), plan.notes.clone()));
+            work.extend(plan.into_steps(owner));
+        }
+        let mut needed = done.iter().filter_map(|(_, runtime, _)| runtime.as_deref());
+        let runtime = needed.next();
+        if let Some(other) = needed.find(|other| Some(*other) != runtime) {
+            let runtime = runtime.map(name).unwrap_or_default();
+            bail!("install for these runtimes: one calls {runtime} and one {}; install for one of them", name(other));
+        }
+        let settings = settings::plan(runtime)?;
+        settings.mistakes.into_iter().for_each(|mistake| report.note(mistake));
+        let own = programs.in_prefix(&options.prefix)?.into_iter().chain(settings.change).map(PlannedChange::own);
+        let work: Vec<PlannedChange> = own.chain(work).filter(|step| !step.change.is_none()).collect();
         if !self.common.dry_run {
             work.iter().try_for_each(|step| put(&mut record, step))?;
             versions::remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
+            for (owner, needs_runtime, notes) in done {
+                if let Some(inputs) = target::inputs_now(owner, options, &record)? {
+                    record.verify(Installed { owner, options: options.clone(), inputs, notes, needs_runtime })?;
+                }
+            }
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common);
         let code = report.finish(&work, &self.common)?;
@@ -152,7 +165,8 @@ fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
     record.note(step, original.as_ref())?;
     record.owe(owner, step.command.as_deref())?;
     let applied = change.apply();
-    if applied.is_err() && is_new {
+    let is_gone = applied.is_ok() && change.after.is_none();
+    if is_gone || applied.is_err() && is_new {
         record.forget(&change.path)?;
     }
     applied

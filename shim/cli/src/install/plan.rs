@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::change::Change;
 use super::record::Owner;
 
 /// The options of the command line, with their defaults filled in.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstallOptions {
     /// The folder in which services find the programs.
     pub prefix: PathBuf,
@@ -31,6 +33,8 @@ pub struct TargetPlan {
     pub needs_runtime: Option<PathBuf>,
     /// The command that activates the changes.
     pub command: Option<String>,
+    /// A hash of everything on which the plan depended, where that is known.
+    pub inputs: Option<String>,
 }
 
 /// One planned change.

@@ -13,8 +13,9 @@ use bindguard_config::KEPT_PATH;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::change::{self, Content};
-use super::plan::PlannedChange;
+use super::attributes::Attributes;
+use super::change::{self, Content, Wanted};
+use super::plan::{InstallOptions, PlannedChange};
 use super::running::{self, Daemon};
 use super::scratch;
 use super::target;
@@ -52,6 +53,9 @@ pub struct Entry {
     /// The former target, if there was a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original_link: Option<PathBuf>,
+    /// The attributes of the former file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<Attributes>,
     /// SHA-256 of the content that was written.
     pub written: String,
     /// The command that activates a change of this file.
@@ -71,6 +75,24 @@ pub struct Record {
     /// Restarts that were not done yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     owed: Vec<OwedRestart>,
+    /// The last installation of each runtime.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    installed: Vec<Installed>,
+}
+
+/// An installation that was carried out: its options, and everything on which it depended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Installed {
+    /// The runtime.
+    pub owner: Owner,
+    /// The options.
+    pub options: InstallOptions,
+    /// A hash of the files and programs on which the plan depended.
+    pub inputs: String,
+    /// The notes of the plan.
+    pub notes: Vec<String>,
+    /// The OCI runtime that bindguard's own config must name.
+    pub needs_runtime: Option<PathBuf>,
 }
 
 /// A daemon that still uses what was in its file before a change.
@@ -127,6 +149,21 @@ impl Record {
         self.save_or_remove()
     }
 
+    /// The last installation of a runtime.
+    pub fn verified(&self, owner: Owner) -> Option<&Installed> {
+        self.installed.iter().find(|installed| installed.owner == owner)
+    }
+
+    /// Remembers an installation. A later one with the same inputs has nothing to do.
+    pub fn verify(&mut self, installed: Installed) -> Result<()> {
+        if self.installed.contains(&installed) {
+            return Ok(());
+        }
+        self.installed.retain(|old| old.owner != installed.owner);
+        self.installed.push(installed);
+        self.save()
+    }
+
     /// The files, in the order in which they were changed.
     pub fn files(&self) -> &[Entry] {
         &self.files
@@ -145,10 +182,16 @@ impl Record {
         if let Some(bytes) = bytes {
             let place = originals().join(hash(bytes));
             if change::read(&place)?.is_none() {
-                change::write(&place, bytes, 0o600)?;
+                change::write(&place, bytes, &Wanted::Present(0o600))?;
             }
         }
+        let former = self.entry(&change.path).map(|entry| entry.attributes.clone());
         let entry = Entry {
+            attributes: match former {
+                Some(former) => former,
+                None => Attributes::of(&change.path)
+                    .with_context(|| format!("read the attributes of {}", change.path.display()))?,
+            },
             owner: *owner,
             path: change.path.clone(),
             original: bytes.map(hash),
@@ -168,6 +211,8 @@ impl Record {
     /// Forgets a file that was restored. Without files and owed restarts, the folder is removed as well.
     pub fn forget(&mut self, path: &Path) -> Result<()> {
         self.files.retain(|entry| entry.path != path);
+        let files = &self.files;
+        self.installed.retain(|installed| files.iter().any(|entry| entry.owner == installed.owner));
         self.remove_empty_folders();
         self.save_or_remove()
     }
@@ -202,7 +247,7 @@ impl Record {
 
     fn save(&self) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        change::write(&file(), text.as_bytes(), 0o600)
+        change::write(&file(), text.as_bytes(), &Wanted::Present(0o600))
     }
 }
 
@@ -259,7 +304,8 @@ fn hash_of(content: &Content) -> String {
     }
 }
 
-fn hash(bytes: &[u8]) -> String {
+/// SHA-256, as text.
+pub fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

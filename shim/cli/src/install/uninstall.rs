@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::change::{self, Change, Content};
+use super::change::{self, Change, Content, Wanted};
 use super::plan::PlannedChange;
 use super::program_users::users_of;
 use super::programs::beside_this_one;
@@ -66,7 +66,7 @@ impl Uninstall {
         }
         if !self.common.dry_run {
             let touched = work.iter().filter_map(|step| step.change.path.parent().map(Path::to_owned));
-            touched.chain(target::folders()).for_each(|folder| scratch::sweep(&folder));
+            touched.chain(target::folders()).for_each(|folder| scratch::sweep(change::temporary_folder(&folder)));
             record.remove_if_empty()?;
         }
         let code = report.finish(&work, &self.common)?;
@@ -150,5 +150,10 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
             now.clone()
         }
     };
-    Ok(Change { path: entry.path.clone(), before: now, after, mode: 0o644 })
+    let is_original = after == entry.original()?;
+    let attributes = match entry.attributes.clone().filter(|_| is_original) {
+        Some(attributes) => Wanted::Former(attributes),
+        None => Wanted::Present(0o644),
+    };
+    Ok(Change { path: entry.path.clone(), before: now, after, attributes })
 }

@@ -70,7 +70,9 @@ fn socket_of(containerd: &Daemon) -> PathBuf {
     let of_file = || {
         let text = fs::read_to_string(containerd.config().unwrap_or_else(|| Path::new(CONFIG).to_owned())).ok()?;
         let file: toml::Table = toml::from_str(&text).ok()?;
-        Some(PathBuf::from(file.get("grpc")?.get("address")?.as_str()?))
+        // the section of version 4, and that of older ones
+        let server = file.get("plugins").and_then(|plugins| plugins.get("io.containerd.server.v1.grpc"));
+        Some(PathBuf::from(server.or_else(|| file.get("grpc"))?.get("address")?.as_str()?))
     };
     containerd.address().or_else(of_file).unwrap_or_else(|| Path::new(SOCKET).to_owned())
 }

@@ -11,16 +11,24 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow};
 
 use super::plan::{InstallOptions, TargetPlan};
-use super::record::Owner;
+use super::record::{Owner, Record};
 
 /// Plans the changes for a runtime.
-pub fn plan(owner: Owner, options: &InstallOptions) -> Result<TargetPlan> {
+pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     match owner {
-        Owner::Containerd => containerd::plan(options),
-        Owner::Docker => docker::plan(options),
+        Owner::Containerd => containerd::plan(options, record),
+        Owner::Docker => docker::plan(options, record),
         Owner::Podman => podman::plan(options),
         Owner::Crio => crio::plan(options),
         Owner::Bindguard => Ok(TargetPlan::default()),
+    }
+}
+
+/// A hash of everything on which the next plan depends, where a plan is costly.
+pub fn inputs_now(owner: Owner, options: &InstallOptions, record: &Record) -> Result<Option<String>> {
+    match owner {
+        Owner::Containerd => containerd::inputs_now(options, record).map(Some),
+        Owner::Docker | Owner::Podman | Owner::Crio | Owner::Bindguard => Ok(None),
     }
 }
 

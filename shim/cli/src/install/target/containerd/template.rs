@@ -9,7 +9,6 @@ use bindguard_core::program_names::RUNTIME;
 
 use super::edit::{Edited, Trial};
 use super::handler::as_item;
-use crate::install::change;
 
 const BEGIN: &str = "# begin of bindguard's lines: `bindguard uninstall` removes them\n";
 const END: &str = "# end of bindguard's lines\n";
@@ -24,14 +23,13 @@ pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
     let table = trial.main.place.with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
     let block = format!("{BEGIN}{}\n{END}", table.trim());
     let generated = with_block(&trial.main.text, &block);
-    let after = trial.containerd.effective_with(&trial.main.path, &generated)?;
+    let after = trial.main.effective_with(trial.containerd, &generated)?;
     let surprises = trial.before.surprises(&after, trial.meant);
     if !surprises.is_empty() {
         bail!("containerd would read more than was meant ({}): nothing was changed", surprises.join(", "));
     }
     let path = k3s_template(&trial.main.path, trial.main.version);
-    let present = change::read(&path)?.map(String::from_utf8).transpose();
-    let present = present.with_context(|| format!("read {}", path.display()))?;
+    let present = trial.former.of(&path)?;
     Ok((path, with_block(&present.unwrap_or_else(|| "{{ template \"base\" . }}\n".to_owned()), &block)))
 }
 
@@ -40,8 +38,7 @@ pub fn of_microk8s(trial: &Trial<'_>) -> Result<Edited> {
     trial.main()?.context("containerd does not take its runtimes from MicroK8s' file: nothing was changed")?;
     // `current` leads to the revision of the snap, and to the next one after a refresh
     let path = PathBuf::from("/var/snap/microk8s/current/args/containerd-template.toml");
-    let text = change::read(&path)?.with_context(|| format!("find {}", path.display()))?;
-    let text = String::from_utf8(text).with_context(|| format!("read {}", path.display()))?;
+    let text = trial.former.of(&path)?.with_context(|| format!("find {}", path.display()))?;
     let edited = trial.with_handler(&text, &trial.main.place).with_context(|| format!("edit {}", path.display()))?;
     Ok((path, edited))
 }
