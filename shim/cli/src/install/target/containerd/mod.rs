@@ -25,11 +25,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_core::program_names::RUNTIME;
 
-use self::distribution::Distribution;
+use self::distribution::{Distribution, Instruction, node_config};
 use self::edit::{DROP_IN, Edited, Trial};
 use self::effective::{Effective, Meant};
 use self::former::FormerTexts;
-use self::handler::{Handler, HandlerKind};
+use self::handler::{Handler, HandlerKind, as_item};
 use self::layout::Layout;
 use self::main_file::{MainFile, with_imports};
 use self::program::Containerd;
@@ -74,6 +74,9 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let meant = Meant { handler: handler.table.clone(), default: options.default.then(|| RUNTIME.to_owned()) };
     let trial = Trial { containerd: &containerd, main: &main, former: &former, before: &before, meant: &meant };
     if !trial.is_done(&effective_now(&layout, &containerd, &main, &before)?) {
+        if layout.distribution == Distribution::EksAl2023 && options.containerd_config.is_none() {
+            refuse(Distribution::EksAl2023, &instruction_for_eks(&trial, options)?)?;
+        }
         plan.changes = changes(layout.distribution, &trial, record)?;
     }
     plan.needs_runtime = handler.needs_runtime;
@@ -157,10 +160,20 @@ fn places() -> [Place; 2] {
 
 /// Where an edit would not last, prints the operator's own steps and fails.
 fn refuse_foreign_files(layout: &Layout) -> Result<()> {
-    let distribution = layout.distribution;
-    let Some(instruction) = distribution.instruction() else { return Ok(()) };
+    layout.distribution.instruction().map_or(Ok(()), |instruction| refuse(layout.distribution, &instruction))
+}
+
+fn refuse(distribution: Distribution, instruction: &Instruction) -> Result<()> {
     print_text(&instruction.advice)?;
     bail!("edit containerd's files on {}: {}; see the lines above", distribution.name(), instruction.why)
+}
+
+fn instruction_for_eks(trial: &Trial<'_>, options: &InstallOptions) -> Result<Instruction> {
+    let mut fragment = trial.main.place.with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
+    if let Some(default) = &trial.meant.default {
+        fragment = trial.main.place.with_default(&fragment, default)?;
+    }
+    Ok(node_config(&fragment, &options.prefix, &trial.main.path))
 }
 
 /// The file to change and its new text: the first candidate with which containerd reads what is meant.
