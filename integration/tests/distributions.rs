@@ -218,9 +218,8 @@ fn eks_of_both_generations() {
 #[test]
 fn k0s_that_imports_its_folder() {
     on(Generation::V2_1, |root| {
-        let main = "# k0s_managed=true\nversion = 3\nimports = [\"/run/k0s/containerd-cri.toml\", \"/etc/k0s/containerd.d/*.toml\"]\n";
-        root.write("/etc/k0s/containerd.toml", main)?;
-        root.write("/run/k0s/containerd-cri.toml", &format!("version = 3\n{RUNC_V3}"))?;
+        let main = "# k0s_managed=true\nversion = 3\nimports = [\"/etc/k0s/containerd.d/*.toml\"]\n";
+        root.write("/etc/k0s/containerd.toml", &format!("{main}{RUNC_V3}"))?;
         root.write("/etc/k0s/containerd.d/10-mine.toml", "version = 3\noom_score = 1\n")?;
         let changed =
             || fs::metadata(root.path("/etc/k0s/containerd.d")).map(|found| (found.mtime(), found.mtime_nsec()));

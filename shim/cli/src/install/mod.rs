@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use bindguard_config::DEFAULT_PATH;
 use clap::Args;
 
 pub use self::uninstall::Uninstall;
@@ -55,6 +56,9 @@ pub struct Install {
     /// containerd: keep its own shim, and let it call bindguard-runtime.
     #[arg(long)]
     wrapper: bool,
+    /// Install the node agent as a service of systemd, which starts at boot.
+    #[arg(long)]
+    agent: bool,
     /// The folder in which services find the programs (default: the folder in which a package put them, else /usr/local/bin).
     /// The programs of each version go to `lib/bindguard` beside a folder `bin`, or below another one.
     #[arg(long, value_name = "DIR")]
@@ -93,7 +97,7 @@ impl Install {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
-        let programs = Programs::beside_this_one()?;
+        let programs = Programs::beside_this_one(self.agent)?;
         let prefix = self.prefix.clone().unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
         root::enter(self.common.root.as_deref())?;
         let options = InstallOptions {
@@ -116,7 +120,7 @@ impl Install {
         let mut report = InstallReport::default();
         let mut work = Vec::new();
         let mut done = Vec::new();
-        for owner in owners.iter().copied() {
+        for owner in owners.iter().copied().chain(self.agent.then_some(Owner::Agent)) {
             let plan = target::plan(owner, options, &record)?;
             report.take(&plan);
             done.push((owner, plan.needs_runtime.clone(), plan.notes.clone()));
@@ -131,7 +135,16 @@ impl Install {
         let settings = settings::plan(runtime)?;
         settings.mistakes.into_iter().for_each(|mistake| report.note(mistake));
         let own = programs.in_prefix(&options.prefix)?.into_iter().chain(settings.change).map(PlannedChange::own);
-        let work: Vec<PlannedChange> = own.chain(work).filter(|step| !step.change.is_none()).collect();
+        let own: Vec<PlannedChange> = own.collect();
+        let has_new_programs =
+            own.iter().any(|step| !step.change.is_none() && step.change.path != Path::new(DEFAULT_PATH));
+        if self.agent && has_new_programs {
+            report.command(Some(target::agent::RESTART));
+        }
+        if report.commands().iter().any(|command| command == target::agent::RESTART) {
+            report.command_before(target::agent::RELOAD);
+        }
+        let work: Vec<PlannedChange> = own.into_iter().chain(work).filter(|step| !step.change.is_none()).collect();
         if !self.common.dry_run {
             work.iter().try_for_each(|step| put(&mut record, step))?;
             versions::remove_unneeded(&mut record, &options.prefix)?;

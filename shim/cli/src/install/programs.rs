@@ -1,4 +1,4 @@
-//! The three programs: their source and their destination.
+//! The programs: their source and their destination.
 //!
 //! They are opened first, because with `--root` their folder is out of reach afterwards.
 
@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bindguard_core::program_names::{CLI, SHIM, WRAPPER};
+use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
 use rustix::fs::{Access, StatVfsMountFlags};
 
 use super::change::Change;
@@ -26,8 +26,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The programs beside this one.
-    pub fn beside_this_one() -> Result<Self> {
+    /// The programs beside this one, with the node agent on request.
+    pub fn beside_this_one(with_agent: bool) -> Result<Self> {
         let own = env::current_exe().context("find out where this program is")?;
         let folder = own.parent().unwrap_or(Path::new("/")).to_owned();
         let read = |name: &'static str| {
@@ -38,7 +38,8 @@ impl Programs {
                     .with_context(|| format!("read {}, which has to be beside this program", path.display()))?,
             ))
         };
-        let files = [SHIM, WRAPPER, CLI].into_iter().map(read).collect::<Result<_>>()?;
+        let names = [SHIM, WRAPPER, CLI].into_iter().chain(with_agent.then_some(AGENT));
+        let files = names.map(read).collect::<Result<_>>()?;
         Ok(Self { identity: identity(&folder), folder, files })
     }
 

@@ -36,6 +36,9 @@ pub enum Owner {
     /// A drop-in of CRI-O's.
     #[value(name = "crio")]
     Crio,
+    /// The unit of the node agent.
+    #[value(skip)]
+    Agent,
     /// The programs and the settings of bindguard itself.
     #[value(skip)]
     Bindguard,

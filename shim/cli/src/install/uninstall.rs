@@ -139,7 +139,7 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
         }
         Some(content) if entry.is_as_written(content) => original,
         Some(_) if now == original => original,
-        Some(Content::File(bytes)) if entry.owner != Owner::Bindguard => {
+        Some(Content::File(bytes)) if !matches!(entry.owner, Owner::Agent | Owner::Bindguard) => {
             let cleaned = target::cleaned(entry.owner, bytes, original.as_ref().and_then(Content::bytes))
                 .with_context(|| format!("remove bindguard from {path}"))?;
             report.note(format!("{path} was changed since the install: only bindguard's own lines are removed"));

@@ -1,5 +1,6 @@
 //! The runtimes that an install configures. Each file owns the plan, the removal and the restart of its runtime.
 
+pub mod agent;
 mod containerd;
 mod crio;
 mod docker;
@@ -20,6 +21,7 @@ pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<T
         Owner::Docker => docker::plan(options, record),
         Owner::Podman => podman::plan(options),
         Owner::Crio => crio::plan(options),
+        Owner::Agent => agent::plan(options),
         Owner::Bindguard => Ok(TargetPlan::default()),
     }
 }
@@ -28,7 +30,7 @@ pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<T
 pub fn inputs_now(owner: Owner, options: &InstallOptions, record: &Record) -> Result<Option<String>> {
     match owner {
         Owner::Containerd => containerd::inputs_now(options, record).map(Some),
-        Owner::Docker | Owner::Podman | Owner::Crio | Owner::Bindguard => Ok(None),
+        Owner::Docker | Owner::Podman | Owner::Crio | Owner::Agent | Owner::Bindguard => Ok(None),
     }
 }
 
@@ -45,7 +47,7 @@ pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Ve
         Owner::Docker => docker::cleaned,
         Owner::Podman => podman::cleaned,
         Owner::Crio => crio::cleaned,
-        Owner::Bindguard => return Ok(bytes.to_vec()),
+        Owner::Agent | Owner::Bindguard => return Ok(bytes.to_vec()),
     };
     Ok(cleaned(&text(bytes)?, &text(original.unwrap_or_default())?)?.into_bytes())
 }
@@ -54,6 +56,7 @@ pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Ve
 pub fn removal_command(owner: Owner, installed: Option<&str>) -> Option<String> {
     match owner {
         Owner::Docker => Some(docker::RESTART.to_owned()),
+        Owner::Agent => Some(agent::STOP.to_owned()),
         Owner::Containerd | Owner::Crio | Owner::Podman | Owner::Bindguard => installed.map(str::to_owned),
     }
 }
