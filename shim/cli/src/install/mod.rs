@@ -11,6 +11,7 @@ mod attributes;
 mod change;
 mod json_text;
 mod lock;
+mod own_program;
 mod plan;
 mod program_users;
 mod programs;
