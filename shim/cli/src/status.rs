@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::agent;
 use crate::config;
+use crate::install::drift::drift;
 use crate::install::record::Record;
 use crate::install::running::{guarded_runtimes, is_hidden};
 use crate::journal;
@@ -44,6 +45,11 @@ struct NodeStatus {
     version: &'static str,
     /// The running daemons, and their runtimes that call the guard.
     daemons: Vec<GuardedRuntimes>,
+    /// What another tool changed since the installation.
+    drift: Vec<String>,
+    /// True if programs of the installation are gone.
+    #[serde(skip)]
+    is_broken: bool,
     /// The commands that activate changes which the running daemons have not read.
     restart_owed: Vec<String>,
     config: ConfigStatus,
@@ -112,6 +118,7 @@ impl NodeStatus {
         if is_hidden("containerd") {
             problems.push("a containerd runs, and only root may read its arguments".to_owned());
         }
+        let drift = drift().map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default();
         let record = Record::load().map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default();
         let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
         let survey = survey_node(loaded.config.policy(), loaded.config.places(), pods, |_| true);
@@ -120,6 +127,8 @@ impl NodeStatus {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             daemons,
+            is_broken: drift.iter().any(|drift| drift.breaks_pods),
+            drift: drift.into_iter().map(|drift| drift.what).collect(),
             restart_owed: record.owed().into_iter().map(|owed| owed.command).collect(),
             config: ConfigStatus {
                 exists: path.symlink_metadata().is_ok(),
@@ -137,12 +146,13 @@ impl NodeStatus {
     }
 
     fn is_guarded(&self) -> bool {
-        self.daemons.iter().any(|daemon| !daemon.runtimes.is_empty())
+        !self.is_broken && self.daemons.iter().any(|daemon| !daemon.runtimes.is_empty())
     }
 
     fn has_findings(&self) -> bool {
         !self.is_guarded()
             || !self.restart_owed.is_empty()
+            || !self.drift.is_empty()
             || self.config.problem.is_some()
             || !self.config.warnings.is_empty()
             || self.findings > 0
@@ -161,12 +171,18 @@ impl NodeStatus {
                 true => {
                     lines.headed("unguarded", mark(false), &format!("{} has no runtime of bindguard's", daemon.daemon))
                 }
+                false if self.is_broken => lines.headed(
+                    "broken",
+                    mark(false),
+                    &format!("{} runs {names}, and its programs are gone", daemon.daemon),
+                ),
                 false => lines.headed("guarded", mark(true), &format!("{} runs {names}, {reach}", daemon.daemon)),
             }
         }
         if self.daemons.is_empty() {
             lines.headed("unguarded", mark(false), "no containerd, dockerd or CRI-O with pods was found");
         }
+        self.drift.iter().for_each(|drift| lines.headed("drift", mark(false), drift));
         self.restart_owed.iter().for_each(|command| {
             lines.headed("restart", mark(false), "a running daemon has not read its changed file");
             lines.run(command);
@@ -242,6 +258,8 @@ mod tests {
                 runtimes: vec!["bindguard".to_owned()],
                 default: true,
             }],
+            drift: Vec::new(),
+            is_broken: false,
             restart_owed: vec!["systemctl restart containerd".to_owned()],
             config: ConfigStatus {
                 path: "/etc/bindguard/config.toml".into(),

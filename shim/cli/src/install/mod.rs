@@ -9,6 +9,7 @@
 
 mod attributes;
 mod change;
+pub mod drift;
 mod json_text;
 mod lock;
 mod own_program;
@@ -38,7 +39,7 @@ use clap::Args;
 
 pub use self::uninstall::Uninstall;
 
-use self::change::Content;
+use self::change::{Change, Content};
 use self::plan::{InstallOptions, PlannedChange};
 use self::programs::Programs;
 use self::record::{Installed, Owner, Record};
@@ -151,15 +152,29 @@ impl Install {
             versions::remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
             for (owner, needs_runtime, notes) in done {
-                if let Some(inputs) = target::inputs_now(owner, options, &record)? {
-                    record.verify(Installed { owner, options: options.clone(), inputs, notes, needs_runtime })?;
-                }
+                let inputs = target::inputs_now(owner, options, &record)?.unwrap_or_default();
+                record.verify(Installed { owner, options: options.clone(), inputs, notes, needs_runtime })?;
             }
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common);
+        if self.common.restart && !self.common.dry_run {
+            verify_generated_files(&mut record)?;
+        }
         let code = report.finish(&work, &self.common)?;
         restarted.map(|()| code)
     }
+}
+
+/// k3s and its kin generate containerd's file when they start. What they made of the edited template is the next plan's input.
+fn verify_generated_files(record: &mut Record) -> Result<()> {
+    for installed in record.installed().to_vec() {
+        let Some(inputs) = target::inputs_now(installed.owner, &installed.options, record)? else { continue };
+        let is_new = inputs != installed.inputs;
+        if is_new && target::plan(installed.owner, &installed.options, record)?.changes.iter().all(Change::is_none) {
+            record.verify(Installed { inputs, ..installed })?;
+        }
+    }
+    Ok(())
 }
 
 /// Records a change, then makes it. Uninstall restores the content from before the *first* install. If the file was edited

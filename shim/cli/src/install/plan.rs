@@ -33,8 +33,6 @@ pub struct TargetPlan {
     pub needs_runtime: Option<PathBuf>,
     /// The command that activates the changes.
     pub command: Option<String>,
-    /// A hash of everything on which the plan depended, where that is known.
-    pub inputs: Option<String>,
 }
 
 /// One planned change.

@@ -157,6 +157,11 @@ impl Record {
         self.installed.iter().find(|installed| installed.owner == owner)
     }
 
+    /// The last installation of each runtime.
+    pub fn installed(&self) -> &[Installed] {
+        &self.installed
+    }
+
     /// Remembers an installation. A later one with the same inputs has nothing to do.
     pub fn verify(&mut self, installed: Installed) -> Result<()> {
         if self.installed.contains(&installed) {

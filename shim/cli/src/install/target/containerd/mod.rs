@@ -54,7 +54,6 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
             command: Some(layout.restart),
             notes: verified.notes.clone(),
             needs_runtime: verified.needs_runtime.clone(),
-            inputs: Some(inputs),
             ..TargetPlan::default()
         });
     }
@@ -86,7 +85,6 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
             "containerd 1.6 does not hand these options of {base} to another shim: {lost}; with --wrapper they stay"
         ));
     }
-    plan.inputs = Some(inputs);
     Ok(plan)
 }
 
