@@ -37,6 +37,31 @@ fn containerd_2_1() {
     });
 }
 
+/// The record is lost with `/var`.
+#[test]
+fn the_record_is_lost() {
+    Setup::on(Generation::V1_7).cri().bare().story(|node| {
+        let file = node.containerd_config();
+        let before = fs::read_to_string(file)?;
+        // the name of the former default is lost with the record: containerd's own is runc
+        let is_default =
+            |line: &&str| line.contains("default_runtime_name") || line.trim_end().ends_with(".containerd]");
+        let expected: String = before.split_inclusive('\n').filter(|line| !is_default(line)).collect();
+        node.bindguard(["install", "--default"])?.success()?;
+        let installed = fs::read_to_string(file)?;
+        fs::remove_dir_all("/var/lib/bindguard")?;
+        let look = node.bindguard(["uninstall", "--dry-run"])?;
+        ensure!(look.code() == 1 && look.stdout.contains("uninstall --by-content"), "{look:?}");
+        ensure!(!look.stdout.contains("nothing  no file"), "it contradicts itself: {look:?}");
+        let left = node.bindguard(["uninstall"])?;
+        ensure!(left.code() == 1 && fs::read_to_string(file)? == installed, "{left:?}");
+        let done = node.bindguard(["uninstall", "--by-content"])?;
+        ensure!(done.stdout.contains("systemctl restart containerd"), "{done:?}");
+        ensure!(fs::read_to_string(file)? == expected, "{}", fs::read_to_string(file)?);
+        Ok(())
+    });
+}
+
 fn told(node: &Node, what: Option<&str>) -> Result<()> {
     let (status, doctor) = (node.bindguard(["status"])?.stdout, node.bindguard(["doctor"])?.stdout);
     match what {

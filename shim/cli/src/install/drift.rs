@@ -43,6 +43,25 @@ pub fn drift() -> Result<Vec<Drift>> {
     Ok(found)
 }
 
+/// Reports changes by other tools as they come and go.
+#[derive(Debug, Default)]
+pub struct DriftReporter(Vec<String>);
+
+impl DriftReporter {
+    /// Prints what is new since the last call.
+    pub fn report(&mut self) {
+        let now: Vec<String> = match drift() {
+            Ok(drift) => drift.into_iter().map(|drift| format!("{}; {}", drift.what, drift.command)).collect(),
+            Err(error) => vec![format!("look for changes by other tools: {error:#}")],
+        };
+        now.iter().filter(|line| !self.0.contains(line)).for_each(|line| eprintln!("bindguard: {line}"));
+        if now.is_empty() && !self.0.is_empty() {
+            eprintln!("bindguard: the installation is as install left it");
+        }
+        self.0 = now;
+    }
+}
+
 /// A link to a program of a version that is gone leads nowhere.
 fn missing_programs(record: &Record) -> Vec<Drift> {
     let of_bindguard = record.files().iter().filter(|entry| entry.owner == Owner::Bindguard);

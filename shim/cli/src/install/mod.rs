@@ -40,6 +40,7 @@ use clap::Args;
 pub use self::uninstall::Uninstall;
 
 use self::change::{Change, Content};
+use self::drift::DriftReporter;
 use self::plan::{InstallOptions, PlannedChange};
 use self::programs::Programs;
 use self::record::{Installed, Owner, Record};
@@ -110,7 +111,8 @@ impl Install {
             containerd_config: self.containerd_config.clone(),
         };
         let install = || self.install(&programs, &options);
-        stay.map_or_else(install, |stay| stay.after(install))
+        let mut reporter = DriftReporter::default();
+        stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))
     }
 
     fn install(&self, programs: &Programs, options: &InstallOptions) -> Result<ExitCode> {

@@ -26,6 +26,9 @@ pub struct Uninstall {
     /// The runtimes to remove bindguard from (default: all, and the programs).
     #[arg(value_enum, value_name = "RUNTIME")]
     runtimes: Vec<Owner>,
+    /// Where the record of the installation is lost: remove the entries that are bindguard's by their content.
+    #[arg(long)]
+    by_content: bool,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -35,7 +38,7 @@ impl Uninstall {
     pub fn run(self) -> Result<ExitCode> {
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         root::enter(self.common.root.as_deref())?;
-        stay.map_or_else(|| self.uninstall(), |stay| stay.after(|| self.uninstall()))
+        stay.map_or_else(|| self.uninstall(), |stay| stay.after(|| self.uninstall(), || ()))
     }
 
     fn uninstall(&self) -> Result<ExitCode> {
@@ -46,6 +49,7 @@ impl Uninstall {
         let (programs, files): (Vec<_>, Vec<_>) =
             record.files().iter().filter(is_meant).cloned().partition(|entry| entry.owner == Owner::Bindguard);
         let mut work = take_off(&files, &mut record, &mut report, &self.common)?;
+        work.extend(self.take_off_unrecorded(&mut record, &mut report)?);
         let restarted = restart::restart(&mut record, &mut report, &self.common);
         if restarted.is_ok() {
             // all of them or none: a second run of uninstall needs this very program
@@ -71,6 +75,31 @@ impl Uninstall {
         }
         let code = report.finish(&work, &self.common)?;
         restarted.map(|()| code)
+    }
+}
+
+impl Uninstall {
+    /// Removes entries of which there is no record, or names them. A node image or a separate `/var` may lose the record.
+    fn take_off_unrecorded(&self, record: &mut Record, report: &mut InstallReport) -> Result<Vec<PlannedChange>> {
+        let is_meant = |step: &PlannedChange| self.runtimes.is_empty() || self.runtimes.contains(&step.owner);
+        let steps: Vec<_> = target::unrecorded(record).into_iter().filter(is_meant).collect();
+        if !self.by_content {
+            for step in &steps {
+                let path = name(&step.change.path);
+                report.unfinished(&format!(
+                    "{path} has entries of bindguard's, and the record of the installation is lost; remove them with bindguard uninstall --by-content"
+                ));
+            }
+            return Ok(Vec::new());
+        }
+        for step in &steps {
+            report.command(step.command.as_deref());
+            if !self.common.dry_run {
+                record.owe(step.owner, step.command.as_deref())?;
+                step.change.apply()?;
+            }
+        }
+        Ok(steps)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::install::search_path;
 use crate::install::toml_text::{self, Place};
 
 /// Its drop-in.
-const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
+pub const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
 
 const MAIN: &str = "/etc/crio/crio.conf";
 const FOLDER: &str = "/etc/crio/crio.conf.d";
@@ -25,7 +25,7 @@ const FOLDER: &str = "/etc/crio/crio.conf.d";
 const BUILT_IN: [&str; 2] = ["crun", "runc"];
 
 /// The command after which CRI-O reads its files again.
-const RESTART: &str = "systemctl restart crio";
+pub const RESTART: &str = "systemctl restart crio";
 
 /// Plans the changes for CRI-O.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {

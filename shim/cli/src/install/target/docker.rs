@@ -13,7 +13,7 @@ use crate::install::record::{Entry, Record};
 use crate::install::running::docker_runtimes;
 
 /// The file that dockerd reads.
-const CONFIG: &str = "/etc/docker/daemon.json";
+pub const CONFIG: &str = "/etc/docker/daemon.json";
 const ENTRY: [&str; 2] = ["runtimes", RUNTIME];
 const RELOAD: &str = "systemctl reload docker";
 const DEFAULT: [&str; 1] = ["default-runtime"];

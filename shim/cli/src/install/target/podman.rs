@@ -11,7 +11,7 @@ use crate::install::plan::{InstallOptions, TargetPlan};
 use crate::install::toml_text::Place;
 
 /// Its drop-in.
-const DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
+pub const DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
 
 /// Plans the change.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {

@@ -134,6 +134,29 @@ fn changes(distribution: Distribution, trial: &Trial<'_>, record: &Record) -> Re
     Ok(changes)
 }
 
+/// Every file in which an installation may have put an entry.
+pub fn files() -> Vec<PathBuf> {
+    let Ok(layout) = Layout::detect(None) else { return Vec::new() };
+    let text = fs::read_to_string(&layout.config).unwrap_or_default();
+    let imports = MainFile::imports_of(&layout.config, &text).unwrap_or_default();
+    let edited = match layout.distribution {
+        // the main file is generated from these
+        Distribution::K3s | Distribution::Rke2 => template::k3s_templates(&layout.config).to_vec(),
+        Distribution::Microk8s => vec![PathBuf::from(template::MICROK8S)],
+        Distribution::K0s => vec![Path::new(K0S_FOLDER).join(DROP_IN)],
+        _ => vec![layout.config],
+    };
+    let mut files: Vec<PathBuf> = edited.into_iter().chain(imports).collect();
+    files.sort();
+    files.dedup();
+    files
+}
+
+/// The command after which containerd reads its files again.
+pub fn restart_command() -> Option<String> {
+    Layout::detect(None).ok().map(|layout| layout.restart)
+}
+
 /// The folder of the file that containerd reads.
 pub fn folder() -> Option<PathBuf> {
     Layout::detect(None).ok()?.config.parent().map(Path::to_owned)
