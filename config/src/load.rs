@@ -21,7 +21,7 @@ use crate::{Config, DEFAULT_PATH, ENVIRONMENT, Error, KEPT_PATH};
 /// A larger file is no config, and reading it would waste time.
 const MAX_SIZE: u64 = 1 << 20;
 
-/// The active config, and what is wrong with the file.
+/// The active config, and the mistakes of the file.
 #[derive(Debug)]
 pub struct Loaded {
     /// The active config.
@@ -38,7 +38,7 @@ pub struct Loaded {
 #[derive(Debug, thiserror::Error)]
 #[error("ignoring the config, using {instead}")]
 pub struct Unused {
-    /// What applies instead.
+    /// The settings that apply instead.
     pub instead: Instead,
     /// Why.
     #[source]

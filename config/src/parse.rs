@@ -1,7 +1,7 @@
 //! Reads the text of a config file, key by key: a mistake in one key changes no other key.
 //!
 //! Unknown keys are skipped: a newer version may know them. A value that is a mistake is replaced by a safe one. Both are
-//! warnings with their line. Only a text that is not TOML is an error, because its keys cannot be told apart.
+//! warnings with their line. Only a text that is not TOML is an error, because it has no keys.
 
 use std::fmt;
 use std::ops::Range;

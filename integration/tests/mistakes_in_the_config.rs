@@ -12,7 +12,7 @@ use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, 
 
 const CONFIG: &str = "/etc/bindguard/config.toml";
 
-/// A node of a newer version was set to report, and is rolled back. Somebody misspells `report`.
+/// A node of a newer version was set to report, and is rolled back. The operator misspelt `report`.
 #[test]
 fn a_reporting_node_goes_on_reporting() {
     let policy = "[checks]\nstale-subpaths = \"repot\"\nhost-root = \"report\"\nof-a-newer-version = true\n";

@@ -45,7 +45,7 @@ struct NodeStatus {
     version: &'static str,
     /// The running daemons, and their runtimes that call the guard.
     daemons: Vec<GuardedRuntimes>,
-    /// What another tool changed since the installation.
+    /// Changes by other tools since the installation.
     drift: Vec<String>,
     /// True if programs of the installation are gone.
     #[serde(skip)]

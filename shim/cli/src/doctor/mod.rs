@@ -115,7 +115,7 @@ fn distribution() -> LinuxDistribution {
     LinuxDistribution::from_os_release(&text.unwrap_or_default())
 }
 
-/// What another tool changed since the installation.
+/// Reports changes by other tools since the installation.
 fn installation() -> Point {
     const NAME: &str = "installation";
     match drift() {

@@ -1,4 +1,4 @@
-//! What a file has beside its content: mode, owner, times and extended attributes, such as an SELinux label.
+//! The attributes of a file: mode, owner, times and extended attributes, such as an SELinux label.
 //!
 //! An edited file keeps them, except its times. A restored file gets back those that it had.
 

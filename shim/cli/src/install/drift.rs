@@ -1,4 +1,4 @@
-//! What another tool changed since the last installation: a runtime's files, or bindguard's programs.
+//! Changes by other tools since the last installation: of a runtime's files, or of bindguard's programs.
 //!
 //! It is reported and never repaired here: that would fight with the tool that made the change.
 

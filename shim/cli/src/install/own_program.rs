@@ -1,6 +1,6 @@
 //! One of the programs to install, as an open file: an installed copy is recognized without a second reading.
 //!
-//! An installer's pod looks at its node twice a minute. So a program is compared in small parts, once for each file, and read as
+//! An installer's pod checks its node twice a minute. So a program is compared in small parts, once for each file, and read as
 //! a whole only if it has to be written.
 
 use std::cell::RefCell;

@@ -26,7 +26,7 @@ pub struct Uninstall {
     /// The runtimes to remove bindguard from (default: all, and the programs).
     #[arg(value_enum, value_name = "RUNTIME")]
     runtimes: Vec<Owner>,
-    /// Where the record of the installation is lost: remove the entries that are bindguard's by their content.
+    /// Remove the entries that are bindguard's by their content, if the record of the installation is lost.
     #[arg(long)]
     by_content: bool,
     #[command(flatten)]

@@ -336,8 +336,10 @@ fn removal_of_key(layout: &Layout<'_>, path: &[String], original: &Layout<'_>) -
             && section.end == entry.end
             && !layout.text[section.start..section.header_end].contains('#')
     });
-    let lines = alone.map_or(vec![entry.start..entry.end], |section| lines_of(layout, &[section]));
-    lines.into_iter().map(|lines| (lines, String::new())).collect()
+    match alone {
+        Some(section) => lines_of(layout, &[section]).into_iter().map(|lines| (lines, String::new())).collect(),
+        None => vec![(entry.start..entry.end, String::new())],
+    }
 }
 
 /// The inline table at `path` or above it, and the names that are missing below that table.
