@@ -177,7 +177,7 @@ fn eks_of_both_generations() {
                 let refused = root.install(words)?;
                 ensure!(refused.code() == 2 && refused.stdout.contains("kind: NodeConfig"), "{refused:?}");
                 let is_default = refused.stdout.contains("default_runtime_name = \"bindguard\"");
-                ensure!(is_default == !words.is_empty(), "{words:?}: {}", refused.stdout);
+                ensure!(is_default != words.is_empty(), "{words:?}: {}", refused.stdout);
                 for part in [
                     &format!("      [plugins.\"{plugin}\".containerd.runtimes.bindguard"),
                     "base-runtime-spec.json",
