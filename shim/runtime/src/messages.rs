@@ -64,7 +64,7 @@ impl Messages {
 
     /// Reports a mistake of the node's config. A container's own stderr gets it only without a log file.
     pub fn remark(&self, mistake: &str) {
-        if !self.log.as_ref().is_some_and(|log| log.append("warning", mistake).is_ok()) {
+        if self.log.as_ref().is_none_or(|log| log.append("warning", mistake).is_err()) {
             stderr::write_line(mistake);
         }
     }

@@ -85,7 +85,7 @@ fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 fn valid(path: &Path) -> anyhow::Result<Loaded> {
-    let invalid = |error: Error| anyhow!("{}; `bindguard config default` prints a valid file", error_chain(&error));
+    let invalid = |error: Error| anyhow!("{}; `bindguard config default` prints a valid config", error_chain(&error));
     Loaded::from_file(path).map_err(invalid)
 }
 

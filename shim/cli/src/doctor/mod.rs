@@ -132,7 +132,7 @@ fn installation() -> Point {
 
 fn config(loaded: &Loaded) -> Point {
     match loaded.remarks() {
-        remarks if remarks.is_empty() => Point::ok("config", "the config file has no mistake"),
+        remarks if remarks.is_empty() => Point::ok("config", "the config is valid"),
         remarks => Point::failed("config", remarks.join("; "), "bindguard config check"),
     }
 }

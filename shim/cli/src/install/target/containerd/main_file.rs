@@ -41,15 +41,12 @@ impl MainFile {
             "{} disables the CRI plugin: no pods run on this containerd",
             path.display()
         );
-        let [v2, v3] = places();
-        let (place, plugin, version) = match document.get("version").and_then(Item::as_integer) {
-            Some(2) => (v2, "io.containerd.grpc.v1.cri", 2),
-            // containerd 2.3 and newer: the sections of servers have moved, those of the CRI have not
-            Some(version @ (3 | 4)) => (v3, "io.containerd.cri.v1.runtime", version),
-            _ => bail!(
+        let version = document.get("version").and_then(Item::as_integer).unwrap_or_default();
+        let Some((place, plugin)) = section_of(version) else {
+            bail!(
                 "{} is not of version 2, 3 or 4: move it there first, containerd config migrate shows how",
                 path.display()
-            ),
+            );
         };
         let mut main = Self { path: path.to_owned(), text, place, plugin, version, imports: Vec::new() };
         main.imports = main.imports_without_bindguard(containerd, former)?;
@@ -103,6 +100,17 @@ impl MainFile {
     }
 }
 
+/// The place of runtimes and the CRI plugin's name in a version of the file.
+fn section_of(version: i64) -> Option<(Place, &'static str)> {
+    let [v2, v3] = places();
+    match version {
+        2 => Some((v2, "io.containerd.grpc.v1.cri")),
+        // version 4, of containerd 2.3 and newer, moves the sections of servers, and not those of the CRI
+        3 | 4 => Some((v3, "io.containerd.cri.v1.runtime")),
+        _ => None,
+    }
+}
+
 /// The text with these imports, if it has imports. A trial lies in another folder, so none is relative.
 pub fn with_imports(text: &str, imports: &[PathBuf]) -> Result<String> {
     if imports.is_empty() && parse(text)?.get("imports").is_none() {
@@ -136,4 +144,17 @@ fn expanded(pattern: &Path) -> Vec<PathBuf> {
     });
     files.sort();
     files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `cmd/containerd/server/config/config.go` of containerd v2.3.4.
+    #[test]
+    fn version_4_has_the_runtimes_of_version_3() {
+        assert_eq!(section_of(4), section_of(3));
+        assert!(section_of(2).is_some() && section_of(2) != section_of(3));
+        assert_eq!((section_of(0), section_of(1), section_of(5)), (None, None, None));
+    }
 }

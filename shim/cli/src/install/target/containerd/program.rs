@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use tempfile::TempDir;
 
 use super::effective::Effective;
@@ -52,7 +52,11 @@ impl Containerd {
         let trial = self.trial_file(text)?;
         let mut command = called_containerd(&self.program);
         command.arg("--config").arg(&trial).args(["config", "dump"]);
-        let dump = run(&mut command).with_context(|| format!("run containerd config dump for {}", path.display()))?;
+        let named = |path: &Path| path.display().to_string();
+        let about_file = |error: anyhow::Error| anyhow!(format!("{error:#}").replace(&named(&trial), &named(path)));
+        let dump = run(&mut command)
+            .map_err(about_file)
+            .with_context(|| format!("run containerd config dump for {}", path.display()))?;
         Effective::from_dump(&dump).with_context(|| format!("read what {} config dump says", self.program.display()))
     }
 
