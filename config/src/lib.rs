@@ -1,42 +1,48 @@
 //! `config.toml`: the settings of a node's operator, and the defaults for everything that is not set.
 //!
-//! An invalid file never keeps a container from starting: the defaults apply, and the reason is returned for the logs.
-//! Unknown keys are refused, because a misspelt key that is silently ignored is a policy that does not apply.
+//! No content of the file keeps a container from starting, except a policy that says refuse and a runtime that is not there. A
+//! mistake changes only the key that has it, and every mistake is returned for the logs.
 #![forbid(unsafe_code)]
 
 mod agent;
-mod file;
 mod kubernetes;
+mod load;
+mod parse;
+mod settings;
+mod value;
 
-use std::env;
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_core::places::Places;
-use bindguard_core::policy::Policy;
+use bindguard_core::policy::{PodsMay, Policy};
+use toml::Value;
+
+use crate::parse::ParsedSettings;
+use crate::settings::{Settings, Visitor};
+use crate::value::Setting;
 
 pub use agent::AgentConfig;
 pub use bindguard_core::refresh_request::RefreshMode;
 pub use kubernetes::{EventMode, KubernetesConfig};
+pub use load::{FileWarning, Instead, Loaded, Unused, keep_valid, load, load_by, load_without_file};
+pub use parse::{InvalidToml, Warning};
 
 /// The environment variable that names the config file.
 pub const ENVIRONMENT: &str = "BINDGUARD_CONFIG";
 /// The config file when the environment names none.
 pub const DEFAULT_PATH: &str = "/etc/bindguard/config.toml";
+/// The last valid content of the file at [`DEFAULT_PATH`], kept by the installer and the agent.
+pub const KEPT_PATH: &str = "/var/lib/bindguard/config.toml";
 
-/// A larger file is no config, and reading it would waste time.
-const LARGEST: u64 = 1 << 20;
-
-/// The file that a node gets: every key, commented out, with its default.
+/// The file that a node gets: every table and key as a comment, with its default.
 pub const SHIPPED: &str = include_str!("../config.toml");
 
 /// The active settings of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    deadline: Duration,
+    settings: Settings,
     runtime: PathBuf,
     journal: Option<PathBuf>,
     policy: Policy,
@@ -44,10 +50,19 @@ pub struct Config {
     places: Places,
 }
 
+/// One key and its active value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ActiveKey {
+    /// `table.key`
+    pub name: &'static str,
+    /// Its value, as the file would state it.
+    pub value: Value,
+}
+
 impl Config {
     /// The time limit of the guard; after it the shim goes on without the guard. 2 s unless set.
     pub fn deadline(&self) -> Duration {
-        self.deadline
+        Duration::from_millis(self.settings.deadline_ms.0.into())
     }
 
     /// The OCI runtime that creates containers: a path, or a name to look for on `PATH`. `runc` unless set.
@@ -81,50 +96,81 @@ impl Config {
         &self.places
     }
 
-    /// Reads the text of a config file.
+    /// Reads the text of a config file, and returns its mistakes with it.
     ///
     /// # Errors
-    /// Names the line and the expected value, if the text is not TOML, a key is unknown or a value is of the wrong kind.
-    pub fn from_toml(text: &str) -> Result<Self, toml::de::Error> {
-        toml::from_str::<file::File>(text).map(file::File::into_config)
+    /// Names the line, if the text is not TOML.
+    pub fn parse(text: &str) -> Result<(Self, Vec<Warning>), InvalidToml> {
+        let ParsedSettings { settings, warnings, .. } = parse::parse(text)?;
+        Ok((Self::of(settings), warnings))
     }
 
-    /// Reads a config file.
+    /// As [`Config::parse`], without the mistakes.
     ///
     /// # Errors
-    /// When it cannot be read, or as [`Config::from_toml`].
-    pub fn from_file(path: &Path) -> Result<Self, Error> {
-        Self::from_file_by(path, read_here)
+    /// Names the line, if the text is not TOML.
+    pub fn from_toml(text: &str) -> Result<Self, InvalidToml> {
+        Self::parse(text).map(|(config, _)| config)
     }
 
-    fn from_file_by(path: &Path, read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>) -> Result<Self, Error> {
-        let failed = |source| Error::Read { path: path.to_owned(), source };
-        let bytes = read(path, LARGEST + 1).map_err(failed)?;
-        if bytes.len() as u64 > LARGEST {
-            return Err(failed(io::Error::other("it is larger than 1 MiB, and so is no config of bindguard's")));
+    /// Every key with its active value, in the order of the shipped file. As lines of `name = value` they are this config.
+    pub fn active_keys(&self) -> Vec<ActiveKey> {
+        let mut shown = Shown(Vec::new());
+        self.settings.clone().visit(&mut shown);
+        shown.0
+    }
+
+    /// Reports, repairs nothing, and calls the runtime that a text names, which is not TOML as a whole.
+    fn report_only(text: Option<&str>) -> Self {
+        Self::of(text.map_or_else(Settings::report_only, parse::salvaged_runtime))
+    }
+
+    fn of(settings: Settings) -> Self {
+        let defaults = Places::default();
+        let mut runtime_directories = defaults.runtime_directories;
+        runtime_directories.extend(settings.extra_directories.iter().map(value::Absolute::path));
+        Self {
+            agent: AgentConfig::of(&settings),
+            runtime: PathBuf::from(&settings.runtime.0),
+            journal: settings.journal_enabled.then(|| settings.journal.path()),
+            policy: Policy {
+                stale_subpaths: settings.stale_subpaths,
+                host_root: settings.host_root,
+                host_root_scope: settings.scope,
+                read_only_binds: settings.read_only,
+                vanished_directories: settings.vanished_directories,
+                failed_repairs: settings.failed_repairs,
+                unmounted_volumes: settings.unmounted_volumes,
+                dead_sources: settings.dead_sources,
+                pods_may: PodsMay {
+                    set_mode: settings.annotation_mode,
+                    set_propagation: settings.annotation_propagation,
+                },
+            },
+            places: Places {
+                kubelet_roots: settings.kubelet_roots.iter().map(value::Absolute::path).collect(),
+                runtime_directories,
+            },
+            settings,
         }
-        let text = String::from_utf8(bytes).map_err(|_| failed(io::Error::other("it is not text")))?;
-        Self::from_toml(&text).map_err(|reason| Error::Parse {
-            path: path.to_owned(),
-            line: line_of(&reason, &text),
-            reason,
-        })
     }
-}
-
-fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 impl Default for Config {
     fn default() -> Self {
-        file::File::default().into_config()
+        Self::of(Settings::default())
     }
 }
 
-/// The reason why a config file was not accepted.
+struct Shown(Vec<ActiveKey>);
+
+impl Visitor for Shown {
+    fn key<T: Setting>(&mut self, name: &'static str, value: &mut T, _if_unreadable: T) {
+        self.0.push(ActiveKey { name, value: value.shown() });
+    }
+}
+
+/// The reason why a config file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It could not be read.
@@ -136,58 +182,27 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// It is not a config.
-    #[error("parse {}, line {line}: {}", path.display(), one_line(reason))]
+    /// It is not TOML.
+    #[error("parse {}, line {}: {reason}", path.display(), reason.line)]
     Parse {
         /// The file.
         path: PathBuf,
-        /// The line that is invalid, counted from 1.
-        line: usize,
-        /// The parser's error. Its own text spans several lines.
-        reason: toml::de::Error,
+        /// The parser's error.
+        reason: InvalidToml,
+    },
+    /// Its copy could not be written.
+    #[error("write {}", path.display())]
+    Keep {
+        /// The copy.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
     },
 }
 
-fn one_line(error: &toml::de::Error) -> String {
-    error.message().trim_end().replace('\n', " ")
-}
-
-fn line_of(error: &toml::de::Error, text: &str) -> usize {
-    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-    before.matches('\n').count() + 1
-}
-
-/// The active config, and the reason if it is not the file's.
-#[derive(Debug)]
-pub struct Loaded {
-    /// The active config.
-    pub config: Config,
-    /// The file exists, or the environment names it, and it is invalid or unreadable: `config` is the default.
-    pub problem: Option<Error>,
-}
-
-/// Reads the node's config: the file that `BINDGUARD_CONFIG` names, else `/etc/bindguard/config.toml` if it exists. Never
-/// fails.
-pub fn load() -> Loaded {
-    load_by(|path, most| {
-        // Opening a fifo would wait for a writer, with no time limit.
-        match fs::metadata(path)?.file_type().is_fifo() {
-            true => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a fifo")),
-            false => read_here(path, most),
-        }
-    })
-}
-
-/// As [`load`], with the caller's function to read a file, or its first bytes up to a limit: for example one that never waits
-/// for a server.
-pub fn load_by(read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
-    let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
-    let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
-    match Config::from_file_by(path, read) {
-        Ok(config) => Loaded { config, problem: None },
-        Err(Error::Read { source, .. }) if named.is_none() && source.kind() == io::ErrorKind::NotFound => {
-            Loaded { config: Config::default(), problem: None }
-        }
-        Err(problem) => Loaded { config: Config::default(), problem: Some(problem) },
+impl InvalidToml {
+    fn of_file(self, path: &Path) -> Error {
+        Error::Parse { path: path.to_owned(), reason: self }
     }
 }

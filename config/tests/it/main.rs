@@ -10,3 +10,4 @@ mod helm;
 mod kube;
 mod kubediag;
 mod manifests;
+mod mistakes;

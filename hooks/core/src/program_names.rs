@@ -8,5 +8,7 @@ pub const SHIM_RUNTIME_TYPE: &str = "io.containerd.bindguard.v2";
 pub const WRAPPER: &str = "bindguard-runtime";
 /// The operator's command line.
 pub const CLI: &str = "bindguard";
+/// The node agent.
+pub const AGENT: &str = "bindguard-agent";
 /// The runtime of an installation: containerd's handler, and the name for Docker, Podman and CRI-O.
 pub const RUNTIME: &str = "bindguard";

@@ -1,5 +1,5 @@
 //! bindguard's own config lies on a server that does not answer: the pod's shim answers anyway, and its next container
-//! is made with the defaults.
+//! is made without a repair.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -35,7 +35,7 @@ fn story(node: &Node) -> Result<()> {
         }
         second.join().map_err(|_| anyhow::anyhow!("the create panicked"))?.map(drop)
     })?;
-    let words = "ignoring the config, using defaults: it did not answer within 700ms";
+    let words = "it did not answer within 700ms";
     node.wait_for_log(words, |line| line.contains(words))?;
     ensure!(node.shims()?.len() == 1, "not one shim for the pod");
     drop(server);

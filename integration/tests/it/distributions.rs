@@ -2,6 +2,7 @@
 //! file that lasts, or prints what the operator has to do; it never edits a generated file.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -154,6 +155,87 @@ fn plain_containerd_that_imports_a_folder() {
             Ok(())
         });
     }
+}
+
+/// The files that nodeadm writes for both generations of containerd, on a node with a GPU.
+#[test]
+fn eks_of_both_generations() {
+    let v2 = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\nbase_runtime_spec = \"/etc/containerd/base-runtime-spec.json\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\nSystemdCgroup = true\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/opt/cni/bin\"\n";
+    let v3 = v2
+        .replace("version = 2", "version = 3")
+        .replace("\"io.containerd.grpc.v1.cri\".cni", "\"io.containerd.cri.v1.runtime\".cni")
+        .replace("\"io.containerd.grpc.v1.cri\"", "'io.containerd.cri.v1.runtime'");
+    for (generation, text, plugin) in
+        [(Generation::V1_7, v2, "io.containerd.grpc.v1.cri"), (Generation::V2_1, &v3, "io.containerd.cri.v1.runtime")]
+    {
+        on(generation, |root| {
+            let file = "/etc/containerd/config.toml";
+            root.write(file, text)?;
+            root.write("/etc/os-release", "ID=\"amzn\"\nVERSION_ID=\"2023\"\n")?;
+            fs::create_dir_all(root.path("/etc/eks"))?;
+            for words in [&[][..], &["--default"]] {
+                let refused = root.install(words)?;
+                ensure!(refused.code() == 2 && refused.stdout.contains("kind: NodeConfig"), "{refused:?}");
+                let is_default = refused.stdout.contains("default_runtime_name = \"bindguard\"");
+                ensure!(is_default != words.is_empty(), "{words:?}: {}", refused.stdout);
+                for part in [
+                    &format!("      [plugins.\"{plugin}\".containerd.runtimes.bindguard"),
+                    "base-runtime-spec.json",
+                    "nvidia-container-runtime",
+                    "SystemdCgroup = true",
+                ] {
+                    ensure!(refused.stdout.contains(part), "no {part}: {}", refused.stdout);
+                }
+                // nodeadm merges the fragment into its file
+                let fragment: String = refused
+                    .stdout
+                    .lines()
+                    .filter_map(|line| line.strip_prefix("      "))
+                    .map(|line| format!("{line}\n"))
+                    .collect();
+                root.write(
+                    "/etc/fragment.toml",
+                    &format!("version = {}\n{fragment}", if plugin.contains("grpc") { 2 } else { 3 }),
+                )?;
+                ensure!(
+                    root.dump("/etc/fragment.toml")?.contains("nvidia-container-runtime"),
+                    "containerd does not read {fragment}"
+                );
+            }
+            for words in [&["--containerd-config", file][..], &["--containerd-config", file, "--default"]] {
+                root.install(words)?.success()?;
+                let dump = root.dump(file)?;
+                ensure!(dump.matches("nvidia-container-runtime").count() == 2, "{words:?}: {dump}");
+            }
+            root.uninstalled()?;
+            ensure!(root.read(file)? == text, "not as it was");
+            Ok(())
+        });
+    }
+}
+
+/// k0s 1.36.1 and newer import the folder. They restart containerd for any file in it.
+#[test]
+fn k0s_that_imports_its_folder() {
+    on(Generation::V2_1, |root| {
+        let main = "# k0s_managed=true\nversion = 3\nimports = [\"/etc/k0s/containerd.d/*.toml\"]\n";
+        root.write("/etc/k0s/containerd.toml", &format!("{main}{RUNC_V3}"))?;
+        root.write("/etc/k0s/containerd.d/10-mine.toml", "version = 3\noom_score = 1\n")?;
+        let changed =
+            || fs::metadata(root.path("/etc/k0s/containerd.d")).map(|found| (found.mtime(), found.mtime_nsec()));
+        let before = changed()?;
+        ensure!(root.install(&["--dry-run"])?.code() == 1 && changed()? == before, "a file was tried in the folder");
+        root.install(&["--default"])?.success()?;
+        let dump = root.dump("/etc/k0s/containerd.toml")?;
+        ensure!(dump.contains("runtimes.bindguard") && dump.contains("SystemdCgroup = true"), "{dump}");
+        ensure!(dump.contains("default_runtime_name = \"bindguard\""), "{dump}");
+        let files: Vec<_> =
+            fs::read_dir(root.path("/etc/k0s/containerd.d"))?.flatten().map(|file| file.file_name()).collect();
+        ensure!(files.len() == 2, "{files:?}");
+        root.uninstalled()?;
+        ensure!(!root.exists("/etc/k0s/containerd.d/50-bindguard.toml"), "the drop-in is left");
+        Ok(())
+    });
 }
 
 #[test]

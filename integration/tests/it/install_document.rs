@@ -47,6 +47,8 @@ fn as_it_says() {
             .systemd("restart containerd", || node.restart_containerd(Signal::SIGTERM))
             .systemd("reload docker", || docker.reload())
             .systemd("restart docker", || docker.restart())
+            .systemd("daemon-reload", || Ok(()))
+            .systemd("restart bindguard-agent", || Ok(()))
             .with("IMAGE", &image.display().to_string())
             .play("docs/install.md")?;
         ensure!(said.iter().any(|one| one.stdout.contains("+++ /etc/containerd/config.toml")), "no diff: {said:?}");

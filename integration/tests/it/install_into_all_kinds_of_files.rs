@@ -139,7 +139,7 @@ fn refused(node: &Node) -> Result<()> {
     let kata = NVIDIA.replace("runc.v2", "kata.v2");
     for (text, words, said) in [
         ("version = 2\n{{ template \"base\" . }}\n", vec![], "line 2 is not TOML"),
-        ("[plugins.cri]\n", vec![], "is not of version 2 or 3"),
+        ("[plugins.cri]\n", vec![], "is not of version 2, 3 or 4"),
         ("{\"runtimes\": {}}", vec![], "line 1 is not TOML"),
         (disabled, vec![], "disables the CRI plugin"),
         (&kata, vec!["--default"], "guard the runtime \"nvidia\""),

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bindguard_config::{Config, load};
+use bindguard_config::{Config, Loaded, keep_valid, load};
 use bindguard_core::error_chain;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
@@ -38,14 +38,14 @@ use crate::survey::Surveyor;
 /// If the config that was named is invalid, the host's namespace cannot be entered, or nothing can be served.
 pub fn run(args: &Args) -> Result<()> {
     // The file that was named is in the agent's own mount namespace, the node's file in the host's.
-    let named = args.config.as_deref().map(Config::from_file).transpose();
+    let named = args.config.as_deref().map(Loaded::from_file).transpose();
     let named = named.map_err(|error| anyhow::anyhow!(error_chain(&error)))?;
     // So is the service account.
     let service_account = ServiceAccount::of_this_pod();
     if let Some(root) = &args.host {
         host::enter(args.cri.as_deref(), root)?;
     }
-    let config = named.unwrap_or_else(node_config);
+    let config = reported(named.unwrap_or_else(load));
     let settings = args.over(config.agent());
     let config = config.with_agent(settings);
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/")).unwrap_or_else(|| host::USUAL_SOCKET.into());
@@ -53,12 +53,9 @@ pub fn run(args: &Args) -> Result<()> {
     runtime.block_on(serve(config, service_account, &cri))
 }
 
-/// The node's config. An invalid one is ignored, as in an admission.
-fn node_config() -> Config {
-    let loaded = load();
-    if let Some(problem) = loaded.problem {
-        warn!("ignoring the config, using defaults: {}", error_chain(&problem));
-    }
+/// The active config. An invalid file is not used, as in an admission.
+fn reported(loaded: Loaded) -> Config {
+    loaded.remarks().iter().for_each(|remark| warn!("{remark}"));
     loaded.config
 }
 
@@ -147,6 +144,8 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
 
 fn survey_for_ever(served: &Served, interval: Duration) {
     loop {
+        // An invalid file was reported at the start, and each create reports it.
+        let _ = keep_valid();
         served.surveyor.survey();
         thread::sleep(interval);
     }

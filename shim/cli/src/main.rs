@@ -24,7 +24,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load};
-use bindguard_core::error_chain;
 use bindguard_operator::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -143,19 +142,17 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A config that `--config` names must be valid. An invalid config of the node is ignored, as in an admission.
+/// A config that `--config` names must be valid. An invalid config of the node is not used, as in an admission.
 fn config_in_force(named: Option<PathBuf>) -> anyhow::Result<Config> {
     let loaded = loaded(named)?;
-    if let Some(problem) = loaded.problem {
-        eprintln!("bindguard: ignoring the config, using defaults: {}", error_chain(&problem));
-    }
+    loaded.remarks().iter().for_each(|remark| eprintln!("bindguard: {remark}"));
     Ok(loaded.config)
 }
 
 fn loaded(named: Option<PathBuf>) -> anyhow::Result<Loaded> {
     time_limits::check_answers(&named.clone().unwrap_or_else(config::in_force))?;
     match named {
-        Some(path) => Ok(Loaded { config: Config::from_file(&path)?, problem: None }),
+        Some(path) => Ok(Loaded::from_file(&path)?),
         None => Ok(load()),
     }
 }

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::agent;
 use crate::config;
+use crate::install::drift::drift;
 use crate::install::record::Record;
 use crate::install::running::{guarded_runtimes, is_hidden};
 use crate::journal;
@@ -44,6 +45,11 @@ struct NodeStatus {
     version: &'static str,
     /// The running daemons, and their runtimes that call the guard.
     daemons: Vec<GuardedRuntimes>,
+    /// Changes by other tools since the installation.
+    drift: Vec<String>,
+    /// True if programs of the installation are gone.
+    #[serde(skip)]
+    is_broken: bool,
     /// The commands that activate changes which the running daemons have not read.
     restart_owed: Vec<String>,
     config: ConfigStatus,
@@ -63,9 +69,12 @@ struct ConfigStatus {
     path: PathBuf,
     /// False if every setting has its default.
     exists: bool,
-    /// Why it is ignored.
+    /// Why it is not used.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// The parts of it that are not used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 /// Running containers that read old files.
@@ -109,6 +118,7 @@ impl NodeStatus {
         if is_hidden("containerd") {
             problems.push("a containerd runs, and only root may read its arguments".to_owned());
         }
+        let drift = drift().map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default();
         let record = Record::load().map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default();
         let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
         let survey = survey_node(loaded.config.policy(), loaded.config.places(), pods, |_| true);
@@ -117,11 +127,14 @@ impl NodeStatus {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             daemons,
+            is_broken: drift.iter().any(|drift| drift.breaks_pods),
+            drift: drift.into_iter().map(|drift| drift.what).collect(),
             restart_owed: record.owed().into_iter().map(|owed| owed.command).collect(),
             config: ConfigStatus {
                 exists: path.symlink_metadata().is_ok(),
                 path,
                 problem: loaded.problem.as_ref().map(|problem| error_chain(problem)),
+                warnings: loaded.warnings.iter().map(ToString::to_string).collect(),
             },
             pods: PodCount::of(pods),
             agent: agent::state(&loaded.config),
@@ -133,13 +146,15 @@ impl NodeStatus {
     }
 
     fn is_guarded(&self) -> bool {
-        self.daemons.iter().any(|daemon| !daemon.runtimes.is_empty())
+        !self.is_broken && self.daemons.iter().any(|daemon| !daemon.runtimes.is_empty())
     }
 
     fn has_findings(&self) -> bool {
         !self.is_guarded()
             || !self.restart_owed.is_empty()
+            || !self.drift.is_empty()
             || self.config.problem.is_some()
+            || !self.config.warnings.is_empty()
             || self.findings > 0
             || self.old_files.opted_in > 0
             || matches!(self.agent, AgentState::Silent { .. })
@@ -156,22 +171,29 @@ impl NodeStatus {
                 true => {
                     lines.headed("unguarded", mark(false), &format!("{} has no runtime of bindguard's", daemon.daemon))
                 }
+                false if self.is_broken => lines.headed(
+                    "broken",
+                    mark(false),
+                    &format!("{} runs {names}, and its programs are gone", daemon.daemon),
+                ),
                 false => lines.headed("guarded", mark(true), &format!("{} runs {names}, {reach}", daemon.daemon)),
             }
         }
         if self.daemons.is_empty() {
             lines.headed("unguarded", mark(false), "no containerd, dockerd or CRI-O with pods was found");
         }
+        self.drift.iter().for_each(|drift| lines.headed("drift", mark(false), drift));
         self.restart_owed.iter().for_each(|command| {
             lines.headed("restart", mark(false), "a running daemon has not read its changed file");
             lines.run(command);
         });
         let path = self.config.path.display();
         match (&self.config.problem, self.config.exists) {
-            (Some(problem), _) => lines.headed("config", mark(false), &format!("ignored, using defaults: {problem}")),
-            (None, true) => lines.headed("config", mark(true), &path.to_string()),
+            (Some(problem), _) => lines.headed("config", mark(false), problem),
+            (None, true) => lines.headed("config", mark(self.config.warnings.is_empty()), &path.to_string()),
             (None, false) => lines.headed("config", mark(true), &format!("no {path}: every setting has its default")),
         }
+        self.config.warnings.iter().for_each(|warning| lines.below(warning));
         lines.headed(
             "pods",
             mark(true),
@@ -236,8 +258,15 @@ mod tests {
                 runtimes: vec!["bindguard".to_owned()],
                 default: true,
             }],
+            drift: Vec::new(),
+            is_broken: false,
             restart_owed: vec!["systemctl restart containerd".to_owned()],
-            config: ConfigStatus { path: "/etc/bindguard/config.toml".into(), exists: true, problem: None },
+            config: ConfigStatus {
+                path: "/etc/bindguard/config.toml".into(),
+                exists: true,
+                problem: None,
+                warnings: Vec::new(),
+            },
             pods: PodCount { running: 12, unguarded: 3 },
             last_admissions: vec!["2026-11-21T05:10:00 default/web app (0123456789ab)".to_owned()],
             findings: 1,

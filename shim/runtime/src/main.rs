@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 
-use bindguard_config::{Config, load_by};
+use bindguard_config::{Config, Loaded, load_by};
 use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_guard::{Admission, Attempt, JournalEntry, admit, read_file, record};
@@ -39,11 +39,10 @@ fn main() -> ExitCode {
         return exec_runtime::exec(&args, loaded.config.runtime(), &Messages::on_stderr());
     };
     let messages = Messages::for_invocation(&invocation, handover.has_reader());
-    if let Some(problem) = &loaded.problem {
-        messages.problem(&format!("ignoring the config, using defaults: {}", error_chain(&problem)));
-    }
+    let mistakes = loaded.remarks();
+    mistakes.iter().for_each(|mistake| messages.remark(mistake));
     let admission = if invocation.has_spec() && privilege::may_mount() {
-        admit_safely(&invocation, &loaded.config, handover.attempt(), &messages)
+        admit_safely(&invocation, &loaded, &mistakes, handover.attempt(), &messages)
     } else {
         // The runtime itself reports a missing spec, and a user who may not mount cannot repair binds.
         Admission::default()
@@ -61,8 +60,15 @@ fn main() -> ExitCode {
     exec_runtime::exec(&args, loaded.config.runtime(), &messages)
 }
 
-fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, messages: &Messages) -> Admission {
-    catch_unwind(|| admit_and_record(invocation, config, attempt, messages)).unwrap_or_else(|_| {
+fn admit_safely(
+    invocation: &Invocation,
+    loaded: &Loaded,
+    mistakes: &[String],
+    attempt: u32,
+    messages: &Messages,
+) -> Admission {
+    let config = &loaded.config;
+    catch_unwind(|| admit_and_record(invocation, config, mistakes, attempt, messages)).unwrap_or_else(|_| {
         // The panic's own message is on stderr.
         let refusal = refusal_of_unseen("the guard panicked", config.policy());
         if refusal.is_none() {
@@ -72,9 +78,18 @@ fn admit_safely(invocation: &Invocation, config: &Config, attempt: u32, messages
     })
 }
 
-fn admit_and_record(invocation: &Invocation, config: &Config, attempt: u32, messages: &Messages) -> Admission {
+/// `mistakes`: those of the config, which are in the log already.
+fn admit_and_record(
+    invocation: &Invocation,
+    config: &Config,
+    mistakes: &[String],
+    attempt: u32,
+    messages: &Messages,
+) -> Admission {
     let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
-    let admission = admit(&invocation.bundle, config.policy(), config.places(), which);
+    let mut admission = admit(&invocation.bundle, config.policy(), config.places(), which);
+    let own_problems = admission.report.problems.len();
+    admission.report.problems.extend_from_slice(mistakes);
     // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
         let entry = JournalEntry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };
@@ -84,6 +99,7 @@ fn admit_and_record(invocation: &Invocation, config: &Config, attempt: u32, mess
             messages.problem(&error_chain(&problem));
         }
     }
+    admission.report.problems.truncate(own_problems);
     messages.report_findings(&admission.report);
     admission
 }

@@ -62,6 +62,13 @@ impl Messages {
         }
     }
 
+    /// Reports a mistake of the node's config. A container's own stderr gets it only without a log file.
+    pub fn remark(&self, mistake: &str) {
+        if self.log.as_ref().is_none_or(|log| log.append("warning", mistake).is_err()) {
+            stderr::write_line(mistake);
+        }
+    }
+
     /// Reports a problem that stopped the guard.
     pub fn problem(&self, problem: &str) {
         self.write("warning", problem);

@@ -119,15 +119,20 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     Point::ok(NAME, format!("containerd {version}: bindguard is the runtime {names}{default}{not_reached}"))
 }
 
-/// Finds a bindguard runtime with another cgroup driver than runc's. A runtime of bindguard's own type needs no check: the
-/// shim detects the driver from the form of the cgroup's path.
+/// Finds a bindguard runtime with another cgroup driver than every other runtime of runc's kind: `install` makes it from one of
+/// them. A runtime of bindguard's own type needs no check: the shim detects the driver from the form of the cgroup's path.
 fn other_cgroup_driver(seen: &ContainerdSeen, guarded: &[(&RuntimeEntry, GuardSetting)]) -> Option<String> {
-    let usual = seen.runtimes.iter().find(|entry| entry.name == "runc")?;
+    let is_guarded = |entry: &RuntimeEntry| guarded.iter().any(|(guarded, _)| guarded.name == entry.name);
+    let is_other =
+        |entry: &&RuntimeEntry| !is_guarded(entry) && matches!(&*entry.runtime_type, "" | "io.containerd.runc.v2");
+    let others: Vec<&RuntimeEntry> = seen.runtimes.iter().filter(is_other).collect();
+    let usual = others.iter().find(|entry| entry.name == "runc").or(others.first())?;
     let mut by_option = guarded.iter().filter(|(_, setting)| *setting != GuardSetting::Type).map(|(entry, _)| *entry);
-    let entry = by_option.find(|entry| entry.systemd_cgroup != usual.systemd_cgroup)?;
+    let has_other = |entry: &&RuntimeEntry| others.iter().all(|other| other.systemd_cgroup != entry.systemd_cgroup);
+    let entry = by_option.find(has_other)?;
     Some(format!(
-        "SystemdCgroup is {} for runc and {} for {}: its pods get another cgroup driver than the kubelet expects",
-        usual.systemd_cgroup, entry.systemd_cgroup, entry.name
+        "SystemdCgroup is {} for {} and {} for {}: its pods get another cgroup driver than the kubelet expects",
+        usual.systemd_cgroup, usual.name, entry.systemd_cgroup, entry.name
     ))
 }
 
@@ -177,9 +182,12 @@ mod tests {
             systemd_cgroup,
             ..RuntimeEntry::default()
         };
-        for (systemd_cgroup, state) in [(true, Status::Ok), (false, Status::Failed)] {
-            let seen =
-                ContainerdSeen { runtimes: vec![runc.clone(), entry(systemd_cgroup)], ..seen("2.1.9", runc.clone()) };
+        let gpu = RuntimeEntry { name: "nvidia".to_owned(), ..RuntimeEntry::default() };
+        for (systemd_cgroup, more, state) in
+            [(true, None, Status::Ok), (false, None, Status::Failed), (false, Some(gpu), Status::Ok)]
+        {
+            let runtimes = [runc.clone(), entry(systemd_cgroup)].into_iter().chain(more).collect();
+            let seen = ContainerdSeen { runtimes, ..seen("2.1.9", runc.clone()) };
             assert_eq!(containerd(Ok(Some(&seen))).status, state);
         }
     }

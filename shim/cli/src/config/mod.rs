@@ -2,16 +2,14 @@
 
 mod origin;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
-use bindguard_config::{Config, DEFAULT_PATH, ENVIRONMENT, Error, SHIPPED};
+use anyhow::anyhow;
+use bindguard_config::{DEFAULT_PATH, ENVIRONMENT, Error, Loaded, SHIPPED, load};
 use bindguard_core::error_chain;
 use clap::Subcommand;
-use toml::Table;
 
 use crate::show::{print_json, print_text};
 use crate::time_limits::check_answers;
@@ -19,7 +17,7 @@ use crate::time_limits::check_answers;
 /// Verbs of `config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigVerb {
-    /// Check the config file. If it is invalid, print the line and the expected value.
+    /// Check the config file, and print the line of each mistake.
     Check {
         /// The file to check (default: the file that bindguard reads).
         file: Option<PathBuf>,
@@ -55,41 +53,40 @@ impl ConfigVerb {
 
 /// A node without the file has every default, which is no error.
 fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
-    match Config::from_file(path) {
-        Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound && !is_named => {
-            print_text(&format!("no {}: every setting has its default\n", path.display()))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Ok(_) => {
-            print_text(&format!("{} is good\n", path.display()))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => anyhow::bail!("{}; `bindguard config default` prints a valid config", error_chain(&error)),
+    let is_missing = path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    if is_missing && !is_named {
+        print_text(&format!("no {}: every setting has its default\n", path.display()))?;
+        return Ok(ExitCode::SUCCESS);
     }
+    let loaded = valid(path)?;
+    if loaded.warnings.is_empty() {
+        print_text(&format!("{} has no mistake\n", path.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print_text(&loaded.warnings.iter().map(|warning| format!("{warning}\n")).collect::<String>())?;
+    Ok(ExitCode::FAILURE)
 }
 
-/// The node's own file may be missing: then every value is a default. A named file must exist.
-fn show(config: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
-    let is_named = config.is_some() || std::env::var_os(ENVIRONMENT).is_some();
-    let path = config.unwrap_or_else(in_force);
+/// Prints what applies, in lines that are a config file themselves.
+fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
+    let path = named.clone().unwrap_or_else(in_force);
     check_answers(&path)?;
-    let table = match fs::read_to_string(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !is_named => None,
-        text => {
-            let text = text.with_context(|| format!("read {}", path.display()))?;
-            Config::from_file(&path)?;
-            Some(text.parse::<Table>().with_context(|| format!("parse {}", path.display()))?)
-        }
-    };
-    let keys = origin::in_force(table.as_ref().map(|table| (path.as_path(), table)));
+    let loaded = if named.is_some() { valid(&path)? } else { load() };
+    loaded.remarks().iter().for_each(|remark| eprintln!("bindguard: {remark}"));
+    let keys = origin::shown(&loaded, &path);
     if json {
         print_json(&keys)?;
     } else {
         let width = keys.iter().map(|key| key.key.len()).max().unwrap_or(0);
-        let line = |key: &origin::InForce| format!("{:<width$} = {}  # {}\n", key.key, key.value, key.origin);
+        let line = |key: &origin::ShownKey| format!("{:<width$} = {}  # {}\n", key.key, key.value, key.origin);
         print_text(&keys.iter().map(line).collect::<String>())?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if loaded.problem.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn valid(path: &Path) -> anyhow::Result<Loaded> {
+    let invalid = |error: Error| anyhow!("{}; `bindguard config default` prints a valid config", error_chain(&error));
+    Loaded::from_file(path).map_err(invalid)
 }
 
 /// The config file without `--config`.

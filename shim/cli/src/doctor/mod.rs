@@ -20,6 +20,7 @@ use bindguard_sys::{kernel_features, read_mount_table};
 use clap::Args;
 
 use crate::agent;
+use crate::install::drift::drift;
 use crate::pods::PodsFrom;
 use crate::show::{self, FAULTY, HEALTHY, Lines, UNCHECKED, print_json, print_text};
 
@@ -50,6 +51,7 @@ impl Doctor {
         ));
         points.push(containerd::point(&pods));
         points.push(programs::point(loaded.config.runtime()));
+        points.push(installation());
         points.push(config(loaded));
         points.push(doctor::agent(&agent::state(&loaded.config), agent::is_unit()));
         points.push(doctor::subpaths(&survey_node(policy, places, &pods, |_| true), policy));
@@ -113,14 +115,25 @@ fn distribution() -> LinuxDistribution {
     LinuxDistribution::from_os_release(&text.unwrap_or_default())
 }
 
+/// Reports changes by other tools since the installation.
+fn installation() -> Point {
+    const NAME: &str = "installation";
+    match drift() {
+        Err(error) => Point::unknown(NAME, format!("{error:#}")),
+        Ok(drift) => match drift.first() {
+            None => Point::ok(NAME, "no file has changed since `bindguard install`"),
+            Some(first) => {
+                let all: Vec<&str> = drift.iter().map(|drift| drift.what.as_str()).collect();
+                Point::failed(NAME, all.join("; "), first.command.clone())
+            }
+        },
+    }
+}
+
 fn config(loaded: &Loaded) -> Point {
-    match &loaded.problem {
-        Some(problem) => Point::failed(
-            "config",
-            format!("ignoring the config, using defaults: {}", error_chain(problem)),
-            "bindguard config check",
-        ),
-        None => Point::ok("config", "the config is valid"),
+    match loaded.remarks() {
+        remarks if remarks.is_empty() => Point::ok("config", "the config is valid"),
+        remarks => Point::failed("config", remarks.join("; "), "bindguard config check"),
     }
 }
 

@@ -6,12 +6,13 @@
 
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use similar::TextDiff;
 
+use super::attributes::Attributes;
 use super::scratch;
 
 /// The content of a path.
@@ -42,26 +43,52 @@ pub struct Change {
     pub before: Option<Content>,
     /// The planned content; `None` if there shall be none.
     pub after: Option<Content>,
-    /// The mode of a new file.
-    pub mode: u32,
+    /// The attributes of the planned content.
+    pub attributes: Wanted,
+}
+
+/// The attributes of a planned content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// Those of the present file; this mode for a new file.
+    Present(u32),
+    /// Those that the file had when it had this content.
+    Former(Attributes),
 }
 
 impl Change {
     /// The change of a file from its current content to `after`.
     pub fn of(path: &Path, after: Option<Vec<u8>>, mode: u32) -> Result<Self> {
         let path = resolved(path);
-        Ok(Self { before: content(&path)?, path, after: after.map(Content::File), mode })
+        let attributes = Wanted::Present(mode);
+        let change = Self { before: content(&path)?, path, after: after.map(Content::File), attributes };
+        change.check_links()?;
+        Ok(change)
     }
 
     /// The change to a link that leads to `target`.
     pub fn link(path: &Path, target: &Path) -> Result<Self> {
         let after = Some(Content::Link(target.to_owned()));
-        Ok(Self { before: content(path)?, path: path.to_owned(), after, mode: 0 })
+        Ok(Self { before: content(path)?, path: path.to_owned(), after, attributes: Wanted::Present(0) })
     }
 
     /// True if there is nothing to do.
     pub fn is_none(&self) -> bool {
         self.before == self.after
+    }
+
+    /// Refuses the edit of a file that has another name: a rename would separate the two, and an edit in place is seen half-way.
+    fn check_links(&self) -> Result<()> {
+        let (Some(Content::File(before)), Some(Content::File(after))) = (&self.before, &self.after) else {
+            return Ok(());
+        };
+        let links = self.path.symlink_metadata().map_or(1, |found| found.nlink());
+        ensure!(
+            before == after || links == 1,
+            "edit {}: the file has {links} names (hard links), and an edit would separate them; replace it by a copy of its own",
+            self.path.display()
+        );
+        Ok(())
     }
 
     /// A word for the change.
@@ -103,7 +130,10 @@ impl Change {
             self.path.display()
         );
         match &self.after {
-            Some(Content::File(bytes)) => write(&self.path, bytes, self.mode),
+            Some(Content::File(bytes)) => {
+                self.check_links()?;
+                write(&self.path, bytes, &self.attributes)
+            }
             Some(Content::Link(target)) => write_link(&self.path, target),
             None => fs::remove_file(&self.path).with_context(|| format!("remove {}", self.path.display())),
         }
@@ -128,22 +158,34 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
 }
 
 /// Replaces a file in one step, and creates the missing folders above it.
-pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+pub fn write(path: &Path, bytes: &[u8], attributes: &Wanted) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let doing = || format!("write {}", path.display());
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let mut file = scratch::with_builder(|builder| builder.tempfile_in(folder)).with_context(doing)?;
+    let beside = temporary_folder(folder);
+    scratch::sweep(beside);
+    let mut file = scratch::with_builder(|builder| builder.tempfile_in(beside)).with_context(doing)?;
     file.write_all(bytes).with_context(doing)?;
-    match fs::metadata(path) {
-        Ok(old) => {
-            fchown(file.as_file(), Some(old.uid()), Some(old.gid())).with_context(doing)?;
-            file.as_file().set_permissions(Permissions::from_mode(old.mode() & 0o7777)).with_context(doing)?;
-        }
-        Err(_) => file.as_file().set_permissions(Permissions::from_mode(mode)).with_context(doing)?,
+    let present = Attributes::of(path).with_context(doing)?;
+    match (attributes, present) {
+        (Wanted::Former(former), _) => former.give_to_restored(file.as_file()),
+        (Wanted::Present(_), Some(present)) => present.give_to_edited(file.as_file()),
+        (Wanted::Present(mode), None) => file.as_file().set_permissions(Permissions::from_mode(*mode)),
     }
+    .with_context(doing)?;
     file.as_file().sync_all().with_context(doing)?;
     file.persist(path).map_err(|error| error.error).with_context(doing)?;
     Ok(())
+}
+
+/// The folder for a new content until it replaces the old one. A runtime may read or watch every file of a folder `*.d`.
+pub fn temporary_folder(folder: &Path) -> &Path {
+    let device = |folder: &Path| fs::metadata(folder).ok().map(|found| found.dev());
+    let is_read = folder.extension().is_some_and(|extension| extension == "d");
+    match folder.parent().filter(|parent| is_read && device(parent).is_some() && device(parent) == device(folder)) {
+        Some(parent) => parent,
+        None => folder,
+    }
 }
 
 /// Replaces a link in one step: a program that is started meanwhile is the old one or the new one.
@@ -160,7 +202,7 @@ fn write_link(path: &Path, target: &Path) -> Result<()> {
 /// A link stays a link: the file that it leads to is changed. A link among the folders stays in the path: MicroK8s has `current`,
 /// which leads to another folder after an upgrade.
 #[expect(clippy::disallowed_methods, reason = "a runtime's own config, not the source of a container's bind")]
-fn resolved(path: &Path) -> PathBuf {
+pub fn resolved(path: &Path) -> PathBuf {
     let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
     if is_link { path.canonicalize().unwrap_or_else(|_| path.to_owned()) } else { path.to_owned() }
 }

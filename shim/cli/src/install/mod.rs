@@ -7,9 +7,12 @@
 //! All changes are planned before the first byte is written; those to containerd are also tried out. Only `--restart` restarts
 //! a service: the operator of two thousand nodes chooses the moment.
 
+mod attributes;
 mod change;
+pub mod drift;
 mod json_text;
 mod lock;
+mod own_program;
 mod plan;
 mod program_users;
 mod programs;
@@ -30,15 +33,17 @@ mod versions;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use bindguard_config::DEFAULT_PATH;
 use clap::Args;
 
 pub use self::uninstall::Uninstall;
 
-use self::change::Content;
+use self::change::{Change, Content};
+use self::drift::DriftReporter;
 use self::plan::{InstallOptions, PlannedChange};
 use self::programs::Programs;
-use self::record::{Owner, Record};
+use self::record::{Installed, Owner, Record};
 use self::report::InstallReport;
 use self::stay::Stay;
 
@@ -54,6 +59,9 @@ pub struct Install {
     /// containerd: keep its own shim, and let it call bindguard-runtime.
     #[arg(long)]
     wrapper: bool,
+    /// Install the node agent as a service of systemd, which starts at boot.
+    #[arg(long)]
+    agent: bool,
     /// The folder in which services find the programs (default: the folder in which a package put them, else /usr/local/bin).
     /// The programs of each version go to `lib/bindguard` beside a folder `bin`, or below another one.
     #[arg(long, value_name = "DIR")]
@@ -92,7 +100,7 @@ impl Install {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
-        let programs = Programs::beside_this_one()?;
+        let programs = Programs::beside_this_one(self.agent)?;
         let prefix = self.prefix.clone().unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
         root::enter(self.common.root.as_deref())?;
         let options = InstallOptions {
@@ -103,33 +111,72 @@ impl Install {
             containerd_config: self.containerd_config.clone(),
         };
         let install = || self.install(&programs, &options);
-        stay.map_or_else(install, |stay| stay.after(install))
+        let mut reporter = DriftReporter::default();
+        stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))
     }
 
     fn install(&self, programs: &Programs, options: &InstallOptions) -> Result<ExitCode> {
         programs.check_folder(&options.prefix)?;
         programs.check_folder(&versions::store(&options.prefix))?;
         let owners = if self.runtimes.is_empty() { &[Owner::Containerd][..] } else { &self.runtimes };
-        let mut report = InstallReport::default();
-        let mut work = Vec::new();
-        for owner in owners.iter().copied() {
-            let plan = target::plan(owner, options)?;
-            report.take(&plan);
-            work.extend(settings::plan(plan.needs_runtime.as_deref())?.map(PlannedChange::own));
-            work.extend(plan.into_steps(owner));
-        }
-        let programs = programs.in_prefix(&options.prefix)?.into_iter().map(PlannedChange::own);
-        let work: Vec<PlannedChange> = programs.chain(work).filter(|step| !step.change.is_none()).collect();
         let _lock = if self.common.dry_run { None } else { Some(lock::lock()?) };
         let mut record = Record::load()?;
+        let mut report = InstallReport::default();
+        let mut work = Vec::new();
+        let mut done = Vec::new();
+        for owner in owners.iter().copied().chain(self.agent.then_some(Owner::Agent)) {
+            let plan = target::plan(owner, options, &record)?;
+            report.take(&plan);
+            done.push((owner, plan.needs_runtime.clone(), plan.notes.clone()));
+            work.extend(plan.into_steps(owner));
+        }
+        let mut needed = done.iter().filter_map(|(_, runtime, _)| runtime.as_deref());
+        let runtime = needed.next();
+        if let Some(other) = needed.find(|other| Some(*other) != runtime) {
+            let runtime = runtime.map(name).unwrap_or_default();
+            bail!("install for these runtimes: one calls {runtime} and one {}; install for one of them", name(other));
+        }
+        let settings = settings::plan(runtime)?;
+        settings.mistakes.into_iter().for_each(|mistake| report.note(mistake));
+        let own = programs.in_prefix(&options.prefix)?.into_iter().chain(settings.change).map(PlannedChange::own);
+        let own: Vec<PlannedChange> = own.collect();
+        let has_new_programs =
+            own.iter().any(|step| !step.change.is_none() && step.change.path != Path::new(DEFAULT_PATH));
+        if self.agent && has_new_programs {
+            report.command(Some(target::agent::RESTART));
+        }
+        if report.commands().iter().any(|command| command == target::agent::RESTART) {
+            report.command_before(target::agent::RELOAD);
+        }
+        let work: Vec<PlannedChange> = own.into_iter().chain(work).filter(|step| !step.change.is_none()).collect();
         if !self.common.dry_run {
             work.iter().try_for_each(|step| put(&mut record, step))?;
             versions::remove_unneeded(&mut record, &options.prefix)?;
+            settings::keep()?;
+            for (owner, needs_runtime, notes) in done {
+                let inputs = target::inputs_now(owner, options, &record)?.unwrap_or_default();
+                record.verify(Installed { owner, options: options.clone(), inputs, notes, needs_runtime })?;
+            }
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common);
+        if self.common.restart && !self.common.dry_run {
+            verify_generated_files(&mut record)?;
+        }
         let code = report.finish(&work, &self.common)?;
         restarted.map(|()| code)
     }
+}
+
+/// k3s and its kin generate containerd's file when they start. What they made of the edited template is the next plan's input.
+fn verify_generated_files(record: &mut Record) -> Result<()> {
+    for installed in record.installed().to_vec() {
+        let Some(inputs) = target::inputs_now(installed.owner, &installed.options, record)? else { continue };
+        let is_new = inputs != installed.inputs;
+        if is_new && target::plan(installed.owner, &installed.options, record)?.changes.iter().all(Change::is_none) {
+            record.verify(Installed { inputs, ..installed })?;
+        }
+    }
+    Ok(())
 }
 
 /// Records a change, then makes it. Uninstall restores the content from before the *first* install. If the file was edited
@@ -149,7 +196,8 @@ fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
     record.note(step, original.as_ref())?;
     record.owe(owner, step.command.as_deref())?;
     let applied = change.apply();
-    if applied.is_err() && is_new {
+    let is_gone = applied.is_ok() && change.after.is_none();
+    if is_gone || applied.is_err() && is_new {
         record.forget(&change.path)?;
     }
     applied

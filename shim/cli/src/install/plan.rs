@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::change::Change;
 use super::record::Owner;
 
 /// The options of the command line, with their defaults filled in.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstallOptions {
     /// The folder in which services find the programs.
     pub prefix: PathBuf,

@@ -1,4 +1,4 @@
-//! The three programs: their source and their destination.
+//! The programs: their source and their destination.
 //!
 //! They are opened first, because with `--root` their folder is out of reach afterwards.
 
@@ -9,36 +9,32 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bindguard_core::program_names::{CLI, SHIM, WRAPPER};
+use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
 use rustix::fs::{Access, StatVfsMountFlags};
 
 use super::change::Change;
+use super::own_program::OwnProgram;
 use super::search_path::is_searched;
 use super::versions;
 
-/// The programs, in memory.
+/// The programs.
 #[derive(Debug)]
 pub struct Programs {
     folder: PathBuf,
     /// The folder's identity: in another root, its path leads to another folder.
     identity: Option<(u64, u64)>,
-    files: Vec<(&'static str, Vec<u8>)>,
+    files: Vec<OwnProgram>,
 }
 
 impl Programs {
-    /// The programs beside this one.
-    pub fn beside_this_one() -> Result<Self> {
+    /// The programs beside this one, with the node agent on request.
+    pub fn beside_this_one(with_agent: bool) -> Result<Self> {
         let own = env::current_exe().context("find out where this program is")?;
         let folder = own.parent().unwrap_or(Path::new("/")).to_owned();
-        let read = |name: &'static str| {
-            let path = if name == CLI { own.clone() } else { folder.join(name) };
-            Ok((
-                name,
-                fs::read(&path)
-                    .with_context(|| format!("read {}, which has to be beside this program", path.display()))?,
-            ))
-        };
-        let files = [SHIM, WRAPPER, CLI].into_iter().map(read).collect::<Result<_>>()?;
+        let open =
+            |name: &'static str| OwnProgram::open(name, &if name == CLI { own.clone() } else { folder.join(name) });
+        let names = [SHIM, WRAPPER, CLI].into_iter().chain(with_agent.then_some(AGENT));
+        let files = names.map(open).collect::<Result<_>>()?;
         Ok(Self { identity: identity(&folder), folder, files })
     }
 
@@ -66,7 +62,7 @@ impl Programs {
         );
         let flags = rustix::fs::statvfs(existing).with_context(doing)?.f_flag;
         ensure!(!flags.contains(StatVfsMountFlags::NOEXEC), "{}: its file system is mounted noexec; {ADVICE}", doing());
-        let has_all = self.files.iter().all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|old| old == *bytes));
+        let has_all = self.files.iter().all(|program| program.is_at(&folder.join(program.name())));
         if has_all {
             return Ok(());
         }
@@ -81,11 +77,11 @@ impl Programs {
         if self.identity.is_some() && identity(prefix) == self.identity {
             return Ok(Vec::new());
         }
-        let version = versions::folder_for(prefix, &self.files);
+        let version = versions::folder_for(prefix, &self.files)?;
         let current = versions::current(prefix);
-        let file = |(name, bytes): &(&str, Vec<u8>)| Change::of(&version.join(name), Some(bytes.clone()), 0o755);
-        let link = |(name, _): &(&str, Vec<u8>)| Change::link(&prefix.join(name), &current.join(name));
-        let files = self.files.iter().map(file);
+        let missing = self.files.iter().filter(|program| !program.is_at(&version.join(program.name())));
+        let files = missing.map(|program| Change::of(&version.join(program.name()), Some(program.bytes()?), 0o755));
+        let link = |program: &OwnProgram| Change::link(&prefix.join(program.name()), &current.join(program.name()));
         let selection = Change::link(&current, Path::new(version.file_name().unwrap_or_default()));
         files.chain([selection]).chain(self.files.iter().map(link)).collect()
     }

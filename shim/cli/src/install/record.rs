@@ -9,11 +9,13 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bindguard_config::KEPT_PATH;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::change::{self, Content};
-use super::plan::PlannedChange;
+use super::attributes::Attributes;
+use super::change::{self, Content, Wanted};
+use super::plan::{InstallOptions, PlannedChange};
 use super::running::{self, Daemon};
 use super::scratch;
 use super::target;
@@ -34,6 +36,9 @@ pub enum Owner {
     /// A drop-in of CRI-O's.
     #[value(name = "crio")]
     Crio,
+    /// The unit of the node agent.
+    #[value(skip)]
+    Agent,
     /// The programs and the settings of bindguard itself.
     #[value(skip)]
     Bindguard,
@@ -51,6 +56,9 @@ pub struct Entry {
     /// The former target, if there was a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original_link: Option<PathBuf>,
+    /// The attributes of the former file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<Attributes>,
     /// SHA-256 of the content that was written.
     pub written: String,
     /// The command that activates a change of this file.
@@ -70,6 +78,24 @@ pub struct Record {
     /// Restarts that were not done yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     owed: Vec<OwedRestart>,
+    /// The last installation of each runtime.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    installed: Vec<Installed>,
+}
+
+/// An installation that was carried out: its options, and everything on which it depended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Installed {
+    /// The runtime.
+    pub owner: Owner,
+    /// The options.
+    pub options: InstallOptions,
+    /// A hash of the files and programs on which the plan depended.
+    pub inputs: String,
+    /// The notes of the plan.
+    pub notes: Vec<String>,
+    /// The OCI runtime that bindguard's own config must name.
+    pub needs_runtime: Option<PathBuf>,
 }
 
 /// A daemon that still uses what was in its file before a change.
@@ -126,6 +152,26 @@ impl Record {
         self.save_or_remove()
     }
 
+    /// The last installation of a runtime.
+    pub fn verified(&self, owner: Owner) -> Option<&Installed> {
+        self.installed.iter().find(|installed| installed.owner == owner)
+    }
+
+    /// The last installation of each runtime.
+    pub fn installed(&self) -> &[Installed] {
+        &self.installed
+    }
+
+    /// Remembers an installation. A later one with the same inputs has nothing to do.
+    pub fn verify(&mut self, installed: Installed) -> Result<()> {
+        if self.installed.contains(&installed) {
+            return Ok(());
+        }
+        self.installed.retain(|old| old.owner != installed.owner);
+        self.installed.push(installed);
+        self.save()
+    }
+
     /// The files, in the order in which they were changed.
     pub fn files(&self) -> &[Entry] {
         &self.files
@@ -144,10 +190,16 @@ impl Record {
         if let Some(bytes) = bytes {
             let place = originals().join(hash(bytes));
             if change::read(&place)?.is_none() {
-                change::write(&place, bytes, 0o600)?;
+                change::write(&place, bytes, &Wanted::Present(0o600))?;
             }
         }
+        let former = self.entry(&change.path).map(|entry| entry.attributes.clone());
         let entry = Entry {
+            attributes: match former {
+                Some(former) => former,
+                None => Attributes::of(&change.path)
+                    .with_context(|| format!("read the attributes of {}", change.path.display()))?,
+            },
             owner: *owner,
             path: change.path.clone(),
             original: bytes.map(hash),
@@ -167,6 +219,8 @@ impl Record {
     /// Forgets a file that was restored. Without files and owed restarts, the folder is removed as well.
     pub fn forget(&mut self, path: &Path) -> Result<()> {
         self.files.retain(|entry| entry.path != path);
+        let files = &self.files;
+        self.installed.retain(|installed| files.iter().any(|entry| entry.owner == installed.owner));
         self.remove_empty_folders();
         self.save_or_remove()
     }
@@ -183,6 +237,7 @@ impl Record {
             scratch::sweep(Path::new(FOLDER));
             there_or_not(fs::remove_dir_all(originals()))
                 .with_context(|| format!("remove {}", originals().display()))?;
+            there_or_not(fs::remove_file(KEPT_PATH)).with_context(|| format!("remove {KEPT_PATH}"))?;
             there_or_not(fs::remove_file(file())).with_context(|| format!("remove {}", file().display()))?;
             // the folder may contain files that this record does not list
             let _ = fs::remove_dir(FOLDER);
@@ -200,7 +255,7 @@ impl Record {
 
     fn save(&self) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        change::write(&file(), text.as_bytes(), 0o600)
+        change::write(&file(), text.as_bytes(), &Wanted::Present(0o600))
     }
 }
 
@@ -257,7 +312,8 @@ fn hash_of(content: &Content) -> String {
     }
 }
 
-fn hash(bytes: &[u8]) -> String {
+/// SHA-256, as text.
+pub fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -53,6 +53,13 @@ impl InstallReport {
             .extend(command.filter(|command| !self.commands.iter().any(|old| old == command)).map(str::to_owned));
     }
 
+    /// Adds a command before all others.
+    pub fn command_before(&mut self, command: &str) {
+        if !self.commands.iter().any(|old| old == command) {
+            self.commands.insert(0, command.to_owned());
+        }
+    }
+
     /// Adds a note.
     pub fn note(&mut self, note: String) {
         self.notes.push(note);

@@ -15,6 +15,9 @@ use rustix::io::Errno;
 /// The pause before unfinished work is tried again: containers end at their own time.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// The interval between two looks for changes by other tools.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+
 /// SIGTERM and SIGINT, from the first moment on: one that arrives in the middle of the work takes effect after it.
 #[derive(Debug)]
 pub struct Stay(SignalFd);
@@ -27,28 +30,32 @@ impl Stay {
         Ok(Self(SignalFd::new(&signals).context("create a descriptor for SIGTERM")?))
     }
 
-    /// Does the work until it succeeds, then waits for a signal. Ends with the last exit code.
+    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes. Ends with the last exit code.
     ///
     /// # Errors
     /// If the work fails. The kubelet then starts the container again.
-    pub fn after(&self, mut work: impl FnMut() -> Result<ExitCode>) -> Result<ExitCode> {
+    pub fn after(&self, mut work: impl FnMut() -> Result<ExitCode>, mut check: impl FnMut()) -> Result<ExitCode> {
         loop {
             let code = work()?;
             let is_done = code == ExitCode::SUCCESS;
             if is_done {
                 eprintln!("bindguard: done; waiting for SIGTERM, which changes nothing on this node");
+                while !self.signal_within(CHECK_INTERVAL)? {
+                    check();
+                }
+                return Ok(code);
             }
-            if self.signal_within((!is_done).then_some(RETRY))? {
+            if self.signal_within(RETRY)? {
                 return Ok(code);
             }
         }
     }
 
-    fn signal_within(&self, limit: Option<Duration>) -> Result<bool> {
-        let limit = limit.map(Timespec::try_from).transpose().context("wait for SIGTERM")?;
+    fn signal_within(&self, limit: Duration) -> Result<bool> {
+        let limit = Timespec::try_from(limit).context("wait for SIGTERM")?;
         loop {
             let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
-            match poll(&mut fds, limit.as_ref()) {
+            match poll(&mut fds, Some(&limit)) {
                 Ok(ready) => return Ok(ready > 0),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno).context("wait for SIGTERM"),

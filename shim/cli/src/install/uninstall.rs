@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::change::{self, Change, Content};
+use super::change::{self, Change, Content, Wanted};
 use super::plan::PlannedChange;
 use super::program_users::users_of;
 use super::programs::beside_this_one;
@@ -26,6 +26,9 @@ pub struct Uninstall {
     /// The runtimes to remove bindguard from (default: all, and the programs).
     #[arg(value_enum, value_name = "RUNTIME")]
     runtimes: Vec<Owner>,
+    /// Remove the entries that are bindguard's by their content, if the record of the installation is lost.
+    #[arg(long)]
+    by_content: bool,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -35,7 +38,7 @@ impl Uninstall {
     pub fn run(self) -> Result<ExitCode> {
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         root::enter(self.common.root.as_deref())?;
-        stay.map_or_else(|| self.uninstall(), |stay| stay.after(|| self.uninstall()))
+        stay.map_or_else(|| self.uninstall(), |stay| stay.after(|| self.uninstall(), || ()))
     }
 
     fn uninstall(&self) -> Result<ExitCode> {
@@ -46,6 +49,7 @@ impl Uninstall {
         let (programs, files): (Vec<_>, Vec<_>) =
             record.files().iter().filter(is_meant).cloned().partition(|entry| entry.owner == Owner::Bindguard);
         let mut work = take_off(&files, &mut record, &mut report, &self.common)?;
+        work.extend(self.take_off_unrecorded(&mut record, &mut report)?);
         let restarted = restart::restart(&mut record, &mut report, &self.common);
         if restarted.is_ok() {
             // all of them or none: a second run of uninstall needs this very program
@@ -66,11 +70,36 @@ impl Uninstall {
         }
         if !self.common.dry_run {
             let touched = work.iter().filter_map(|step| step.change.path.parent().map(Path::to_owned));
-            touched.chain(target::folders()).for_each(|folder| scratch::sweep(&folder));
+            touched.chain(target::folders()).for_each(|folder| scratch::sweep(change::temporary_folder(&folder)));
             record.remove_if_empty()?;
         }
         let code = report.finish(&work, &self.common)?;
         restarted.map(|()| code)
+    }
+}
+
+impl Uninstall {
+    /// Removes entries of which there is no record, or names them. A node image or a separate `/var` may lose the record.
+    fn take_off_unrecorded(&self, record: &mut Record, report: &mut InstallReport) -> Result<Vec<PlannedChange>> {
+        let is_meant = |step: &PlannedChange| self.runtimes.is_empty() || self.runtimes.contains(&step.owner);
+        let steps: Vec<_> = target::unrecorded(record).into_iter().filter(is_meant).collect();
+        if !self.by_content {
+            for step in &steps {
+                let path = name(&step.change.path);
+                report.unfinished(&format!(
+                    "{path} has entries of bindguard's, and the record of the installation is lost; remove them with bindguard uninstall --by-content"
+                ));
+            }
+            return Ok(Vec::new());
+        }
+        for step in &steps {
+            report.command(step.command.as_deref());
+            if !self.common.dry_run {
+                record.owe(step.owner, step.command.as_deref())?;
+                step.change.apply()?;
+            }
+        }
+        Ok(steps)
     }
 }
 
@@ -139,7 +168,7 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
         }
         Some(content) if entry.is_as_written(content) => original,
         Some(_) if now == original => original,
-        Some(Content::File(bytes)) if entry.owner != Owner::Bindguard => {
+        Some(Content::File(bytes)) if !matches!(entry.owner, Owner::Agent | Owner::Bindguard) => {
             let cleaned = target::cleaned(entry.owner, bytes, original.as_ref().and_then(Content::bytes))
                 .with_context(|| format!("remove bindguard from {path}"))?;
             report.note(format!("{path} was changed since the install: only bindguard's own lines are removed"));
@@ -150,5 +179,10 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
             now.clone()
         }
     };
-    Ok(Change { path: entry.path.clone(), before: now, after, mode: 0o644 })
+    let is_original = after == entry.original()?;
+    let attributes = match entry.attributes.clone().filter(|_| is_original) {
+        Some(attributes) => Wanted::Former(attributes),
+        None => Wanted::Present(0o644),
+    };
+    Ok(Change { path: entry.path.clone(), before: now, after, attributes })
 }

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use sha2::{Digest, Sha256};
 
+use super::own_program::OwnProgram;
 use super::program_users::users_of;
 use super::record::{Entry, Record};
 use super::running::daemons_that_name;
@@ -35,15 +36,26 @@ pub fn current(prefix: &Path) -> PathBuf {
 
 /// The folder for programs with these contents. A build that differs from the present one of its version gets its own folder:
 /// the files of a running shim are never replaced.
-pub fn folder_for(prefix: &Path, files: &[(&str, Vec<u8>)]) -> PathBuf {
+pub fn folder_for(prefix: &Path, files: &[OwnProgram]) -> Result<PathBuf> {
     let usual = store(prefix).join(VERSION);
-    let is_other = |(name, bytes): &(&str, Vec<u8>)| fs::read(usual.join(name)).is_ok_and(|old| old != *bytes);
+    let is_other = |program: &OwnProgram| {
+        let path = usual.join(program.name());
+        path.symlink_metadata().is_ok() && !program.is_at(&path)
+    };
     if !files.iter().any(is_other) {
-        return usual;
+        return Ok(usual);
     }
-    let hash = files.iter().fold(Sha256::new(), |hash, (_, bytes)| hash.chain_update(bytes)).finalize();
-    let digits: String = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    store(prefix).join(format!("{VERSION}-{digits}"))
+    // the selected one first, without a hash of every program
+    let selected = fs::read_link(current(prefix)).map(|version| store(prefix).join(version));
+    if let Some(selected) = selected.ok().filter(|folder| files.iter().all(|one| one.is_at(&folder.join(one.name())))) {
+        return Ok(selected);
+    }
+    let mut hash = Sha256::new();
+    for program in files {
+        hash.update(program.bytes()?);
+    }
+    let digits: String = hash.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    Ok(store(prefix).join(format!("{VERSION}-{digits}")))
 }
 
 /// The prefix of an installed version, whose programs are in `folder`.
@@ -96,13 +108,18 @@ mod tests {
     #[test]
     fn another_build_of_a_version_gets_its_own_folder() {
         let prefix = tempfile::tempdir().unwrap();
-        let files = |bytes: &[u8]| [("bindguard", bytes.to_vec())];
-        let first = folder_for(prefix.path(), &files(b"one"));
+        let build = tempfile::tempdir().unwrap();
+        let files = |text: &str| {
+            let path = build.path().join(text);
+            fs::write(&path, text).unwrap();
+            [OwnProgram::open("bindguard", &path).unwrap()]
+        };
+        let first = folder_for(prefix.path(), &files("one")).unwrap();
         assert_eq!(first.file_name().unwrap(), VERSION);
         fs::create_dir_all(&first).unwrap();
         fs::write(first.join("bindguard"), "one").unwrap();
-        assert_eq!(folder_for(prefix.path(), &files(b"one")), first);
-        let second = folder_for(prefix.path(), &files(b"two"));
+        assert_eq!(folder_for(prefix.path(), &files("one")).unwrap(), first);
+        let second = folder_for(prefix.path(), &files("two")).unwrap();
         assert_ne!(second, first);
         assert!(second.file_name().unwrap().to_str().unwrap().starts_with(&format!("{VERSION}-")));
     }

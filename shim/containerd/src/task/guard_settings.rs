@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use bindguard_config::{Config, Loaded};
+use bindguard_config::{Config, Loaded, load_without_file};
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use tokio::sync::Semaphore;
@@ -28,15 +28,16 @@ pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
 }
 
 async fn active_config() -> Config {
-    let (config, problem) = match timeout(READ_LIMIT, read()).await {
-        Ok(Ok(Loaded { config, problem })) => (config, problem.as_ref().map(|problem| error_chain(problem))),
-        Ok(Err(error)) => (Config::default(), Some(error.to_string())),
-        Err(_) => (Config::default(), Some(format!("it did not answer within {READ_LIMIT:?}"))),
+    let loaded = match timeout(READ_LIMIT, read()).await {
+        Ok(Ok(loaded)) => loaded,
+        Ok(Err(error)) => load_without_file(error),
+        Err(_) => load_without_file(io::Error::other(format!("it did not answer within {READ_LIMIT:?}"))),
     };
-    if let Some(problem) = problem {
-        tracing::warn!("ignoring the config, using defaults: {problem}");
+    // The guard records the mistakes of a file that is used.
+    if let Some(problem) = &loaded.problem {
+        tracing::warn!("{}", error_chain(problem));
     }
-    config
+    loaded.config
 }
 
 async fn read() -> io::Result<Loaded> {

@@ -69,8 +69,27 @@ fn has_code(error: &Error, codes: &[&str]) -> bool {
 fn socket_of(containerd: &Daemon) -> PathBuf {
     let of_file = || {
         let text = fs::read_to_string(containerd.config().unwrap_or_else(|| Path::new(CONFIG).to_owned())).ok()?;
-        let file: toml::Table = toml::from_str(&text).ok()?;
-        Some(PathBuf::from(file.get("grpc")?.get("address")?.as_str()?))
+        address_in(&text)
     };
     containerd.address().or_else(of_file).unwrap_or_else(|| Path::new(SOCKET).to_owned())
+}
+
+/// The address in containerd's file: in the section of version 4, or in that of older ones.
+fn address_in(text: &str) -> Option<PathBuf> {
+    let file: toml::Table = toml::from_str(text).ok()?;
+    let server = file.get("plugins").and_then(|plugins| plugins.get("io.containerd.server.v1.grpc"));
+    Some(PathBuf::from(server.or_else(|| file.get("grpc"))?.get("address")?.as_str()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_found_in_every_version_of_the_file() {
+        let old = "version = 3\n[grpc]\naddress = '/run/a.sock'\n";
+        let new = "version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/a.sock'\n";
+        assert_eq!([old, new].map(address_in), [(); 2].map(|()| Some(PathBuf::from("/run/a.sock"))));
+        assert_eq!(address_in("version = 4\n"), None);
+    }
 }

@@ -17,6 +17,7 @@ mod names;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bindguard_core::program_names::AGENT;
 
 use super::record::Owner;
 use crate::unix_http;
@@ -33,6 +34,7 @@ pub fn daemon_of(owner: Owner) -> Option<Daemon> {
         Owner::Containerd => containerds().into_iter().next(),
         Owner::Docker => Daemon::named("dockerd").into_iter().next(),
         Owner::Crio => Daemon::named("crio").into_iter().next(),
+        Owner::Agent => Daemon::named(AGENT).into_iter().next(),
         Owner::Podman | Owner::Bindguard => None,
     }
 }

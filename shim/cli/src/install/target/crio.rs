@@ -17,7 +17,7 @@ use crate::install::search_path;
 use crate::install::toml_text::{self, Place};
 
 /// Its drop-in.
-const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
+pub const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
 
 const MAIN: &str = "/etc/crio/crio.conf";
 const FOLDER: &str = "/etc/crio/crio.conf.d";
@@ -25,13 +25,13 @@ const FOLDER: &str = "/etc/crio/crio.conf.d";
 const BUILT_IN: [&str; 2] = ["crun", "runc"];
 
 /// The command after which CRI-O reads its files again.
-const RESTART: &str = "systemctl restart crio";
+pub const RESTART: &str = "systemctl restart crio";
 
 /// Plans the changes for CRI-O.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let former = Former::of(&texts()?)?;
     let wrapper = options.prefix.join(WRAPPER).display().to_string();
-    let change = plan_drop_in(Path::new(DROP_IN), &place(), Item::Table(former.with_path(&wrapper)), options)?;
+    let change = plan_drop_in(Path::new(DROP_IN), &place(), &Item::Table(former.with_path(&wrapper)), options)?;
     Ok(TargetPlan {
         changes: vec![change],
         needs_runtime: former.runtime(),
@@ -157,7 +157,7 @@ monitor_path = "/usr/libexec/crio/conmon"
     #[test]
     fn the_monitor_and_the_rest_are_those_of_the_default() {
         let former = Former::of(&[PACKAGED.to_owned()]).unwrap();
-        let text = place().with_runtime("", RUNTIME, Item::Table(former.with_path("/x/bindguard-runtime"))).unwrap();
+        let text = place().with_runtime("", RUNTIME, &Item::Table(former.with_path("/x/bindguard-runtime"))).unwrap();
         for line in [
             "[crio.runtime.runtimes.bindguard]",
             "runtime_path = \"/x/bindguard-runtime\"",

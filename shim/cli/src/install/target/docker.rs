@@ -6,26 +6,39 @@ use anyhow::{Context, Result, anyhow};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use serde_json::{Value, json};
 
-use crate::install::change::{self, Change};
+use crate::install::change::{self, Change, Content};
 use crate::install::json_text;
 use crate::install::plan::{InstallOptions, TargetPlan};
+use crate::install::record::{Entry, Record};
 use crate::install::running::docker_runtimes;
 
 /// The file that dockerd reads.
-const CONFIG: &str = "/etc/docker/daemon.json";
+pub const CONFIG: &str = "/etc/docker/daemon.json";
 const ENTRY: [&str; 2] = ["runtimes", RUNTIME];
 const RELOAD: &str = "systemctl reload docker";
 const DEFAULT: [&str; 1] = ["default-runtime"];
 
 /// Plans the change to it.
-pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
-    let before = change::read(Path::new(CONFIG))?.unwrap_or_default();
-    let before = String::from_utf8(before).map_err(|_| anyhow!("{CONFIG} is not text"))?;
+pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("{CONFIG} is not text"));
+    let before = text(&change::read(Path::new(CONFIG))?.unwrap_or_default())?;
+    let entry = record.entry(&change::resolved(Path::new(CONFIG)));
+    let original = entry.map(Entry::original).transpose()?.flatten();
+    let original = text(original.as_ref().and_then(Content::bytes).unwrap_or_default())?;
     let mut plan = TargetPlan { command: Some(RELOAD.to_owned()), ..TargetPlan::default() };
-    let after =
-        edited(&before, &options.prefix.join(WRAPPER), options.default).with_context(|| format!("edit {CONFIG}"))?;
+    let doing = || format!("edit {CONFIG}");
+    let mut former = before.clone();
+    if is_default(&before).with_context(doing)? {
+        former = with_former_default(&before, &original).with_context(doing)?;
+        if !options.default {
+            // a reload keeps a default runtime that the file no longer names
+            plan.command = Some(RESTART.to_owned());
+        }
+    }
+    let after = if options.default { &before } else { &former };
+    let after = edited(after, &options.prefix.join(WRAPPER), options.default).with_context(doing)?;
     if options.default {
-        plan.needs_runtime = former_default(&before).with_context(|| format!("parse {CONFIG}"))?;
+        plan.needs_runtime = former_default(&former).with_context(|| format!("parse {CONFIG}"))?;
     }
     plan.changes.push(Change::of(Path::new(CONFIG), Some(after.into_bytes()), 0o644)?);
     Ok(plan)
@@ -46,12 +59,18 @@ pub fn cleaned(text: &str, original: &str) -> Result<String> {
     if json_text::at(&text, &ENTRY[..1])? == Some(json!({})) && json_text::at(original, &ENTRY[..1])?.is_none() {
         text = json_text::without(&text, &ENTRY[..1])?;
     }
-    if json_text::at(&text, &DEFAULT)? != Some(json!(RUNTIME)) {
-        return Ok(text);
-    }
-    Ok(match json_text::at(original, &DEFAULT)? {
-        Some(former) => json_text::with(&text, &DEFAULT, &former)?,
-        None => json_text::without(&text, &DEFAULT)?,
+    if is_default(&text)? { with_former_default(&text, original) } else { Ok(text) }
+}
+
+fn is_default(text: &str) -> Result<bool> {
+    Ok(!text.trim().is_empty() && json_text::at(text, &DEFAULT)? == Some(json!(RUNTIME)))
+}
+
+fn with_former_default(text: &str, original: &str) -> Result<String> {
+    let former = if original.trim().is_empty() { None } else { json_text::at(original, &DEFAULT)? };
+    Ok(match former.filter(|former| *former != json!(RUNTIME)) {
+        Some(former) => json_text::with(text, &DEFAULT, &former)?,
+        None => json_text::without(text, &DEFAULT)?,
     })
 }
 

@@ -11,12 +11,12 @@ use crate::install::plan::{InstallOptions, TargetPlan};
 use crate::install::toml_text::Place;
 
 /// Its drop-in.
-const DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
+pub const DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
 
 /// Plans the change.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let path = options.prefix.join(WRAPPER).display().to_string();
-    let change = plan_drop_in(Path::new(DROP_IN), &place(), value(Array::from_iter([path])), options)?;
+    let change = plan_drop_in(Path::new(DROP_IN), &place(), &value(Array::from_iter([path])), options)?;
     Ok(TargetPlan { changes: vec![change], needs_runtime: crun_instead_of_runc(), ..TargetPlan::default() })
 }
 

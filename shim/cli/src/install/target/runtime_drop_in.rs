@@ -18,7 +18,7 @@ use crate::install::toml_text::Place;
 pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
 /// Plans a drop-in with one runtime, and with the default on request.
-pub fn plan_drop_in(path: &Path, place: &Place, runtime: Item, options: &InstallOptions) -> Result<Change> {
+pub fn plan_drop_in(path: &Path, place: &Place, runtime: &Item, options: &InstallOptions) -> Result<Change> {
     let mut text = place.with_runtime("", RUNTIME, runtime)?;
     if options.default {
         text = place.with_default(&text, RUNTIME)?;

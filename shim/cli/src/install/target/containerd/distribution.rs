@@ -88,12 +88,26 @@ impl Distribution {
                 ("it has a read-only root, and mounts /etc/containerd noexec from memory", BOTTLEROCKET)
             }
             Self::Flatcar => ("its containerd reads a file on the read-only /usr", FLATCAR),
-            Self::EksAl2023 => ("nodeadm writes containerd's file at each boot", EKS),
             Self::GkeCos => ("GKE creates the node's files and recreates its nodes", COS),
+            // the instruction depends on the file that nodeadm wrote: `node_config`
+            Self::EksAl2023 => return None,
             Self::Plain | Self::K3s | Self::Rke2 | Self::Microk8s | Self::K0s => return None,
         };
         let fill = |text: &str| text.replace("RUNTIME", RUNTIME).replace("SHIM", SHIM);
         Some(Instruction { why, advice: fill(advice) })
+    }
+}
+
+/// The instruction for EKS, whose nodeadm merges a fragment of the user data into containerd's file. The fragment has the
+/// plugin's name of that file's version, and every option of the runtime that nodeadm chose for the node.
+pub fn node_config(fragment: &str, prefix: &Path, file: &Path) -> Instruction {
+    let lines =
+        fragment.trim().lines().map(|line| if line.is_empty() { String::new() } else { format!("      {line}") });
+    let lines: Vec<String> = lines.collect();
+    let advice = EKS.replace("PREFIX", &prefix.display().to_string()).replace("FILE", &file.display().to_string());
+    Instruction {
+        why: "nodeadm writes containerd's file at each boot",
+        advice: advice.replace("FRAGMENT", &lines.join("\n")),
     }
 }
 
@@ -136,19 +150,14 @@ systemctl daemon-reload
 systemctl restart containerd
 "#;
 
-const EKS: &str = r#"# Add this to the node's user data, with the programs in /usr/local/bin of the node image:
+const EKS: &str = r#"# Add this to the node's user data, with the programs in PREFIX of the node image:
 apiVersion: node.eks.aws/v1alpha1
 kind: NodeConfig
 spec:
   containerd:
     config: |
-      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.RUNTIME]
-        runtime_type = "io.containerd.runc.v2"
-        runtime_path = "/usr/local/bin/SHIM"
-        base_runtime_spec = "/etc/containerd/base-runtime-spec.json"
-        [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.RUNTIME.options]
-          SystemdCgroup = true
-# To edit the file until the next boot: bindguard install --containerd-config /etc/containerd/config.toml
+FRAGMENT
+# To edit the file until the next boot: bindguard install --containerd-config FILE
 "#;
 
 const COS: &str = r#"# GKE supports no further runtime on these nodes. Use a node pool with Ubuntu nodes (`--image-type UBUNTU_CONTAINERD`).
@@ -208,7 +217,7 @@ mod tests {
 
     #[test]
     fn every_fragment_names_the_runtime_and_the_shim() {
-        for distribution in [Distribution::Talos, Distribution::Bottlerocket, Distribution::EksAl2023] {
+        for distribution in [Distribution::Talos, Distribution::Bottlerocket] {
             let advice = distribution.instruction().unwrap().advice;
             assert!(advice.contains("containerd.runtimes.bindguard]"), "{advice}");
             assert!(advice.contains("/containerd-shim-bindguard-v2\""), "{advice}");

@@ -6,17 +6,16 @@
 //! | the main file | no other program generates it |
 //! | an import with the CRI plugin's section | containerd 1.6 and 1.7 take the whole section from it |
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_core::program_names::RUNTIME;
 
 use super::effective::{Effective, Meant};
+use super::former::FormerTexts;
 use super::handler::as_item;
 use super::main_file::MainFile;
-use super::program::{Containerd, trial_beside};
-use crate::install::change;
+use super::program::Containerd;
 use crate::install::target::runtime_drop_in::HEADING;
 use crate::install::toml_text::{Place, parse};
 
@@ -32,17 +31,18 @@ pub struct Trial<'a> {
     pub containerd: &'a Containerd,
     /// Its main file.
     pub main: &'a MainFile,
-    /// The effective configuration now.
+    /// The files without bindguard.
+    pub former: &'a FormerTexts<'a>,
+    /// The effective configuration without bindguard.
     pub before: &'a Effective,
     /// The intended change.
     pub meant: &'a Meant,
 }
 
 impl Trial<'_> {
-    /// True if nothing has to be changed.
-    pub fn is_done(&self) -> bool {
-        let is_default = self.meant.default.as_deref().is_none_or(|default| default == self.before.default());
-        is_default && self.before.runtime(RUNTIME).as_ref() == Some(&self.meant.handler)
+    /// True if the files have this effect as they are.
+    pub fn is_done(&self, now: &Effective) -> bool {
+        now.runtime(RUNTIME).as_ref() == Some(&self.meant.handler) && self.before.surprises(now, self.meant).is_empty()
     }
 
     /// A drop-in in a folder that the main file imports. `None` if this containerd would not merge it.
@@ -50,9 +50,8 @@ impl Trial<'_> {
         for folder in self.main.drop_in_folders()? {
             let path = folder.join(DROP_IN);
             let text = self.drop_in_text(&path)?;
-            let trial = trial_beside(&path, &text)?;
-            let imports = with_file(self.main.imports()?, &path, trial.path());
-            let after = self.main.effective_with_imports(self.containerd, &imports)?;
+            let copy = self.containerd.trial_file(&text)?;
+            let after = self.main.effective_with_import(self.containerd, &path, copy)?;
             if after.runtime(RUNTIME).as_ref() == Some(&self.meant.handler)
                 && self.before.surprises(&after, self.meant).is_empty()
             {
@@ -64,31 +63,27 @@ impl Trial<'_> {
 
     /// The drop-in's text: the present one with the handler, or a new one.
     pub fn drop_in_text(&self, path: &Path) -> Result<String> {
-        let present = change::read(path)?.map(String::from_utf8).transpose();
-        let present = present.with_context(|| format!("read {}", path.display()))?;
-        let text = present.unwrap_or_else(|| format!("{HEADING}version = {}\n", self.main.version));
+        let text = self.former.of(path)?.unwrap_or_else(|| format!("{HEADING}version = {}\n", self.main.version));
         self.with_handler(&text, &self.main.place).with_context(|| format!("edit {}", path.display()))
     }
 
     /// The main file.
     pub fn main(&self) -> Result<Option<Edited>> {
-        let effective = |text: &str| self.containerd.effective_with(&self.main.path, text);
+        let effective = |text: &str| self.main.effective_with(self.containerd, text);
         let text = self.until_right(&self.main.text, &self.main.path, effective)?;
         Ok(text.map(|text| (self.main.path.clone(), text)))
     }
 
     /// An import that has the CRI plugin's section.
     pub fn import(&self) -> Result<Option<Edited>> {
-        let imports = self.main.imports()?;
-        for import in &imports {
-            let text = fs::read_to_string(import).with_context(|| format!("read {}", import.display()))?;
+        for import in self.main.imports.iter().map(|import| &import.path) {
+            let Some(text) = self.former.of(import)? else { continue };
             let document = parse(&text).with_context(|| format!("parse {}", import.display()))?;
             if document.get("plugins").and_then(|plugins| plugins.get(self.main.plugin)).is_none() {
                 continue;
             }
             let effective = |text: &str| {
-                let trial = trial_beside(import, text)?;
-                self.main.effective_with_imports(self.containerd, &with_file(imports.clone(), import, trial.path()))
+                self.main.effective_with_import(self.containerd, import, self.containerd.trial_file(text)?)
             };
             if let Some(text) = self.until_right(&text, import, effective)? {
                 return Ok(Some((import.clone(), text)));
@@ -109,7 +104,7 @@ impl Trial<'_> {
     pub fn with_handler(&self, text: &str, place: &Place) -> Result<String> {
         let mut edited = text.to_owned();
         if self.before.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
-            edited = place.with_runtime(&edited, RUNTIME, as_item(&self.meant.handler))?;
+            edited = place.with_runtime(&edited, RUNTIME, &as_item(&self.meant.handler))?;
         }
         if let Some(default) = self.meant.default.as_ref().filter(|default| *default != self.before.default()) {
             edited = place.with_default(&edited, default)?;
@@ -134,7 +129,7 @@ impl Trial<'_> {
         }
         let lost: Vec<_> = self.before.lost_in(&after).collect();
         for (name, table) in lost {
-            edited = place.with_runtime(&edited, name, as_item(&table)).with_context(doing)?;
+            edited = place.with_runtime(&edited, name, &as_item(&table)).with_context(doing)?;
             after = effective(&edited)?;
         }
         let surprises = self.before.surprises(&after, self.meant);
@@ -146,16 +141,4 @@ impl Trial<'_> {
         );
         Ok(Some(edited))
     }
-}
-
-/// The imports with `trial` in the place of `path`, which may be a new file.
-fn with_file(mut imports: Vec<PathBuf>, path: &Path, trial: &Path) -> Vec<PathBuf> {
-    let is_before = |import: &PathBuf| import.parent() == path.parent() && import.as_path() < path;
-    match imports.iter().position(|import| import == path) {
-        Some(at) => trial.clone_into(&mut imports[at]),
-        None => {
-            imports.insert(imports.iter().rposition(is_before).map_or(imports.len(), |at| at + 1), trial.to_owned())
-        }
-    }
-    imports
 }

@@ -1,16 +1,17 @@
 //! The containerd program: its version, and its effective configuration.
 
+use std::cell::{Cell, OnceCell};
 use std::env;
-use std::io::Write;
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
-use tempfile::NamedTempFile;
+use anyhow::{Context, Result, anyhow, bail};
+use tempfile::TempDir;
 
 use super::effective::Effective;
-use crate::install::{scratch, search_path};
+use crate::install::search_path;
 
 /// Major and minor.
 pub type Version = (u32, u32);
@@ -20,6 +21,9 @@ pub type Version = (u32, u32);
 pub struct Containerd {
     program: PathBuf,
     version: Version,
+    /// Where files are tried out. No runtime watches it, and no monitor of a runtime's folder sees them.
+    folder: OnceCell<TempDir>,
+    files: Cell<u32>,
 }
 
 impl Containerd {
@@ -35,7 +39,7 @@ impl Containerd {
             let said = said.lines().next().unwrap_or_default();
             format!("find a version in what {} says: {said:?}: is it containerd?", program.display())
         })?;
-        Ok(Self { program, version })
+        Ok(Self { program, version, folder: OnceCell::new(), files: Cell::new(0) })
     }
 
     /// Its version.
@@ -43,26 +47,40 @@ impl Containerd {
         self.version
     }
 
-    /// The effective configuration with this text in place of the file `path`; relative imports are searched beside it.
-    pub fn effective_with(&self, path: &Path, text: &str) -> Result<Effective> {
-        let trial = trial_beside(path, text)?;
+    /// The effective configuration with this text in place of the main file `path`.
+    pub fn effective(&self, path: &Path, text: &str) -> Result<Effective> {
+        let trial = self.trial_file(text)?;
         let mut command = called_containerd(&self.program);
-        command.arg("--config").arg(trial.path()).args(["config", "dump"]);
-        let dump = run(&mut command).with_context(|| format!("run containerd config dump for {}", path.display()))?;
-        let names = |path: &Path| path.display().to_string();
-        let dump = dump.replace(&names(trial.path()), &names(path));
+        command.arg("--config").arg(&trial).args(["config", "dump"]);
+        let named = |path: &Path| path.display().to_string();
+        let about_file = |error: anyhow::Error| anyhow!(format!("{error:#}").replace(&named(&trial), &named(path)));
+        let dump = run(&mut command)
+            .map_err(about_file)
+            .with_context(|| format!("run containerd config dump for {}", path.display()))?;
         Effective::from_dump(&dump).with_context(|| format!("read what {} config dump says", self.program.display()))
+    }
+
+    /// A file to try out, in a folder of this process's own.
+    pub fn trial_file(&self, text: &str) -> Result<PathBuf> {
+        let folder = match self.folder.get() {
+            Some(folder) => folder,
+            None => {
+                let folder = private_folder().context("create a folder for files to try out")?;
+                self.folder.get_or_init(|| folder)
+            }
+        };
+        let number = self.files.replace(self.files.get() + 1);
+        let path = folder.path().join(format!("{number}.toml"));
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        Ok(path)
     }
 }
 
-/// A copy of a file under another name, in its folder or, if that is not writable, in the folder for temporary files.
-pub fn trial_beside(path: &Path, text: &str) -> Result<NamedTempFile> {
-    let make = |folder: &Path| scratch::with_builder(|builder| builder.tempfile_in(folder));
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    scratch::sweep(folder);
-    let mut trial = make(folder).or_else(|_| make(&env::temp_dir())).context("create a file to try out")?;
-    trial.write_all(text.as_bytes()).context("write a file to try out")?;
-    Ok(trial)
+/// An image may have no folder for temporary files, and a node may have one that is read-only.
+fn private_folder() -> std::io::Result<TempDir> {
+    let make = |folder: &Path| tempfile::Builder::new().prefix("bindguard-").tempdir_in(folder);
+    let others = ["/run", "/dev/shm", "/var/tmp"];
+    make(&env::temp_dir()).or_else(|error| others.iter().find_map(|folder| make(Path::new(folder)).ok()).ok_or(error))
 }
 
 /// k3s is one program with many names.

@@ -9,8 +9,9 @@ use bindguard_core::program_names::RUNTIME;
 
 use super::edit::{Edited, Trial};
 use super::handler::as_item;
-use crate::install::change;
 
+/// MicroK8s' template.
+pub const MICROK8S: &str = "/var/snap/microk8s/current/args/containerd-template.toml";
 const BEGIN: &str = "# begin of bindguard's lines: `bindguard uninstall` removes them\n";
 const END: &str = "# end of bindguard's lines\n";
 
@@ -21,17 +22,16 @@ pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
             "k3s and RKE2 write the default runtime themselves: run this without --default, then put `default-runtime: {RUNTIME}` into config.yaml of /etc/rancher"
         );
     }
-    let table = trial.main.place.with_runtime("", RUNTIME, as_item(&trial.meant.handler))?;
+    let table = trial.main.place.with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
     let block = format!("{BEGIN}{}\n{END}", table.trim());
     let generated = with_block(&trial.main.text, &block);
-    let after = trial.containerd.effective_with(&trial.main.path, &generated)?;
+    let after = trial.main.effective_with(trial.containerd, &generated)?;
     let surprises = trial.before.surprises(&after, trial.meant);
     if !surprises.is_empty() {
         bail!("containerd would read more than was meant ({}): nothing was changed", surprises.join(", "));
     }
     let path = k3s_template(&trial.main.path, trial.main.version);
-    let present = change::read(&path)?.map(String::from_utf8).transpose();
-    let present = present.with_context(|| format!("read {}", path.display()))?;
+    let present = trial.former.of(&path)?;
     Ok((path, with_block(&present.unwrap_or_else(|| "{{ template \"base\" . }}\n".to_owned()), &block)))
 }
 
@@ -39,9 +39,8 @@ pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
 pub fn of_microk8s(trial: &Trial<'_>) -> Result<Edited> {
     trial.main()?.context("containerd does not take its runtimes from MicroK8s' file: nothing was changed")?;
     // `current` leads to the revision of the snap, and to the next one after a refresh
-    let path = PathBuf::from("/var/snap/microk8s/current/args/containerd-template.toml");
-    let text = change::read(&path)?.with_context(|| format!("find {}", path.display()))?;
-    let text = String::from_utf8(text).with_context(|| format!("read {}", path.display()))?;
+    let path = PathBuf::from(MICROK8S);
+    let text = trial.former.of(&path)?.with_context(|| format!("find {}", path.display()))?;
     let edited = trial.with_handler(&text, &trial.main.place).with_context(|| format!("edit {}", path.display()))?;
     Ok((path, edited))
 }
@@ -59,10 +58,14 @@ fn with_block(text: &str, block: &str) -> String {
     format!("{text}{end}\n{block}")
 }
 
+/// The templates of k3s and RKE2: of version 3, and the older name.
+pub fn k3s_templates(config: &Path) -> [PathBuf; 2] {
+    ["config-v3.toml.tmpl", "config.toml.tmpl"].map(|name| config.with_file_name(name))
+}
+
 /// k3s uses the template of the file's version, or else the older name.
 fn k3s_template(config: &Path, version: i64) -> PathBuf {
-    let of_version = config.with_file_name("config-v3.toml.tmpl");
-    let older = config.with_file_name("config.toml.tmpl");
+    let [of_version, older] = k3s_templates(config);
     match version {
         3 if of_version.symlink_metadata().is_ok() || older.symlink_metadata().is_err() => of_version,
         _ => older,

@@ -1,0 +1,211 @@
+//! The node's config: its file, or what applies if the file cannot be used.
+//!
+//! ```text
+//! the file ──► not there: defaults
+//!          ──► not TOML, or unreadable ──► the last valid file, which the installer and the agent keep
+//!                                      ──► report only, with the runtime that the file names
+//! ```
+
+use std::env;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use bindguard_core::error_chain;
+
+use crate::parse::{InvalidToml, ParsedSettings, Warning, parse};
+use crate::{Config, DEFAULT_PATH, ENVIRONMENT, Error, KEPT_PATH};
+
+/// A larger file is no config, and reading it would waste time.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// The active config, and the mistakes of the file.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The active config.
+    pub config: Config,
+    /// Why the file is not used; it exists, or the environment names it.
+    pub problem: Option<Unused>,
+    /// The parts of the active file that are not used.
+    pub warnings: Vec<FileWarning>,
+    /// The keys that the active file sets.
+    pub set: Vec<&'static str>,
+}
+
+/// A file that is not used.
+#[derive(Debug, thiserror::Error)]
+#[error("ignoring the config, using {instead}")]
+pub struct Unused {
+    /// The settings that apply instead.
+    pub instead: Instead,
+    /// Why.
+    #[source]
+    pub reason: Error,
+}
+
+/// The settings that apply if the file cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instead {
+    /// The last valid file.
+    Kept,
+    /// Every check reports, and nothing is refreshed.
+    ReportOnly,
+}
+
+impl fmt::Display for Instead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kept => write!(f, "the last valid one ({KEPT_PATH})"),
+            Self::ReportOnly => f.write_str("report-only settings"),
+        }
+    }
+}
+
+/// A part of a file that is not used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileWarning {
+    /// The file.
+    pub path: PathBuf,
+    /// The line and the mistake.
+    pub warning: Warning,
+}
+
+impl fmt::Display for FileWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.path.display(), self.warning)
+    }
+}
+
+impl Loaded {
+    /// The active config of a file that is valid.
+    ///
+    /// # Errors
+    /// When it cannot be read or is not TOML.
+    pub fn from_file(path: &Path) -> Result<Self, Error> {
+        let text = read_text(path, read_here)?;
+        Self::from_text(path, &text).map_err(|reason| reason.of_file(path))
+    }
+
+    fn from_text(path: &Path, text: &str) -> Result<Self, InvalidToml> {
+        let ParsedSettings { settings, warnings, set } = parse(text)?;
+        let warnings = warnings.into_iter().map(|warning| FileWarning { path: path.to_owned(), warning }).collect();
+        Ok(Self { config: Config::of(settings), problem: None, warnings, set })
+    }
+
+    fn defaults() -> Self {
+        Self { config: Config::default(), problem: None, warnings: Vec::new(), set: Vec::new() }
+    }
+
+    /// Everything that is wrong with the file, a line each.
+    pub fn remarks(&self) -> Vec<String> {
+        let problem = self.problem.iter().map(|problem| error_chain(problem));
+        problem.chain(self.warnings.iter().map(FileWarning::to_string)).collect()
+    }
+}
+
+/// Reads the node's config: the file that `BINDGUARD_CONFIG` names, else `/etc/bindguard/config.toml` if it exists. Never
+/// fails.
+pub fn load() -> Loaded {
+    load_by(read_patiently)
+}
+
+/// As [`load`], with the caller's function to read a file, or its first bytes up to a limit: for example one that never waits
+/// for a server.
+pub fn load_by(read: impl Fn(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
+    let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
+    let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
+    let text = match read_text(path, &read) {
+        Ok(text) => text,
+        Err(Error::Read { source, .. }) if named.is_none() && source.kind() == io::ErrorKind::NotFound => {
+            return Loaded::defaults();
+        }
+        Err(reason) => return instead(reason, None, named.is_none().then_some(&read)),
+    };
+    Loaded::from_text(path, &text)
+        .unwrap_or_else(|reason| instead(reason.of_file(path), Some(&text), named.is_none().then_some(&read)))
+}
+
+/// The settings if the node's file did not answer in time.
+pub fn load_without_file(reason: io::Error) -> Loaded {
+    let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
+    let path = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
+    instead(Error::Read { path, source: reason }, None, named.is_none().then_some(read_patiently))
+}
+
+/// `text`: that of the file, if it could be read. `read`: reads the file that was kept, if there can be one.
+fn instead(reason: Error, text: Option<&str>, read: Option<impl Fn(&Path, u64) -> io::Result<Vec<u8>>>) -> Loaded {
+    let kept = Path::new(KEPT_PATH);
+    let last = read.and_then(|read| Loaded::from_text(kept, &read_text(kept, read).ok()?).ok());
+    match last {
+        Some(last) => Loaded { problem: Some(Unused { instead: Instead::Kept, reason }), ..last },
+        None => Loaded {
+            config: Config::report_only(text),
+            problem: Some(Unused { instead: Instead::ReportOnly, reason }),
+            warnings: Vec::new(),
+            set: Vec::new(),
+        },
+    }
+}
+
+/// Keeps a copy of the node's config if it is valid, for a time in which it is not. A node without one keeps nothing.
+///
+/// # Errors
+/// If the file is invalid or the copy cannot be written.
+pub fn keep_valid() -> Result<(), Error> {
+    let path = Path::new(DEFAULT_PATH);
+    let text = match read_text(path, read_patiently) {
+        Ok(text) => text,
+        Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    Config::parse(&text).map_err(|reason| reason.of_file(path))?;
+    let kept = Path::new(KEPT_PATH);
+    if read_text(kept, read_patiently).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    replace(kept, &text).map_err(|source| Error::Keep { path: kept.to_owned(), source })
+}
+
+/// A guard that reads meanwhile finds the old text or the new text.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(folder)?;
+    let new = folder.join(format!(".bindguard-{}-config", std::process::id()));
+    let written = write_new(&new, text).and_then(|()| fs::rename(&new, path));
+    if written.is_err() {
+        // the error says more than a file that may be left
+        let _ = fs::remove_file(&new);
+    }
+    written
+}
+
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+fn read_text(path: &Path, read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>) -> Result<String, Error> {
+    let failed = |source| Error::Read { path: path.to_owned(), source };
+    let bytes = read(path, MAX_SIZE + 1).map_err(failed)?;
+    if bytes.len() as u64 > MAX_SIZE {
+        return Err(failed(io::Error::other("it is larger than 1 MiB, and so is no config of bindguard's")));
+    }
+    String::from_utf8(bytes).map_err(|_| failed(io::Error::other("it is not text")))
+}
+
+fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Opening a fifo would wait for a writer, with no time limit.
+fn read_patiently(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    match fs::metadata(path)?.file_type().is_fifo() {
+        true => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a fifo")),
+        false => read_here(path, most),
+    }
+}

@@ -1,0 +1,195 @@
+//! Reads the text of a config file, key by key: a mistake in one key changes no other key.
+//!
+//! Unknown keys are skipped: a newer version may know them. A value that is a mistake is replaced by a safe one. Both are
+//! warnings with their line. Only a text that is not TOML is an error, because it has no keys.
+
+use std::fmt;
+use std::ops::Range;
+
+use bindguard_core::text::cut;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::settings::{Settings, Visitor};
+use crate::value::{Mistake, Setting};
+
+/// The limit of warnings about one file: each create records them.
+const MAX_WARNINGS: usize = 16;
+/// The quoted length of a key or value, in bytes.
+const MAX_QUOTED: usize = 64;
+
+/// The settings of a text, and its mistakes.
+#[derive(Debug)]
+pub(crate) struct ParsedSettings {
+    pub(crate) settings: Settings,
+    pub(crate) warnings: Vec<Warning>,
+    /// The keys that the text sets.
+    pub(crate) set: Vec<&'static str>,
+}
+
+/// A part of a config file that is not used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The mistake, and what applies instead.
+    pub message: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.message)
+    }
+}
+
+/// The reason why a text is not TOML.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct InvalidToml {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The parser's message, in one line.
+    pub message: String,
+}
+
+/// Reads a text.
+pub(crate) fn parse(text: &str) -> Result<ParsedSettings, InvalidToml> {
+    let table = DeTable::parse(text).map_err(|error| InvalidToml::of(&error, text))?;
+    Ok(Reader::read(text, table.get_ref()))
+}
+
+/// The runtime that a text names which is not TOML as a whole.
+pub(crate) fn salvaged_runtime(text: &str) -> Settings {
+    let (table, _) = DeTable::parse_recoverable(text);
+    Settings { runtime: Reader::read(text, table.get_ref()).settings.runtime, ..Settings::report_only() }
+}
+
+impl InvalidToml {
+    fn of(error: &toml::de::Error, text: &str) -> Self {
+        let place = error.span().unwrap_or_default();
+        let mut message = error.message().trim_end().replace('\n', " ");
+        if message == "duplicate key" {
+            message = format!("{message} {}: the file sets it twice", quoted(text, &place));
+        }
+        Self { line: line_of(text, place.start), message }
+    }
+}
+
+/// Reads the keys that a visit names.
+struct Reader<'t> {
+    text: &'t str,
+    table: &'t DeTable<'t>,
+    known: Vec<&'static str>,
+    set: Vec<&'static str>,
+    /// Each with its place, by which they are sorted.
+    warnings: Vec<(Range<usize>, String)>,
+}
+
+/// The place of a key in a text.
+enum Found<'t> {
+    Absent,
+    Value(&'t Spanned<DeValue<'t>>),
+    /// A part of the key's name is no table.
+    NoTable(&'t Spanned<DeValue<'t>>, &'static str),
+}
+
+impl<'t> Reader<'t> {
+    fn read(text: &'t str, table: &'t DeTable<'t>) -> ParsedSettings {
+        let mut reader = Self { text, table, known: Vec::new(), set: Vec::new(), warnings: Vec::new() };
+        let mut settings = Settings::default();
+        settings.visit(&mut reader);
+        reader.find_unknown_keys(table, "");
+        let warnings = reader.sorted_warnings();
+        ParsedSettings { settings, warnings, set: reader.set }
+    }
+
+    fn find(&self, name: &'static str) -> Found<'t> {
+        let mut table = self.table;
+        let mut from = 0;
+        loop {
+            let end = name[from..].find('.').map_or(name.len(), |dot| from + dot);
+            let Some(value) = table.get(&name[from..end]) else { return Found::Absent };
+            match value.get_ref() {
+                _ if end == name.len() => return Found::Value(value),
+                DeValue::Table(inner) => table = inner,
+                _ => return Found::NoTable(value, &name[..end]),
+            }
+            from = end + 1;
+        }
+    }
+
+    fn find_unknown_keys(&mut self, table: &'t DeTable<'t>, path: &str) {
+        for (key, value) in table {
+            let name = if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
+            let is_table = |known: &&str| known.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('.'));
+            match value.get_ref() {
+                _ if self.known.contains(&name.as_str()) => {}
+                DeValue::Table(inner) if self.known.iter().any(is_table) => self.find_unknown_keys(inner, &name),
+                // `key` has reported a table's name with another value
+                _ if self.known.iter().any(is_table) => {}
+                _ => self.warn(key.span(), format!("unknown key `{}` is skipped", shortened(&name))),
+            }
+        }
+    }
+
+    fn warn(&mut self, place: Range<usize>, message: String) {
+        self.warnings.push((place, message));
+    }
+
+    fn sorted_warnings(&mut self) -> Vec<Warning> {
+        let mut found = std::mem::take(&mut self.warnings);
+        found.sort_by_key(|(place, _)| place.start);
+        found.dedup();
+        let more = found.len().saturating_sub(MAX_WARNINGS);
+        found.truncate(MAX_WARNINGS);
+        let mut warnings: Vec<Warning> = found
+            .into_iter()
+            .map(|(place, message)| Warning { line: line_of(self.text, place.start), message })
+            .collect();
+        if let Some(last) = warnings.last_mut().filter(|_| more > 0) {
+            last.message.push_str(&format!("; {more} more mistakes follow"));
+        }
+        warnings
+    }
+}
+
+impl Visitor for Reader<'_> {
+    fn key<T: Setting>(&mut self, name: &'static str, value: &mut T, if_unreadable: T) {
+        self.known.push(name);
+        match self.find(name) {
+            Found::Absent => return,
+            Found::NoTable(place, table) => {
+                *value = if_unreadable;
+                let expected = format!("`{table}` is no table, and so every key of it is unreadable");
+                self.warn(place.span(), expected);
+            }
+            Found::Value(found) => {
+                let mut mistakes = Vec::new();
+                let read = T::read(found, &mut mistakes);
+                let using = match read {
+                    Some(_) => ", left out".to_owned(),
+                    None => format!(", using {}", if_unreadable.shown()),
+                };
+                *value = read.unwrap_or(if_unreadable);
+                for Mistake { place, expected } in mistakes {
+                    let written = quoted(self.text, &place);
+                    self.warn(place, format!("`{name}`: {written} is not {expected}{using}"));
+                }
+            }
+        }
+        self.set.push(name);
+    }
+}
+
+/// A part of the text, in one short line.
+fn quoted(text: &str, place: &Range<usize>) -> String {
+    shortened(text.get(place.clone()).unwrap_or_default())
+}
+
+fn shortened(text: &str) -> String {
+    cut(text, MAX_QUOTED).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1
+}

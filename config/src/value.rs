@@ -1,0 +1,247 @@
+//! The kinds of values in a config file: how each is read, and how each is shown.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use bindguard_core::policy::{Alarm, FailedRepair, Mode, ReadOnlyBinds, Scope, Vanished};
+use bindguard_core::refresh_request::RefreshMode;
+use toml::Spanned;
+use toml::Value;
+use toml::de::DeValue;
+
+use crate::kubernetes::EventMode;
+
+/// A mistake in a value: its place in the text, and what is expected there.
+#[derive(Debug)]
+pub(crate) struct Mistake {
+    pub(crate) place: Range<usize>,
+    pub(crate) expected: String,
+}
+
+/// A kind of value.
+pub(crate) trait Setting: Clone {
+    /// Reads a value. `None` if it is unreadable; a list may also be read without its unreadable elements.
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self>;
+
+    /// The value as the file would state it.
+    fn shown(&self) -> Value;
+}
+
+/// A value that is one of a few words.
+pub(crate) trait Choice: Copy + PartialEq + 'static {
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+impl<T: Choice> Setting for T {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let word = value.get_ref().as_str();
+        let known = Self::WORDS.iter().find(|(name, _)| Some(*name) == word).map(|(_, choice)| *choice);
+        known.or_else(|| mistake(value, mistakes, || one_of(Self::WORDS)))
+    }
+
+    fn shown(&self) -> Value {
+        let word = Self::WORDS.iter().find(|(_, choice)| choice == self).map(|(name, _)| *name);
+        Value::String(word.unwrap_or_default().to_owned())
+    }
+}
+
+/// `"a", "b" or "c"`
+fn one_of<T>(words: &[(&'static str, T)]) -> String {
+    let quoted: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+    match quoted.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
+    }
+}
+
+impl Choice for Mode {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("repair", Self::Repair), ("report", Self::Report), ("off", Self::Off)];
+}
+
+impl Choice for Alarm {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("report", Self::Report), ("refuse", Self::Refuse), ("off", Self::Off)];
+}
+
+impl Choice for Vanished {
+    const WORDS: &'static [(&'static str, Self)] = &[("leave", Self::Leave), ("remake", Self::Remake)];
+}
+
+impl Choice for FailedRepair {
+    const WORDS: &'static [(&'static str, Self)] = &[("pass", Self::Pass), ("refuse", Self::Refuse)];
+}
+
+impl Choice for Scope {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("host-root", Self::HostRoot),
+        ("runtime-dirs", Self::RuntimeDirectories),
+        ("any-submounts", Self::AnySubmounts),
+    ];
+}
+
+impl Choice for ReadOnlyBinds {
+    const WORDS: &'static [(&'static str, Self)] = &[("rslave", Self::MakeRslave), ("keep", Self::Keep)];
+}
+
+impl Choice for RefreshMode {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("annotated", Self::Annotated), ("all", Self::All), ("off", Self::Off)];
+}
+
+impl Choice for EventMode {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("off", Self::Off), ("warnings", Self::Warnings), ("all", Self::All)];
+}
+
+impl Setting for bool {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        value.get_ref().as_bool().or_else(|| mistake(value, mistakes, || "true or false".to_owned()))
+    }
+
+    fn shown(&self) -> Value {
+        Value::Boolean(*self)
+    }
+}
+
+/// A whole number from `MIN` to `MAX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Number<const MIN: u32, const MAX: u32>(pub(crate) u32);
+
+impl<const MIN: u32, const MAX: u32> Setting for Number<MIN, MAX> {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let digits = value.get_ref().as_integer();
+        let number = digits.and_then(|number| u32::from_str_radix(number.as_str(), number.radix()).ok());
+        let number = number.filter(|number| (MIN..=MAX).contains(number)).map(Self);
+        number.or_else(|| mistake(value, mistakes, || format!("a number from {MIN} to {MAX}")))
+    }
+
+    fn shown(&self) -> Value {
+        Value::Integer(self.0.into())
+    }
+}
+
+/// A text, which may be empty.
+impl Setting for String {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let text = value.get_ref().as_str().map(str::to_owned);
+        text.or_else(|| mistake(value, mistakes, || "a text in quotes".to_owned()))
+    }
+
+    fn shown(&self) -> Value {
+        Value::String(self.clone())
+    }
+}
+
+/// A program: a path, or a name to search for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Program(pub(crate) String);
+
+impl Setting for Program {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let named = value.get_ref().as_str().filter(|name| !name.is_empty() && !name.contains('\0'));
+        named
+            .map(|name| Self(name.to_owned()))
+            .or_else(|| mistake(value, mistakes, || "a path, or a program's name".to_owned()))
+    }
+
+    fn shown(&self) -> Value {
+        Value::String(self.0.clone())
+    }
+}
+
+/// An absolute path. A relative one would depend on the directory from which a runtime is called, and match nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Absolute(pub(crate) String);
+
+impl Absolute {
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(&self.0)
+    }
+}
+
+impl Setting for Absolute {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let path = value.get_ref().as_str().filter(|path| is_absolute(path));
+        path.map(|path| Self(path.to_owned()))
+            .or_else(|| mistake(value, mistakes, || "an absolute path, \"/...\"".to_owned()))
+    }
+
+    fn shown(&self) -> Value {
+        Value::String(self.0.clone())
+    }
+}
+
+/// An absolute path; empty for none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OptionalPath(pub(crate) String);
+
+impl Setting for OptionalPath {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let path = value.get_ref().as_str().filter(|path| path.is_empty() || is_absolute(path));
+        path.map(|path| Self(path.to_owned()))
+            .or_else(|| mistake(value, mistakes, || "an absolute path, \"/...\", or \"\"".to_owned()))
+    }
+
+    fn shown(&self) -> Value {
+        Value::String(self.0.clone())
+    }
+}
+
+/// No file's name has a NUL byte, and a call with one would fail.
+fn is_absolute(path: &str) -> bool {
+    path.starts_with('/') && !path.contains('\0')
+}
+
+/// A list of absolute paths. An element that is none is left out; a list of such elements alone is unreadable.
+impl Setting for Vec<Absolute> {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let Some(elements) = value.get_ref().as_array() else {
+            return mistake(value, mistakes, || "a list of absolute paths, [\"/...\"]".to_owned());
+        };
+        let read: Self = elements.iter().filter_map(|element| Absolute::read(element, mistakes)).collect();
+        Some(read).filter(|read| elements.is_empty() || !read.is_empty())
+    }
+
+    fn shown(&self) -> Value {
+        Value::Array(self.iter().map(Setting::shown).collect())
+    }
+}
+
+impl Setting for SocketAddr {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let address = value.get_ref().as_str().and_then(|text| text.parse().ok());
+        address.or_else(|| mistake(value, mistakes, || "an address, \"IP:PORT\"".to_owned()))
+    }
+
+    fn shown(&self) -> Value {
+        Value::String(self.to_string())
+    }
+}
+
+/// An address, or "off".
+impl Setting for Option<SocketAddr> {
+    fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
+        let text = value.get_ref().as_str();
+        if text == Some("off") {
+            return Some(None);
+        }
+        let address = text.and_then(|text| text.parse().ok()).map(Some);
+        address.or_else(|| mistake(value, mistakes, || "an address, \"IP:PORT\", or \"off\"".to_owned()))
+    }
+
+    fn shown(&self) -> Value {
+        Value::String(self.map_or_else(|| "off".to_owned(), |address| address.to_string()))
+    }
+}
+
+fn mistake<T>(
+    value: &Spanned<DeValue<'_>>,
+    mistakes: &mut Vec<Mistake>,
+    expected: impl FnOnce() -> String,
+) -> Option<T> {
+    mistakes.push(Mistake { place: value.span(), expected: expected() });
+    None
+}

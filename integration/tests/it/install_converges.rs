@@ -1,0 +1,152 @@
+//! Issue 26: `install` converges to the options that it is given, from any state that an earlier install left. A fleet is rolled
+//! out with `--default`, and the mind is changed; the kubelet's cgroup driver changes; the files are as a fresh install makes them.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::process::Finished;
+use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+
+const V2: &str = r#"version = 2 # of containerd's files
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "mine" # not runc
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.mine]
+  runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.mine.options]
+    SystemdCgroup = false
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "/opt/cni"
+"#;
+/// The Amazon AMI for containerd 2 mixes the quotes.
+const V3: &str = r#"version = 3
+[plugins.'io.containerd.cri.v1.runtime'.containerd]
+default_runtime_name = "runc"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+SystemdCgroup = false
+[ plugins."io.containerd.cri.v1.runtime".cni ]
+bin_dirs = ["/opt/cni"]
+"#;
+const OPTIONS: [&[&str]; 4] = [&[], &["--default"], &["--wrapper"], &["--default", "--wrapper"]];
+
+fn story(generation: Generation) {
+    Setup::on(generation).bare().story(|node| {
+        let file = node.disk().join("config.toml");
+        converges(node, &file, if generation == Generation::V2_1 { V3 } else { V2 }, &file)?;
+        if generation == Generation::V2_1 {
+            let drop_in = node.disk().join("conf.d/50-bindguard.toml");
+            fs::create_dir_all(node.disk().join("conf.d"))?;
+            let main = format!("imports = [\"conf.d/*.toml\"]\n{V3}");
+            converges(node, &file, &main, &drop_in)?;
+        }
+        Ok(())
+    });
+}
+
+on_every_generation!(story);
+
+/// `edited`: the file that an install edits or makes.
+fn converges(node: &Node, main: &Path, text: &str, edited: &Path) -> Result<()> {
+    fs::write(main, text)?;
+    let mut fresh = Vec::new();
+    for options in OPTIONS {
+        install(node, main, options)?.success()?;
+        fresh.push(fs::read_to_string(edited)?);
+        node.bindguard(["uninstall", "--restart"])?.success()?;
+        ensure!(fs::read_to_string(main)? == text, "not the bytes that were there");
+    }
+    for (from, _) in OPTIONS.iter().zip(&fresh) {
+        for (to, expected) in OPTIONS.iter().zip(&fresh) {
+            install(node, main, from)?.success()?;
+            if from == to {
+                continue;
+            }
+            let look = install(node, main, &[to, &["--dry-run"][..]].concat())?;
+            ensure!(look.code() == 1 && look.stdout.contains("\n@@ "), "{from:?} to {to:?}: no diff: {look:?}");
+            install(node, main, to)?.success()?;
+            let now = fs::read_to_string(edited)?;
+            ensure!(now == *expected, "{from:?} to {to:?} gives\n{now}\nand not\n{expected}");
+        }
+    }
+    // the kubelet's driver changes after `install --default`
+    install(node, main, &["--default"])?.success()?;
+    let before = fs::read_to_string(main)?;
+    let changed = before.replacen("SystemdCgroup = false", "SystemdCgroup = true", 1);
+    fs::write(main, &changed)?;
+    install(node, main, &["--default"])?.success()?;
+    let dump = dump(node, main)?;
+    ensure!(dump.matches("SystemdCgroup = true").count() == 2, "the handler has the old driver: {dump}");
+    node.bindguard(["uninstall", "--restart"])?.success()?;
+    let wanted = text.replacen("SystemdCgroup = false", "SystemdCgroup = true", 1);
+    ensure!(fs::read_to_string(main)? == wanted, "{}", fs::read_to_string(main)?);
+    ensure!(edited == main || !edited.exists(), "the drop-in is left");
+    Ok(())
+}
+
+/// The readiness probe of the installer's pod is a dry run, twice a minute.
+#[test]
+fn a_dry_run_writes_nothing_and_runs_no_containerd() {
+    Setup::on(Generation::V2_1).bare().story(|node| {
+        let folder = node.disk().join("etc");
+        fs::create_dir(&folder)?;
+        let main = folder.join("config.toml");
+        fs::write(&main, V3)?;
+        let (program, log) = (node.disk().join("logging-containerd"), node.disk().join("calls"));
+        let real = node.programs().join("containerd");
+        fs::write(&program, format!("#!/bin/sh\necho \"$*\" >> {}\nexec {} \"$@\"\n", log.display(), real.display()))?;
+        fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+        let named = format!("--containerd={}", program.display());
+        let changed = |path: &PathBuf| fs::metadata(path).map(|found| (found.mtime(), found.mtime_nsec()));
+        let before = changed(&folder)?;
+        ensure!(install(node, &main, &[&named, "--dry-run"])?.code() == 1);
+        ensure!(changed(&folder)? == before, "a file was made in the runtime's folder, and removed");
+        install(node, &main, &[&named])?.success()?;
+        let (before, calls) = (changed(&folder)?, fs::read_to_string(&log)?);
+        ensure!(calls.contains("config dump"), "the edit was not tried: {calls}");
+        ensure!(install(node, &main, &[&named, "--dry-run"])?.code() == 0);
+        ensure!(changed(&folder)? == before, "a file was made in the runtime's folder, and removed");
+        ensure!(fs::read_to_string(&log)? == calls, "containerd was run to find out that nothing has changed");
+        fs::write(&main, fs::read_to_string(&main)?.replace("/opt/cni", "/usr/lib/cni"))?;
+        ensure!(install(node, &main, &[&named, "--dry-run"])?.code() == 0);
+        ensure!(fs::read_to_string(&log)? != calls, "a change went unnoticed");
+        node.bindguard(["uninstall", "--restart"])?.success()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn docker_gets_its_default_back() {
+    Setup::on(Generation::V1_7).bare().story(|node| {
+        let file = Path::new("/etc/docker/daemon.json");
+        fs::create_dir_all("/etc/docker")?;
+        let text =
+            "{\n  \"default-runtime\": \"mine\",\n  \"runtimes\": {\"mine\": {\"path\": \"/usr/bin/crun\"}}\n}\n";
+        fs::write(file, text)?;
+        node.bindguard(["install", "docker"])?.success()?;
+        let fresh = fs::read_to_string(file)?;
+        node.bindguard(["install", "docker", "--default"])?.success()?;
+        ensure!(fs::read_to_string(file)?.contains("\"default-runtime\": \"bindguard\""));
+        let said = node.bindguard(["install", "docker"])?.success()?;
+        ensure!(said.contains("systemctl restart docker"), "a reload keeps the default: {said}");
+        ensure!(fs::read_to_string(file)? == fresh, "{}", fs::read_to_string(file)?);
+        node.bindguard(["uninstall", "--restart"])?.success()?;
+        ensure!(fs::read_to_string(file)? == text, "not the bytes that were there");
+        Ok(())
+    });
+}
+
+fn install(node: &Node, file: &Path, words: &[&str]) -> Result<Finished> {
+    let file = file.display().to_string();
+    node.bindguard([&["install", "--containerd-config", &file], words].concat())
+}
+
+fn dump(node: &Node, file: &Path) -> Result<String> {
+    let mut command = node.command("containerd")?;
+    command.arg("--config").arg(file).args(["config", "dump"]);
+    bindguard_integration::process::run(command).context("run containerd config dump")?.success()
+}

@@ -1,0 +1,101 @@
+//! Issue 26: a mistake in `config.toml` changes only the key that has it. A key of a newer version, after a rollback, loses no
+//! policy; a broken file loses no runtime.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::journal::{self, JOURNAL};
+use bindguard_integration::process::{Finished, run};
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts};
+
+const CONFIG: &str = "/etc/bindguard/config.toml";
+
+/// A node of a newer version was set to report, and is rolled back. The operator misspelt `report`.
+#[test]
+fn a_reporting_node_goes_on_reporting() {
+    let policy = "[checks]\nstale-subpaths = \"repot\"\nhost-root = \"report\"\nof-a-newer-version = true\n";
+    Setup::on(Generation::V1_7).policy(policy).story(|node| {
+        let pod = node.kubelet().pod("look")?;
+        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+        let subpath = volume.subpath("app", 0, "app.conf");
+        let bind = Bind::new(subpath.bind()?, "/etc/app.conf");
+        volume.update(&[("app.conf", "two")])?;
+        for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
+            let words = node.ctr().container("app").runtime(runtime).mount(bind.clone()).start()?.failure()?;
+            ensure!(words.contains("no such file or directory"), "{runtime:?}: not runc's error: {words}");
+            node.ctr().forget("app")?;
+        }
+        ensure!(subpath.mounts()?.iter().all(mounts::Mount::is_deleted), "repaired: {:?}", subpath.mounts()?);
+        let problems: Vec<String> = journal::lines(JOURNAL)?.iter().map(|line| line["problems"].to_string()).collect();
+        ensure!(problems.len() >= 2, "no line for each create: {problems:?}");
+        for said in
+            ["bindguard.toml, line 4: `checks.stale-subpaths`", "line 6: unknown key `checks.of-a-newer-version`"]
+        {
+            ensure!(problems.iter().all(|line| line.contains(said)), "the journal does not say {said}: {problems:?}");
+            node.wait_for_log(said, |line| line.contains(said))?;
+            let doctor = node.bindguard(["doctor"])?;
+            ensure!(doctor.stdout.contains(said), "{doctor:?}");
+            let check = node.bindguard(["config", "check"])?;
+            ensure!(check.code() == 1 && check.stdout.contains(said), "{check:?}");
+        }
+        pod.delete()
+    });
+}
+
+/// An editor saved half of the file: creates go on with what the installer kept, the runtime included.
+#[test]
+fn a_broken_file_changes_nothing() {
+    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+        fs::create_dir_all("/etc/bindguard")?;
+        fs::write(CONFIG, "[checks]\ndead-sources = \"off\"\n[runtime]\npath = \"/etc/bindguard/runtime\"\n")?;
+        write_runtime(Path::new("/etc/bindguard/runtime"), "the configured runtime")?;
+        bindguard(node, &["install"])?.success()?;
+        let shown = bindguard(node, &["config", "show"])?.success()?;
+        fs::write(CONFIG, "[checks]\nruntime.path = \"/etc/bindguard/runtime\"\nstale-subpaths = repair\n[runtime\n")?;
+        ensure!(wrapper(node)?.contains("the configured runtime"), "another runtime");
+        let now = bindguard(node, &["config", "show"])?;
+        ensure!(now.code() == 1 && now.stderr.contains("config.toml, line "), "{now:?}");
+        ensure!(values(&now.stdout) == values(&shown), "{} became {}", shown, now.stdout);
+        let refused = bindguard(node, &["install"])?;
+        ensure!(refused.code() == 2 && refused.stderr.contains("config.toml, line "), "{refused:?}");
+
+        // Nothing was kept: nothing is repaired, and the runtime is the one that the file names.
+        fs::remove_file("/var/lib/bindguard/config.toml")?;
+        fs::write(CONFIG, "[runtime]\npath = \"/etc/bindguard/runtime\"\n[checks]\nhost-root = repair\n")?;
+        let now = bindguard(node, &["config", "show"])?;
+        for line in ["checks.stale-subpaths = \"report\"", "checks.host-root = \"report\"", "refresh.mode = \"off\""] {
+            ensure!(values(&now.stdout).iter().any(|value| value == line), "no {line}: {now:?}");
+        }
+        ensure!(wrapper(node)?.contains("the configured runtime"), "another runtime");
+        fs::remove_file(CONFIG)?;
+        bindguard(node, &["uninstall"])?;
+        Ok(())
+    });
+}
+
+/// Programs of the node's services have no `BINDGUARD_CONFIG`.
+fn bindguard(node: &Node, words: &[&str]) -> Result<Finished> {
+    let mut command = node.command(node.under_test().join("bindguard"))?;
+    command.args(words).env_remove("BINDGUARD_CONFIG");
+    run(command)
+}
+
+fn wrapper(node: &Node) -> Result<String> {
+    let mut command = node.command("/usr/local/bin/bindguard-runtime")?;
+    command.arg("--version").env_remove("BINDGUARD_CONFIG");
+    run(command)?.success()
+}
+
+fn write_runtime(path: &Path, says: &str) -> Result<()> {
+    fs::write(path, format!("#!/bin/sh\necho {says}\n")).context("write a runtime")?;
+    fs::set_permissions(path, Permissions::from_mode(0o755)).context("make it a program")
+}
+
+/// The keys and values of `config show`, without their origin.
+fn values(shown: &str) -> Vec<String> {
+    let words =
+        |line: &str| line.split("  #").next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+    shown.lines().map(words).collect()
+}
